@@ -1,0 +1,87 @@
+"""What a plugin is: a manifest that can be read without torch, a config class, optional state."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+import attrs
+import pluggy
+
+ENTRY_POINT_GROUP = "neaptide.plugins"
+PROJECT = "neaptide"
+
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+Numerics = Literal["exact", "tolerance", "changes-training"]
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    """The config of a plugin that has no settings."""
+
+
+@attrs.frozen(kw_only=True)
+class PluginSpec:
+    """A plugin's manifest. An entry point of the group `neaptide.plugins` names one.
+
+    It must be importable without torch: `plugins list` and config checks read it and nothing else.
+    """
+
+    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9-]*"))
+    """The key under `[plugins.<name>]`; equals the entry point's name."""
+    load: str
+    """Where the class is: `"package.module:Class"`. Imported only when the plugin is enabled."""
+    config: type[Any] = NoConfig
+    """An `attrs.frozen(kw_only=True)` class; every field has a default."""
+    summary: str = ""
+    """One line for `plugins list`."""
+    version: int = 1
+    """Version of the state the plugin saves; a checkpoint of another version is refused."""
+    claims: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Exclusive resources, such as `predictor` or `activations`; two claimants conflict."""
+    requires: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Plugins, or claims some plugin must hold, without which this one cannot run."""
+    conflicts: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Plugins or claims this one cannot run beside."""
+    before: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Plugins that come after this one (its middleware is outside theirs)."""
+    after: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Plugins that come before this one."""
+    phases: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Phases it acts in, for display; empty means all."""
+    schemes: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """What it builds, as `"model:builtin"` for `[model] name = "builtin:…"`; enabled on use."""
+    needs: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Measurements the core makes only when asked: `"grad_norm"`."""
+    presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    """Named settings, chosen by `preset = "name"` in the plugin's own table."""
+    numerics: Numerics = "exact"
+    """`exact`: weights bitwise those without it; `tolerance`: equal up to rounding, by `rtol`."""
+    rtol: float = 0.0
+    """Relative tolerance on the weights after a few steps, when `numerics` is `tolerance`."""
+    observer: bool = False
+    """It only looks on: when it fails it is logged, removed, and training goes on."""
+
+
+C = TypeVar("C")
+
+
+@attrs.define(eq=False)
+class Plugin(Generic[C]):
+    """Base of every plugin class: a config, hooks marked with `@hookimpl`, optional state."""
+
+    config: C
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resume needs: a tree of dicts, lists, tensors, numbers, strings and None."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        if state:
+            msg = f"{type(self).__name__} saved state {sorted(state)} but does not load any"
+            raise ValueError(msg)
+
+    def report(self) -> str | None:
+        """Return a text for the end of a run (`trainer.report(name)`), or None."""
+        return None

@@ -1,0 +1,124 @@
+"""The manifest of a checkpoint: what it holds, with the size and sha256 of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.errors import CheckpointError
+
+from . import canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MANIFEST = "manifest.json"
+MAX_BYTES = 16 * 2**20
+FORMAT = 1
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@attrs.frozen
+class FileEntry:
+    """One data file: its content's digest (64 hexadecimal digits) and size."""
+
+    sha256: str
+    bytes: int
+
+
+@attrs.frozen
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    neaptide: str
+    """Version that wrote it."""
+    step: int
+    files: dict[str, FileEntry]
+    facts: dict[str, Any]
+    """Free JSON of the writer: phase, plugins and their versions, config digest."""
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can name a data file: letters, digits, `.`, `_`, `-`; no leading dot."""
+    if not _NAME.fullmatch(name) or name == MANIFEST:
+        msg = f"{name!r} cannot name a file of a checkpoint; use letters, digits, '.', '_' and '-'"
+        raise CheckpointError(msg)
+    return name
+
+
+def check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `facts` as a dict if they are JSON that reads back equal, else raise."""
+    plain = dict(facts)
+    try:
+        same = canonical.loads(canonical.dumps(plain), "facts") == plain
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"the facts of a checkpoint must be plain JSON: {error}"
+        raise CheckpointError(msg) from error
+    if not same:
+        msg = "the facts of a checkpoint must be plain JSON: string keys, and lists for tuples"
+        raise CheckpointError(msg)
+    return plain
+
+
+def installed_version() -> str:
+    """Return the version of the installed distribution, `unknown` in a bare source tree."""
+    try:
+        return metadata.version("neaptide")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def render(manifest: Manifest) -> bytes:
+    """Return the text of `manifest.json`; raises CheckpointError if it would be unreadable."""
+    value = {"format": FORMAT, **attrs.asdict(manifest)}
+    text = canonical.dumps({**value, "sha256": _digest(value)}, indent=1) + b"\n"
+    canonical.check_size(text, MANIFEST)
+    if len(text) > MAX_BYTES:
+        msg = f"{MANIFEST} would have {len(text)} bytes, at most {MAX_BYTES}; shorten the facts"
+        raise CheckpointError(msg)
+    return text
+
+
+def parse(text: bytes, where: str) -> Manifest:
+    """Return the manifest that `render` wrote; raises CheckpointError if one bit differs."""
+    value = canonical.loads(text, where)
+    if not isinstance(value, dict):
+        msg = f"{where}: not a manifest"
+        raise CheckpointError(msg)
+    claimed = value.pop("sha256", None)
+    if claimed != _digest(value):
+        msg = f"{where}: damaged, its digest does not match"
+        raise CheckpointError(msg)
+    match value:
+        case {
+            "format": 1,
+            "neaptide": str(version),
+            "step": int(step),
+            "files": dict(files),
+            "facts": dict(facts),
+            **extra,
+        } if not extra and type(step) is int and step >= 0:
+            entries = {check_name(name): _entry(files[name], where) for name in files}
+            return Manifest(version, step, entries, facts)
+    msg = f"{where}: format {value.get('format')!r} cannot be read; this Neaptide reads {FORMAT}"
+    raise CheckpointError(msg)
+
+
+def _entry(value: Any, where: str) -> FileEntry:
+    match value:
+        case {"sha256": str(sha256), "bytes": int(size), **extra} if (
+            not extra and _SHA256.fullmatch(sha256) and type(size) is int and size >= 0
+        ):
+            return FileEntry(sha256, size)
+    msg = f"{where}: {value!r:.200} is not a file's digest and size"
+    raise CheckpointError(msg)
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical.dumps(value)).hexdigest()

@@ -1,0 +1,165 @@
+"""Reading a checkpoint's files: no symlink followed, every byte checked, memory bounded."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide.errors import CheckpointError
+
+from . import manifest
+from .manifest import MANIFEST, Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_PIECE = 2**20
+# O_NONBLOCK: opening a named pipe for reading would wait for a writer that never comes.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@attrs.frozen
+class Identity:
+    """What tells whether a file is still the one read before, and unchanged."""
+
+    device: int
+    inode: int
+    bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> Identity:
+        """Return the identity of an open file."""
+        status = os.fstat(descriptor)
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+
+@contextmanager
+def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, Identity]]:
+    """Open a regular file for reading; give its descriptor and identity.
+
+    Raises CheckpointError if it is missing, a symlink or special, is not the file `expected`, or
+    changed by the end of the context; OSErrors of the body become one too.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        why = "is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        msg = f"cannot read {path}: {why}"
+        raise CheckpointError(msg) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            msg = f"cannot read {path}: not a regular file"
+            raise CheckpointError(msg)
+        identity = Identity.of(descriptor)
+        if expected is not None and identity != expected:
+            msg = f"{path} changed after it was verified; load the checkpoint again"
+            raise CheckpointError(msg)
+        yield descriptor, identity
+        if Identity.of(descriptor) != identity:
+            msg = f"{path} changed while it was read; load the checkpoint again"
+            raise CheckpointError(msg)
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror}"
+        raise CheckpointError(msg) from error
+    finally:
+        os.close(descriptor)
+
+
+def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> bytes:
+    """Return a file's content; raises CheckpointError if it has more than `limit` bytes."""
+    with opened(path, expected) as (descriptor, identity):
+        if identity.bytes > limit:
+            msg = f"{path} has {identity.bytes} bytes, at most {limit}"
+            raise CheckpointError(msg)
+        return b"".join(_pieces(descriptor, identity.bytes))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Return the manifest of the checkpoint at `directory`; its files are not looked at.
+
+    Raises CheckpointError if there is none or it is damaged.
+    """
+    path = directory / MANIFEST
+    return manifest.parse(read_bytes(path, manifest.MAX_BYTES), str(path))
+
+
+@attrs.frozen
+class Examined:
+    """A checkpoint whose every file was read: valid if there are no problems."""
+
+    manifest: Manifest | None
+    identities: dict[str, Identity]
+    """The data files that matched their digest, as they were when it was taken."""
+    problems: list[str]
+
+
+def examine(directory: Path) -> Examined:
+    """Read every byte of a checkpoint and compare it with the manifest."""
+    try:
+        found = read_manifest(directory)
+        present = set(os.listdir(directory))
+    except CheckpointError as error:
+        return Examined(None, {}, [str(error)])
+    except OSError as error:
+        return Examined(None, {}, [f"cannot read {directory}: {error.strerror}"])
+    extra = present - found.files.keys() - {MANIFEST}
+    problems = [f"{directory / name!s}: not in the manifest" for name in sorted(extra)]
+    identities = {}
+    for name, entry in found.files.items():
+        path = directory / name
+        try:
+            with opened(path) as (descriptor, identity):
+                if identity.bytes != entry.bytes:
+                    problems.append(f"{path}: {identity.bytes} bytes, should be {entry.bytes}")
+                elif _sha256(descriptor, entry.bytes) != entry.sha256:
+                    problems.append(f"{path}: damaged, its sha256 does not match")
+                else:
+                    identities[name] = identity
+        except CheckpointError as error:
+            problems.append(str(error))
+    return Examined(found, identities, problems)
+
+
+def verify(directory: Path) -> list[str]:
+    """Return what is wrong with the checkpoint at `directory`, one line each; empty = valid.
+
+    Every byte is read, in pieces of 1 MiB.
+    """
+    return examine(directory).problems
+
+
+def complete(directory: Path) -> bool:
+    """Return whether the manifest is valid and its files have their sizes; no content is read."""
+    try:
+        files = read_manifest(directory).files
+        return all(
+            (directory / name).lstat().st_size == entry.bytes for name, entry in files.items()
+        )
+    except (CheckpointError, OSError):
+        # The question is whether it can be relied on, and the answer is no; `verify` says why.
+        return False
+
+
+def _sha256(descriptor: int, size: int) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(descriptor, size):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
+    # Never past `size`: a file that somebody keeps appending to would be read for ever.
+    while size > 0 and (piece := os.read(descriptor, min(size, _PIECE))):
+        size -= len(piece)
+        yield piece

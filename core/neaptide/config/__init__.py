@@ -1,0 +1,26 @@
+"""The configuration of a run: its sections, where values come from, and how they are checked."""
+
+from __future__ import annotations
+
+from neaptide.config.convert import structure, unstructure
+from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
+from neaptide.config.loading import Loaded, load
+from neaptide.config.schema import RunConfig, field
+from neaptide.config.toml import dumps, loads
+
+__all__ = [
+    "Layer",
+    "Loaded",
+    "RunConfig",
+    "dumps",
+    "field",
+    "from_env",
+    "from_files",
+    "from_preset",
+    "from_sets",
+    "load",
+    "loads",
+    "merge",
+    "structure",
+    "unstructure",
+]

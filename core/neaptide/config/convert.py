@@ -1,0 +1,207 @@
+"""Turns a plain table into a checked `RunConfig`, and a `RunConfig` back into a plain table."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config.hooks import structure_as
+from neaptide.config.schema import VERSIONS, RunConfig
+from neaptide.config.values import (
+    TOO_DEEP,
+    Invalid,
+    Problem,
+    collect,
+    convert_all,
+    dotted,
+    gathering,
+    got,
+    hint,
+    keyed,
+    overlay,
+    plain,
+    reject,
+    shorten,
+    shown,
+    too_deep,
+)
+from neaptide.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from neaptide.plugin import PluginSpec
+
+
+@attrs.frozen(kw_only=True)
+class _Switches:
+    """The keys of a plugin's table that are not its own settings."""
+
+    enabled: bool = True
+    preset: str | None = None
+
+
+def structure(
+    data: Mapping[str, Any],
+    specs: Mapping[str, PluginSpec],
+    *,
+    disabled: frozenset[str] = frozenset(),
+    origins: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """Check a plain table and return it as a configuration.
+
+    The result lists every plugin that runs, with the values of its preset filled in, and is
+    therefore `plugins_from = "listed"`: it means the same wherever other plugins are installed.
+
+    Args:
+        data: nested tables of plain values, as TOML has them.
+        specs: the installed plugins by name.
+        disabled: names of plugins to leave out, whatever `data` says of them.
+        origins: where the value of each dotted path came from, to be named in messages.
+
+    Raises:
+        ConfigError: with every problem there is, one line each.
+    """
+    if not isinstance(data, Mapping):
+        msg = f"expected a table (got {got(data)})"
+        raise ConfigError(msg)
+    if too_deep(data):
+        raise ConfigError(TOO_DEEP)
+    _check_version(data.get("version", VERSIONS[-1]))
+    problems: list[Problem] = []
+    config = RunConfig()
+    with gathering(problems):
+        config = structure_as({k: v for k, v in data.items() if k != "plugins"}, RunConfig)
+    installed = data.get("plugins_from") == "installed"
+    done, found = collect(
+        [("plugins", data.get("plugins", {}))],
+        lambda tables: _plugins(tables, specs, disabled, installed=installed),
+    )
+    if problems or found:
+        raise ConfigError(*(_line(problem, origins or {}) for problem in problems + found))
+    return attrs.evolve(config, plugins=done["plugins"], plugins_from="listed")
+
+
+def unstructure(config: RunConfig) -> dict[str, Any]:
+    """Return the plain table from which `structure` makes an equal configuration, bit for bit.
+
+    Fields that are None are left out, and sets become sorted arrays.
+
+    Raises:
+        ConfigError: for a value TOML cannot hold, which only a configuration built by hand has.
+    """
+    try:
+        table: dict[str, Any] = _unstructured(config)
+    except Invalid as error:
+        raise ConfigError(*map(str, error.problems)) from error
+    return table
+
+
+def plugin_preset(name: str, table: object, specs: Mapping[str, PluginSpec]) -> Mapping[str, Any]:
+    """Return the values of the preset that a plugin's table names, or an empty table."""
+    preset = table.get("preset") if isinstance(table, Mapping) else None
+    known = specs[name].presets if name in specs else {}
+    return known.get(preset, {}) if isinstance(preset, str) else {}
+
+
+def _check_version(version: object) -> None:
+    # Alone and first: what another version calls its keys is not for this one to judge.
+    if type(version) is int and version not in VERSIONS:
+        read = ", ".join(map(str, VERSIONS))
+        msg = f"version {shown(version)} is not one this Neaptide reads (it reads {read}) @ version"
+        raise ConfigError(msg)
+
+
+def _line(problem: Problem, origins: Mapping[str, str]) -> str:
+    # The value may lie inside an array, which has one origin, or be a table, which has several.
+    path = dotted(problem.path)
+    around = (dotted(problem.path[:end]) for end in range(len(problem.path), 0, -1))
+    inside = (known for known in origins if known.startswith(f"{path}."))
+    known = next((known for known in (*around, *inside) if known in origins), None)
+    return str(problem) if known is None else f"{problem} (from {origins[known]})"
+
+
+def _plugins(
+    tables: object, specs: Mapping[str, PluginSpec], disabled: frozenset[str], *, installed: bool
+) -> dict[str, Any]:
+    if not isinstance(tables, Mapping):
+        reject(f"expected a table (got {got(tables)})")
+    listed = {name: table for name, table in keyed(tables) if name not in disabled}
+    if installed:
+        offered = [name for name, spec in specs.items() if not spec.schemes]
+        listed |= {name: {} for name in offered if name not in disabled and name not in listed}
+    pairs = ((name, (name, table)) for name, table in listed.items())
+    configs = convert_all(pairs, lambda pair: _plugin(pair[0], pair[1], specs))
+    return {name: config for name, config in configs.items() if config is not None}
+
+
+def _plugin(name: str, table: object, specs: Mapping[str, PluginSpec]) -> Any:
+    """Return the plugin's config, or None if its table says `enabled = false`."""
+    if name not in specs:
+        reject(f"plugin {shorten(name)!r} is not installed{hint(name, specs, 'installed')}")
+    if not isinstance(table, Mapping):
+        reject(f"expected a table (got {got(table)})")
+    own = dict(keyed(table))
+    given = {key: own.pop(key) for key in ("enabled", "preset") if key in own}
+    problems: list[Problem] = []
+    switches, config = _Switches(), None
+    with gathering(problems):
+        switches = structure_as(given, _Switches)
+    known = specs[name].presets
+    if switches.preset is not None and switches.preset not in known:
+        offered = f"known: {', '.join(known)}" if known else f"{name} has none"
+        message = f"unknown preset {shorten(switches.preset)!r} ({offered})"
+        problems.append(Problem(message, ("preset",)))
+    values = overlay(plugin_preset(name, table, specs), own)
+    with gathering(problems), _naming(name):
+        config = structure_as(values, specs[name].config)
+    if problems:
+        raise Invalid(*problems)
+    return config if switches.enabled else None
+
+
+@contextmanager
+def _naming(plugin: str) -> Iterator[None]:
+    try:
+        yield
+    except Invalid:
+        raise
+    except Exception as error:
+        error.add_note(f"while checking the settings of plugin {plugin!r}")
+        raise
+
+
+def _unstructured(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return convert_all(_present(value), _unstructured)
+    match value:
+        case Mapping():
+            return convert_all(keyed(value), _unstructured)
+        case list() | tuple() | AbstractSet():
+            items = list(convert_all(enumerate(value), _unstructured).values())
+            if isinstance(value, AbstractSet):
+                items.sort(key=lambda item: (type(item).__name__, item))
+            return items
+        case enum.Enum():
+            return _unstructured(value.value)
+        case PurePath():
+            return plain(str(value))
+    return plain(value)
+
+
+def _present(section: attrs.AttrsInstance) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of an attrs instance that have a value.
+
+    None is left out where it is the default. Elsewhere it goes on, to be refused: without the key,
+    the default would take its place.
+    """
+    for field in attrs.fields(type(section)):
+        value = getattr(section, field.name)
+        if field.init and (value is not None or field.default is not None):
+            yield field.alias, value

@@ -1,0 +1,240 @@
+"""Strict conversion of plain values to the types of config classes: nothing is rounded or guessed.
+
+A config class may use bool, int, float, str, Path, Literal, Enum, unions, lists, tuples, sets,
+mappings with string keys, `Any`, and further attrs classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from pathlib import Path, PurePath
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+import attrs
+import cattrs
+
+from neaptide.config.values import (
+    Invalid,
+    Problem,
+    collect,
+    convert_all,
+    got,
+    hint,
+    keyed,
+    plain,
+    reject,
+    shorten,
+    shown,
+)
+from neaptide.errors import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_ARRAYS: dict[Any, Callable[[Any], Any]] = {
+    list: list,
+    tuple: tuple,
+    Sequence: tuple,
+    set: set,
+    frozenset: frozenset,
+    AbstractSet: frozenset,
+}
+_LONGEST_MESSAGE = 240
+
+
+def structure_as(value: object, type_: type[T]) -> T:
+    """Convert a plain value; raise Invalid with every problem in it, each with its path."""
+    try:
+        return _converter.structure(value, type_)
+    except ValueError as error:  # from the constructor of an Enum
+        reject(_one_line(error))
+
+
+def _refuse(type_: Any, value: object) -> NoReturn:
+    reject(f"expected {_noun(type_)} (got {got(value)})")
+
+
+def _noun(type_: Any) -> str:
+    origin = get_origin(type_) or type_
+    if origin is Literal:
+        return f"one of {', '.join(shown(option) for option in get_args(type_))}"
+    if origin in _ARRAYS:
+        return "an array"
+    if isinstance(type_, type) and issubclass(type_, PurePath):
+        return "a path"
+    return _NOUNS.get(type_, "a table")
+
+
+def _bool(value: Any, type_: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse(type_, value)
+    return value
+
+
+def _int(value: Any, type_: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(int, value)
+    return type_(plain(value))
+
+
+def _float(value: Any, type_: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(float, value)
+    number = float(plain(value))
+    if number != value:
+        reject(f"expected a number that a float can hold (got {got(value)})")
+    return type_(number)
+
+
+def _str(value: Any, type_: Any) -> Any:
+    if not isinstance(value, str):
+        _refuse(str, value)
+    return type_(plain(value))
+
+
+def _path(value: Any, type_: Any) -> Any:
+    if not isinstance(value, str | PurePath):
+        _refuse(type_, value)
+    return type_(plain(str(value)))
+
+
+def _literal(value: Any, type_: Any) -> Any:
+    options = get_args(type_)
+    if not any(type(option) is type(value) and option == value for option in options):
+        words = [option for option in options if isinstance(option, str)]
+        near = suggest(value, words) if isinstance(value, str) else ""
+        reject(f"expected {_noun(type_)} (got {got(value)}){near}")
+    return value
+
+
+def _union(value: Any, type_: Any) -> Any:
+    if value is None and NoneType in get_args(type_):
+        return None
+    arms = [arm for arm in get_args(type_) if arm is not NoneType]
+    # The value's own type comes first, so that 3 stays an integer in `float | int`.
+    arms.sort(key=lambda arm: arm is not type(value))
+    failures = []
+    for arm in arms:
+        try:
+            return structure_as(value, arm)
+        except Invalid as error:
+            failures.append(error)
+    inside = [error for error in failures if any(problem.path for problem in error.problems)]
+    if inside or len(failures) == 1:
+        raise (inside or failures)[0]
+    nouns = " or ".join(map(_noun, arms))
+    raise Invalid(Problem(f"expected {nouns} (got {got(value)})"))
+
+
+def _array(value: Any, type_: Any) -> Any:
+    origin, types = get_origin(type_) or type_, get_args(type_) or (Any, ...)
+    accepted = (list, tuple, AbstractSet) if issubclass(origin, AbstractSet) else (list, tuple)
+    if not isinstance(value, accepted):
+        _refuse(type_, value)
+    if origin is not tuple or types[-1] is Ellipsis:
+        types = (types[0],) * len(value)
+    if len(types) != len(value):
+        reject(f"expected an array of {len(types)} values (got {len(value)})")
+    pairs = enumerate(zip(value, types, strict=True))
+    return _ARRAYS[origin](convert_all(pairs, lambda pair: structure_as(*pair)).values())
+
+
+def _mapping(value: Any, type_: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        _refuse(type_, value)
+    inner = (get_args(type_) or (str, Any))[1]
+    return convert_all(keyed(value), lambda item: structure_as(item, inner))
+
+
+def _attrs(value: Any, cls: Any) -> Any:
+    if not isinstance(value, Mapping):
+        _refuse(cls, value)
+    known = {field.alias: field for field in attrs.fields(attrs.resolve_types(cls)) if field.init}
+    table = dict(keyed(value))
+    unknown = [
+        Problem(f"unknown key {shorten(key)!r}{hint(key, known)}", (key,))
+        for key in table
+        if key not in known
+    ]
+    fields = ((key, (item, known[key])) for key, item in table.items() if key in known)
+    values, wrong_types = collect(fields, lambda pair: _field(*pair))
+    problems = unknown + wrong_types
+    try:
+        built = cls(**values)
+    except (ValueError, TypeError) as error:
+        problems += _violations(cls, values) or [Problem(_one_line(error))]
+    if problems:
+        raise Invalid(*problems)
+    return built
+
+
+def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
+    if value is None and field.default is not None:
+        reject("TOML has no None; leave the key out for its default")
+    return structure_as(value, Any if field.type is None else field.type)
+
+
+def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
+    """Run every validator by itself, where attrs stops at the first that fails."""
+    try:
+        with attrs.validators.disabled():  # in the whole process, for the moment this takes
+            draft = cls(**values)
+    except (ValueError, TypeError):
+        return []
+    problems = []
+    for field in attrs.fields(cls):
+        try:
+            if field.validator is not None:
+                field.validator(draft, field, getattr(draft, field.name))
+        except (ValueError, TypeError) as error:
+            message = _violation(field.name, getattr(draft, field.name), error)
+            problems.append(Problem(message, (field.alias,)))
+    return problems
+
+
+def _violation(name: str, value: object, error: Exception) -> str:
+    # attrs writes "'x' must be in [1] (got 2)", but "'x' must be >= 1: 0" and "(got 2 that is …)."
+    text = _one_line(error).removesuffix(f": {value}").rstrip(".")
+    if repr(name) not in text:
+        text = f"{name!r}: {text}"
+    if "(got " in text:
+        return text
+    found = shown(value) if isinstance(value, str | int | float) else got(value)
+    return f"{text} (got {found})"
+
+
+def _one_line(error: Exception) -> str:
+    # attrs validators pass the attribute and the value as further arguments.
+    text = str(error.args[0]) if error.args else type(error).__name__
+    return shorten(" ".join(text.split()), _LONGEST_MESSAGE)
+
+
+def _has_origin(origins: AbstractSet[Any], type_: Any) -> bool:
+    return (get_origin(type_) or type_) in origins
+
+
+def _strict_converter() -> cattrs.Converter:
+    converter = cattrs.Converter()
+    for type_, hook in ((bool, _bool), (int, _int), (float, _float), (str, _str)):
+        converter.register_structure_hook(type_, hook)
+    for path in (PurePath, Path):
+        converter.register_structure_hook(path, _path)
+    for origins, hook in (
+        ({Any}, lambda value, _: plain(value)),
+        ({Literal}, _literal),
+        ({Union, UnionType}, _union),
+        (_ARRAYS.keys(), _array),
+        ({dict, Mapping}, _mapping),
+    ):
+        converter.register_structure_hook_func(partial(_has_origin, origins), hook)
+    converter.register_structure_hook_func(lambda t: isinstance(t, type) and attrs.has(t), _attrs)
+    return converter
+
+
+_converter = _strict_converter()

@@ -1,0 +1,160 @@
+"""Where settings come from (preset, files, environment, command line) and how they combine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config import presets, toml
+from neaptide.config.values import TOO_DEEP, dotted, leaves, overlay, shown, too_deep
+from neaptide.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from neaptide.config.values import KeyPath
+
+ENV_PREFIX = "NEAPTIDE__"
+MAX_FILE_BYTES = 1 << 20
+
+_KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+_SETTING = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=(.*)", re.DOTALL)
+
+
+@attrs.frozen
+class Layer:
+    """Settings of one origin: a nested table, and a name for messages such as `base.toml`."""
+
+    origin: str
+    values: dict[str, Any]
+
+
+def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Lay each layer over those before it: tables merge, every other value is replaced.
+
+    Returns:
+        The combined table, and for the dotted path of each value in it the origin that set it.
+
+    Raises:
+        ConfigError: if a layer nests deeper than `values.MAX_DEPTH`.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[KeyPath, str] = {}
+    for layer in layers:
+        if too_deep(layer.values):
+            msg = f"{TOO_DEEP} @ {layer.origin}"
+            raise ConfigError(msg)
+        values = overlay(values, layer.values)
+        origins.update(dict.fromkeys(leaves(layer.values), layer.origin))
+    # A table that replaced a value, or the other way round, leaves paths that are no longer there.
+    return values, {dotted(path): origins[path] for path in leaves(values)}
+
+
+def from_preset(name: str) -> Layer:
+    """Read a preset; raise ConfigError for an unknown name."""
+    return Layer(f"preset {name}", toml.parse(presets.text(name)))
+
+
+def from_files(paths: Iterable[str | Path]) -> list[Layer]:
+    """Read TOML files, one layer each; raise ConfigError with one line for each unusable file."""
+    layers: list[Layer] = []
+    problems: list[str] = []
+    for path in paths:
+        name = str(path) if str(path).isprintable() else repr(str(path))
+        try:
+            layers.append(Layer(name, toml.parse(_read(Path(path)))))
+        except ConfigError as error:
+            problems += [f"{problem} @ {name}" for problem in error.problems]
+    if problems:
+        raise ConfigError(*problems)
+    return layers
+
+
+def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[Layer]:
+    """Read variables such as `NEAPTIDE__TRAIN__STEPS=100`, one layer each, sorted by name.
+
+    Two underscores separate keys, which are lower-cased. `plugins` are the names known under
+    `[plugins]`: `NEAPTIDE__PLUGINS__LAYER_DROP__RATE` sets `plugins.layer-drop.rate`.
+    """
+    by_variable = {name.replace("-", "_"): name for name in plugins}
+    layers: list[Layer] = []
+    problems: list[str] = []
+    for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
+        keys = variable.removeprefix(ENV_PREFIX).lower().split("__")
+        if not all(keys):
+            problems.append(
+                f"expected keys joined by two underscores, such as {ENV_PREFIX}TRAIN__STEPS "
+                f"(got {shown(variable)})"
+            )
+            continue
+        if keys[0] == "plugins" and len(keys) > 1:
+            keys[1] = by_variable.get(keys[1], keys[1])
+        layers.append(Layer(variable, _nested(keys, toml.parse_value(environ[variable]))))
+    if problems:
+        raise ConfigError(*problems)
+    return layers
+
+
+def from_sets(settings: Iterable[str]) -> list[Layer]:
+    """Read `--set` arguments such as `train.steps=100`, one layer each; keys may be quoted."""
+    layers: list[Layer] = []
+    problems: list[str] = []
+    for setting in settings:
+        try:
+            layers.append(Layer("--set", _setting(setting)))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(*problems)
+    return layers
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        msg = "no such file"
+        raise ConfigError(msg) from error
+    except IsADirectoryError as error:
+        msg = "expected a file, found a directory"
+        raise ConfigError(msg) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        msg = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError(msg) from error
+    if path.suffix != ".toml":
+        msg = f"only TOML is read (got {path.suffix or 'no suffix'!r})"
+        raise ConfigError(msg)
+    if len(content) > MAX_FILE_BYTES:
+        msg = f"larger than {MAX_FILE_BYTES} bytes, which no configuration is"
+        raise ConfigError(msg)
+    try:
+        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+    except UnicodeDecodeError as error:
+        msg = f"not UTF-8 text (byte {content[error.start]:#04x} at offset {error.start})"
+        raise ConfigError(msg) from error
+
+
+def _setting(text: str) -> dict[str, Any]:
+    match = _SETTING.fullmatch(text)
+    if match is None:
+        msg = f"expected key=value, such as train.steps=100 (got {shown(text)}) @ --set"
+        raise ConfigError(msg)
+    key, value = match.groups()
+    try:
+        table = toml.parse(f"{key} = 0")
+    except ConfigError as error:
+        msg = f"expected a key such as train.steps (got {shown(key)}) @ --set"
+        raise ConfigError(msg) from error
+    (path,) = leaves(table)
+    return _nested([str(part) for part in path], toml.parse_value(value))
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    for key in reversed(keys):
+        value = {key: value}
+    nested: dict[str, Any] = value
+    return nested

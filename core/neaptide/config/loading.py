@@ -1,0 +1,70 @@
+"""Loads a configuration from all its sources, and remembers where each value came from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config.convert import plugin_preset, structure, unstructure
+from neaptide.config.layers import from_env, from_files, from_preset, from_sets, merge
+from neaptide.config.values import dotted, leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from neaptide.config.schema import RunConfig
+    from neaptide.plugin import PluginSpec
+
+
+@attrs.frozen
+class Loaded:
+    """A configuration, and the origin of each of its values by dotted path (or `default`)."""
+
+    config: RunConfig
+    origins: Mapping[str, str]
+
+
+def load(
+    files: Iterable[str | Path] = (),
+    *,
+    specs: Mapping[str, PluginSpec],
+    preset: str | None = None,
+    sets: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+    disabled: frozenset[str] = frozenset(),
+) -> Loaded:
+    """Combine defaults < preset < files in order < environment < `sets`, and check the result.
+
+    Args:
+        files: TOML files.
+        specs: the installed plugins by name.
+        preset: name of a preset that ships with Neaptide.
+        sets: `key=value` settings of the command line.
+        environ: variables to look for `NEAPTIDE__A__B` in; none where left out.
+        disabled: names of plugins to leave out, whatever the sources say.
+
+    Raises:
+        ConfigError: with every problem of the first source that cannot be read, or else with
+            every problem of the combined configuration.
+    """
+    layers = [] if preset is None else [from_preset(preset)]
+    layers += from_files(files)
+    layers += from_env(environ or {}, specs)
+    layers += from_sets(sets)
+    values, origins = merge(layers)
+    # With a single source, the path alone says where to look.
+    named = origins if len(layers) > 1 else None
+    config = structure(values, specs, disabled=disabled, origins=named)
+    explicit = _preset_origins(values, specs) | origins
+    effective = map(dotted, leaves(unstructure(config)))
+    return Loaded(config, {path: explicit.get(path, "default") for path in effective})
+
+
+def _preset_origins(values: Mapping[str, Any], specs: Mapping[str, PluginSpec]) -> dict[str, str]:
+    return {
+        dotted(("plugins", name, *path)): f"preset {table['preset']} of plugin {name}"
+        for name, table in values.get("plugins", {}).items()
+        for path in leaves(plugin_preset(name, table, specs))
+    }

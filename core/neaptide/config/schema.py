@@ -1,0 +1,250 @@
+"""The configuration of a run: frozen sections whose every field has a default, a check and help."""
+
+# ruff: noqa: RUF009 - `field` below is `attrs.field` with a line of help
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Validator = Callable[[Any, attrs.Attribute[Any], Any], Any]
+
+VERSIONS = (1,)
+"""Versions of the configuration format this Neaptide reads."""
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+
+
+def field(
+    default: Any,
+    *,
+    validator: Validator | None = None,
+    help: str,  # noqa: A002 - what every settings library calls it
+) -> Any:
+    """Return an attrs field with one line of help, from which the reference is generated.
+
+    An attrs class as the default makes the field a section, with that class's own defaults.
+    """
+    if isinstance(default, type) and attrs.has(default):
+        default, validator = attrs.Factory(default), instance_of(default)
+    return attrs.field(default=default, validator=validator, metadata={"help": help})
+
+
+def _at_least(least: int) -> Validator:
+    return and_(instance_of(int), ge(least))
+
+
+def _directory(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not value or "\0" in value:
+        msg = f"{attribute.name!r} must be a path (got {value!r})"
+        raise ValueError(msg)
+
+
+def _device(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not _DEVICE.fullmatch(value):
+        msg = f"{attribute.name!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N' (got {value!r})"
+        raise ValueError(msg)
+
+
+_EMPTY: Any = attrs.Factory(dict)
+_flag = instance_of(bool)
+_string = instance_of(str)
+_number: Validator = instance_of((int, float))
+_positive = and_(_number, gt(0), lt(math.inf))
+_table: Validator = instance_of(Mapping)
+
+
+@attrs.frozen(kw_only=True)
+class RunSection:
+    """Where the run writes, how often it saves, and what it prints."""
+
+    dir: str | None = field(
+        None,
+        validator=optional(and_(_string, _directory)),
+        help="run directory; left out, `runs/` and the name of the first configuration file",
+    )
+    checkpoint_every: int = field(
+        0, validator=_at_least(0), help="updates between checkpoints; 0: at the end and on signals"
+    )
+    keep: int = field(3, validator=_at_least(0), help="newest checkpoints kept; 0: all of them")
+    progress: Literal["auto", "plain", "quiet"] = field(
+        "auto",
+        validator=in_(("auto", "plain", "quiet")),
+        help="what the terminal shows: `auto` a live line where there is one, `plain` log lines",
+    )
+    log_every: int = field(10, validator=_at_least(1), help="updates between two log lines")
+
+
+@attrs.frozen(kw_only=True)
+class ModelSection:
+    """The model to train, where the command line builds it."""
+
+    name: str = field(
+        "", validator=_string, help="for instance `builtin:byte-gpt`, or `package.module:factory`"
+    )
+    options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")
+
+
+@attrs.frozen(kw_only=True)
+class DataSection:
+    """The data to train on, where the command line builds it."""
+
+    name: str = field(
+        "",
+        validator=_string,
+        help="for instance `builtin:python-stdlib`, or `package.module:factory`",
+    )
+    options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")
+
+
+@attrs.frozen(kw_only=True)
+class TrainSection:
+    """How long to train, on which device, and when to stop."""
+
+    steps: int = field(1000, validator=_at_least(1), help="updates in the whole run")
+    batch_size: int = field(
+        16, validator=_at_least(1), help="samples per update, however many micro-batches they make"
+    )
+    device: str = field(
+        "auto",
+        validator=and_(_string, _device),
+        help="`cpu`, `cuda` or `cuda:N`; `auto`: the first GPU, else the CPU",
+    )
+    clip_norm: float | None = field(
+        None, validator=optional(_positive), help="largest gradient norm; left out: no clipping"
+    )
+    grad_norm: bool = field(default=False, validator=_flag, help="measure the gradient norm")
+    check_finite: bool = field(
+        default=True, validator=_flag, help="skip an update whose loss or gradients are not finite"
+    )
+    max_skipped: int = field(
+        20, validator=_at_least(0), help="updates skipped in a row before the run is diverged"
+    )
+    deterministic: bool = field(
+        default=False, validator=_flag, help="use only algorithms that give the same result twice"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerSection:
+    """The optimizer and its learning rate."""
+
+    name: str = field(
+        "adamw", validator=_string, help="of `torch.optim`, a plugin's, or `package.module:Class`"
+    )
+    lr: float = field(1e-3, validator=_positive, help="peak learning rate")
+    options: Mapping[str, Any] = field(
+        _EMPTY, validator=_table, help="its further arguments, such as `betas` and `weight_decay`"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ScheduleSection:
+    """How the learning rate moves over the run."""
+
+    name: Literal["constant", "linear", "cosine"] = field(
+        "constant",
+        validator=in_(("constant", "linear", "cosine")),
+        help="shape after the warmup: constant, or down to zero at the last update",
+    )
+    warmup_steps: int = field(
+        0, validator=_at_least(0), help="updates in which the learning rate rises from zero"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class EvalSection:
+    """When to evaluate, and on how much."""
+
+    every: int = field(0, validator=_at_least(0), help="updates between evaluations; 0: at the end")
+    batches: int = field(20, validator=_at_least(1), help="validation batches per evaluation")
+
+
+@attrs.frozen(kw_only=True)
+class WarmupSection:
+    """Ordinary updates before the first Full phase."""
+
+    steps: int = field(100, validator=_at_least(0), help="updates in Warmup")
+
+
+@attrs.frozen(kw_only=True)
+class FullSection:
+    """Ordinary updates from which a predictor learns."""
+
+    steps: int = field(200, validator=_at_least(1), help="updates in one Full phase")
+
+
+@attrs.frozen(kw_only=True)
+class PredictSection:
+    """One predicted update, judged by forward passes before it counts."""
+
+    max_horizon: int = field(
+        50, validator=_at_least(1), help="most ordinary updates one prediction may stand for"
+    )
+    confidence: float | None = field(
+        None,
+        validator=optional(and_(_number, gt(0), le(1))),
+        help="least confidence, in (0, 1], to predict at; needs a plugin with a dynamics model",
+    )
+    correction_interval: int = field(
+        15, validator=_at_least(1), help="predicted updates that may pass without a Correct phase"
+    )
+    rise: float = field(
+        0.02,
+        validator=and_(_number, ge(0), lt(math.inf)),
+        help="relative rise of the held batch's loss up to which a prediction is accepted",
+    )
+    halvings: int = field(
+        2, validator=_at_least(0), help="times a rejected prediction is halved and tried again"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class CorrectSection:
+    """Ordinary updates that settle the weights after predictions."""
+
+    steps: int = field(25, validator=_at_least(0), help="updates in one Correct phase")
+
+
+@attrs.frozen(kw_only=True)
+class PhasesSection:
+    """The lengths of the four phases: Warmup, then Full, Predict and Correct in turn."""
+
+    warmup: WarmupSection = field(WarmupSection, help="the first, ordinary updates")
+    full: FullSection = field(FullSection, help="ordinary updates, observed")
+    predict: PredictSection = field(PredictSection, help="predicted updates")
+    correct: CorrectSection = field(CorrectSection, help="ordinary updates that settle")
+
+
+@attrs.frozen(kw_only=True)
+class RunConfig:
+    """Everything a run depends on; two runs of equal configuration are the same run."""
+
+    version: int = field(1, validator=in_(VERSIONS), help="version of the configuration format")
+    seed: int = field(
+        0, validator=and_(instance_of(int), ge(0), lt(2**63)), help="seed of all random generators"
+    )
+    plugins_from: Literal["listed", "installed"] = field(
+        "listed",
+        validator=in_(("listed", "installed")),
+        help="which plugins run: those with a table under `[plugins]`, or every installed one",
+    )
+    run: RunSection = field(RunSection, help="run directory, saving and output")
+    model: ModelSection = field(ModelSection, help="the model to train")
+    data: DataSection = field(DataSection, help="the data to train on")
+    train: TrainSection = field(TrainSection, help="length, device and limits")
+    optimizer: OptimizerSection = field(OptimizerSection, help="optimizer and its rate")
+    schedule: ScheduleSection = field(ScheduleSection, help="course of the rate")
+    eval: EvalSection = field(EvalSection, help="when and how much to evaluate")
+    phases: PhasesSection = field(PhasesSection, help="lengths of the four phases")
+    plugins: Mapping[str, Any] = field(
+        _EMPTY, validator=_table, help="a table per enabled plugin; their order breaks ties"
+    )

@@ -1,0 +1,235 @@
+"""Plain configuration values: what TOML can hold, where a value lies, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from contextlib import contextmanager
+from datetime import date, time
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import attrs
+
+from neaptide.errors import suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+MAX_DEPTH = 50
+"""How deep tables and arrays may nest; far below where recursion would fail."""
+TOO_DEEP = f"tables and arrays may nest at most {MAX_DEPTH} deep"
+
+KeyPath = tuple[str | int, ...]
+K = TypeVar("K", str, int)
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (bool, "a boolean"),  # before int, which it is too
+    (str, "a string"),
+    (int, "an integer"),
+    (float, "a float"),
+    ((list, tuple), "an array"),
+    (Mapping, "a table"),
+    (NoneType, "None"),
+)
+_INT64 = 2**63
+
+
+@attrs.frozen
+class Problem:
+    """One thing that is wrong, and the path of the value it is about."""
+
+    message: str
+    path: KeyPath = ()
+
+    def under(self, key: str | int) -> Problem:
+        """Return the same problem seen from the table or array that holds it at `key`."""
+        return attrs.evolve(self, path=(key, *self.path))
+
+    def __str__(self) -> str:
+        return f"{self.message} @ {dotted(self.path)}" if self.path else self.message
+
+
+class Invalid(Exception):  # noqa: N818 - never leaves this package: it becomes a ConfigError
+    """Carries every problem of one value up to the table that holds it."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*map(str, problems))
+        self.problems = problems
+
+
+def reject(message: str) -> NoReturn:
+    """Raise Invalid for one problem with the value at hand."""
+    raise Invalid(Problem(message))
+
+
+@contextmanager
+def gathering(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of what fails inside the block to `problems`, and go on after it."""
+    try:
+        yield
+    except Invalid as error:
+        problems.extend(error.problems)
+
+
+def collect(
+    items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]
+) -> tuple[dict[K, Any], list[Problem]]:
+    """Convert every value; return those that could be, and the problems of those that could not."""
+    done: dict[K, Any] = {}
+    problems: list[Problem] = []
+    for key, value in items:
+        found: list[Problem] = []
+        with gathering(found):
+            done[key] = convert(value)
+        problems += [problem.under(key) for problem in found]
+    return done, problems
+
+
+def convert_all(items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]) -> dict[K, Any]:
+    """Convert every value; raise Invalid with all problems if there is any."""
+    done, problems = collect(items, convert)
+    if problems:
+        raise Invalid(*problems)
+    return done
+
+
+def dotted(path: KeyPath) -> str:
+    """Write a path as TOML writes keys: `plugins."odd name".sizes[2]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            key = part if _BARE_KEY.fullmatch(part) else _quote(part)
+            text += f".{key}" if text else key
+    return text
+
+
+def got(value: object) -> str:
+    """Describe a value that is not what it should be: `"3", a string`."""
+    other = f"an object of type {type(value).__name__}"
+    kind = next((noun for types, noun in _KINDS if isinstance(value, types)), other)
+    return f"{shown(value)}, {kind}" if isinstance(value, str | int | float) else kind
+
+
+def shown(value: str | float) -> str:
+    """Write a string, boolean or number as TOML does, on one line of bearable length."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return shorten(_quote(value))
+        case int() if not -_INT64 <= value < _INT64:
+            # Python refuses to write integers of several thousand digits in decimal.
+            return f"one of {value.bit_length()} bits"
+    return str(value)
+
+
+def shorten(text: str, limit: int = 80) -> str:
+    """Return `text`, its middle left out where it is longer than `limit` characters."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
+
+
+def hint(name: str, known: Iterable[str], label: str = "known") -> str:
+    """Return the closest of `known`, or all of them, to end a message with."""
+    names = list(known)
+    return suggest(name, names) or (f" ({label}: {', '.join(names)})" if names else "")
+
+
+def plain(value: object) -> Any:
+    """Return a copy of `value` in the types TOML and JSON share: the ones a config may hold.
+
+    Raises:
+        Invalid: nan, inf, an integer beyond 64 bits, NUL or a lone surrogate in a string, a key
+            that is no string, a date, None, or any other object, wherever it lies.
+    """
+    match value:
+        case bool():
+            return value
+        case str():
+            return _text(value)
+        case int():
+            return _integer(value)
+        case float():
+            return _finite(value)
+        case list() | tuple():
+            return list(convert_all(enumerate(value), plain).values())
+        case Mapping():
+            return convert_all(keyed(value), plain)
+        case date() | time():
+            reject(f"dates and times must be written as strings (got {value})")
+    reject(f"expected a string, a number, a boolean, an array or a table (got {got(value)})")
+
+
+def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """Return the items of a table whose keys are usable strings; raise Invalid for another key."""
+    for key in table:
+        if not isinstance(key, str):
+            reject(f"expected a string as the key (got {got(key)})")
+        _text(key)
+    return table.items()
+
+
+def too_deep(value: object) -> bool:
+    """Return whether `value` nests deeper than `MAX_DEPTH`, as one that contains itself does."""
+    stack = [(value, 1)]
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, (Mapping, list, tuple)):
+            if depth > MAX_DEPTH:
+                return True
+            inner = item.values() if isinstance(item, Mapping) else item
+            stack += [(child, depth + 1) for child in inner]
+    return False
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `over` laid on top: tables merge, every other value is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = overlay(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def leaves(table: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the path of every value that is no table, and of every empty table."""
+    for key, value in table.items():
+        path = (*prefix, key)
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, path)
+        else:
+            yield path
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        reject(f"a string must not hold the NUL character (got {shown(value)})")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        reject(f"a string must be valid Unicode (got {shown(value)})")
+    return str.__str__(value)
+
+
+def _integer(value: int) -> int:
+    if not -_INT64 <= value < _INT64:
+        reject(f"expected an integer of at most 64 bits (got {shown(value)})")
+    return int(value)
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        reject(f"expected a finite number (got {value!r})")
+    return float(value)
+
+
+def _quote(text: str) -> str:
+    # Escaping everything beyond ASCII keeps what would break the line, or the output's encoding.
+    return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -1,0 +1,159 @@
+"""The core's own answers to the firstresult hooks: asked last, so that any plugin comes before."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+import torch
+
+from .errors import ConfigError, suggest
+from .parameters import ParameterStore, ResidentStore
+from .plugin import PROJECT
+from .task import Data, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from .history import History
+    from .phases import Phase, PhaseSchedule
+    from .task import DataSpec, ModelSpec
+
+_default = pluggy.HookimplMarker(PROJECT)(trylast=True)
+
+
+class Defaults:
+    """Plain torch: models and data from `package.module:factory`, torch.optim, resident weights."""
+
+    @_default
+    def build_model(self, spec: ModelSpec) -> nn.Module | Task | None:
+        """Call the factory with `[model.options]`."""
+        if spec.scheme:
+            return None
+        built = call_factory(spec.name, spec.options, "model.name")
+        if isinstance(built, tuple) and len(built) == 2:  # noqa: PLR2004 - (module, loss_fn)
+            built = Task(*built)
+        if not isinstance(built, torch.nn.Module | Task):
+            msg = (
+                f"{spec.name!r} must return an nn.Module, (module, loss_fn) or a neaptide.Task "
+                f"(got {type(built).__name__}) @ model.name"
+            )
+            raise ConfigError(msg)
+        return built
+
+    @_default
+    def build_data(self, spec: DataSpec) -> Data | None:
+        """Call the factory with `[data.options]`."""
+        if spec.scheme:
+            return None
+        built = call_factory(spec.name, spec.options, "data.name")
+        if isinstance(built, tuple) and len(built) == 2:  # noqa: PLR2004 - (train, validation)
+            built = Data(*built)
+        elif not isinstance(built, Data):
+            built = Data(built)
+        if not hasattr(built.train, "__iter__"):
+            msg = (
+                f"{spec.name!r} must return an iterable of batches, (train, validation) or a "
+                f"neaptide.Data (got {type(built.train).__name__}) @ data.name"
+            )
+            raise ConfigError(msg)
+        return built
+
+    @_default
+    def configure_optimizer(
+        self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
+        """Build a torch.optim class by its name in any case, or `package.module:Class`."""
+        found = _optimizer_class(name)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            msg = "the model has no trainable parameters; unfreeze some (requires_grad=True)"
+            raise ConfigError(msg)
+        check_arguments(found, options, "optimizer.options")
+        try:
+            optimizer = found(parameters, lr=lr, **options)
+        except (TypeError, ValueError) as error:
+            msg = f"{found.__name__} refused its settings: {error} @ optimizer.options"
+            raise ConfigError(msg) from error
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            msg = f"{name!r} must be a torch.optim.Optimizer @ optimizer.name"
+            raise ConfigError(msg)
+        return optimizer
+
+    @_default
+    def provide_parameters(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> ParameterStore:
+        """Keep everything where the module has it."""
+        return ResidentStore(model, optimizer)
+
+    @_default
+    def select_phase(self, schedule: PhaseSchedule, history: History) -> Phase:
+        """Follow the fixed cycle of the config."""
+        del history
+        return schedule.due()
+
+
+def call_factory(name: str, options: Mapping[str, Any], where: str) -> Any:
+    """Import `package.module:factory` and call it with `options`; ConfigError if it has none."""
+    factory = import_object(name, where)
+    if not callable(factory):
+        msg = f"{name!r} must be callable (got {type(factory).__name__}) @ {where}"
+        raise ConfigError(msg)
+    check_arguments(factory, options, where.replace("name", "options"))
+    return factory(**options)
+
+
+def import_object(name: str, where: str) -> Any:
+    """Import `"package.module:attribute"`; ConfigError naming what is missing."""
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        msg = f"name it as 'package.module:attribute' (got {name!r}) @ {where}"
+        raise ConfigError(msg)
+    try:
+        found = importlib.import_module(module_name)
+    except ImportError as error:
+        msg = f"cannot import {module_name!r}: {error}; is it on PYTHONPATH? @ {where}"
+        raise ConfigError(msg) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = [known for known in vars(found) if not known.startswith("_")]
+            msg = f"{module_name!r} has no {part!r}{suggest(part, known)} @ {where}"
+            raise ConfigError(msg)
+        found = getattr(found, part)
+    return found
+
+
+def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for the first option `function` does not take, with a suggestion."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for option in options:
+        if option not in parameters:
+            msg = f"unknown option {option!r}{suggest(option, parameters)} @ {where}.{option}"
+            raise ConfigError(msg)
+
+
+def _optimizer_class(name: str) -> Any:
+    if ":" in name:
+        return import_object(name, "optimizer.name")
+    known = {
+        found.lower(): value
+        for found, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    known.pop("optimizer")
+    # It asks for a closure that runs the model again; a step here is one forward and backward.
+    known.pop("lbfgs")
+    if name.lower() not in known:
+        msg = (
+            f"unknown optimizer {name!r}{suggest(name.lower(), known)}; there is "
+            f"{', '.join(sorted(known))}, or 'package.module:Class' @ optimizer.name"
+        )
+        raise ConfigError(msg)
+    return known[name.lower()]

@@ -1,0 +1,335 @@
+"""One step of training: the phases, the jump, micro-batches, the update. Reads as pseudocode."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import DivergedError
+from .phases import CORRECT, PREDICT, WARMUP
+from .predict import Guard, undisturbed
+from .state import Accumulation, Pending
+from .steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .config import RunConfig
+    from .manager import HookManager
+    from .memory import MemorySample
+    from .parameters import ParameterStore
+    from .phases import Phase
+    from .schedule import LearningRate
+    from .state import TrainState
+    from .task import Run, Task
+
+
+class Loop:
+    """Steps a task through the phases. Owns no policy: every decision is a hook or the config."""
+
+    def __init__(
+        self,
+        task: Task,
+        store: ParameterStore,
+        hooks: HookManager,
+        run: Run,
+        state: TrainState,
+        learning_rate: LearningRate,
+        measure: Callable[[], MemorySample] | None,
+        record: Callable[[Pending], None],
+    ) -> None:
+        self.model = task.module
+        self.store = store
+        self.hooks = hooks
+        self.run = run
+        self.state = state
+        self._config: RunConfig = run.config
+        self._learning_rate = learning_rate
+        self._measure = measure
+        self._record = record
+        self._loss_fn = task.loss_fn or call_with_mapping
+        self._norm: torch.Tensor | None = None  # measured by the update in progress
+        predict = run.config.phases.predict
+        self._guard = Guard(rise=predict.rise, halvings=predict.halvings)
+        self._measure_norm = run.config.train.grad_norm or any(
+            "grad_norm" in spec.needs for spec in hooks.specs.values()
+        )
+        self._forecasts = any("dynamics" in spec.claims for spec in hooks.specs.values())
+        self._forward = hooks.around("around_forward", self._call_model, run)
+        self._backward = hooks.around("around_backward", _backward, run)
+        self._optimizer_step = hooks.around("around_optimizer_step", self._update, run)
+        self._correct = hooks.around("around_correct", self._train, run)
+        self._train_step = hooks.around("around_train_step", self._dispatch, run)
+        self._predict_step = hooks.around("around_predict", self._predict, run)
+        self._evaluate = hooks.around("around_evaluate", self._mean_loss, run)
+        self._notifies = {
+            hook: hooks.implements(hook)
+            for hook in ("before_forward", "after_forward", "after_backward", "after_step")
+        }
+
+    # -- one step -----------------------------------------------------------------------------------
+
+    def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
+        """Make a jump if one is due, then train on `batch`; `phase` forces the choice."""
+        state, started = self.state, time.perf_counter()
+        chosen = phase or self.hooks.select_phase(state.history, state.schedule)
+        jump = None
+        if chosen.applies_prediction:
+            jump = self._jump(batch)
+            chosen = state.schedule.due()
+        self.enter(chosen)
+        trained: Trained = self._train_step(batch=batch, phase=chosen)
+        state.batches += 1
+        result = self._finish(trained, chosen, jump, time.perf_counter() - started)
+        if self._notifies["after_step"]:
+            self.hooks.notify("after_step", step=state.step, phase=chosen, result=result)
+        return result
+
+    def enter(self, phase: Phase) -> None:
+        """Move to `phase`, telling the plugins when that is a change."""
+        state = self.state
+        state.schedule = state.schedule.enter(phase)
+        if phase is state.phase:
+            return
+        previous, state.phase = state.phase, phase
+        if previous is not None:
+            self.hooks.on_phase_exit(previous, phase, state.step)
+        self.hooks.on_phase_enter(phase, previous, state.step)
+
+    def _finish(
+        self, trained: Trained, phase: Phase, jump: Jump | None, seconds: float
+    ) -> StepResult:
+        state = self.state
+        if trained.outcome is not Outcome.DEFERRED:
+            state.step += 1
+            state.schedule = state.schedule.updated()
+            state.accumulation = Accumulation()
+        memory = self._measure() if self._measure else None
+        now = Pending(
+            state.step,
+            phase,
+            trained.loss,
+            trained.gradient_norm,
+            seconds,
+            memory,
+            trained.outcome is Outcome.APPLIED,
+        )
+        if trained.outcome is not Outcome.DEFERRED:
+            self.settle()
+            state.pending = now
+            state.skipped_in_a_row = 0 if now.applied else state.skipped_in_a_row + 1
+        if trained.outcome is Outcome.SKIPPED:
+            self._note_skipped(now)
+        return StepResult(
+            state.step,
+            phase,
+            trained.outcome,
+            jump,
+            memory,
+            seconds,
+            now.read_loss,
+            now.read_norm,
+        )
+
+    def settle(self) -> None:
+        """Read the update before this one from the device and hand it on."""
+        settled = self.state.settle()
+        if settled is not None:
+            self._record(settled)
+
+    def _note_skipped(self, skipped: Pending) -> None:
+        state = self.state
+        if state.schedule.phase is not WARMUP:
+            state.schedule = state.schedule.declined()
+        self.run.log.warning(
+            "update.skipped",
+            step=state.step,
+            phase=skipped.phase.name,
+            loss=skipped.read_loss(),
+            grad_norm=skipped.read_norm(),
+            in_a_row=state.skipped_in_a_row,
+        )
+        if state.skipped_in_a_row > self._config.train.max_skipped:
+            msg = (
+                f"{state.skipped_in_a_row} updates in a row had a non-finite loss or gradient "
+                f"(step {state.step}, loss {skipped.read_loss()}); lower optimizer.lr, set "
+                f"train.clip_norm, or look at the data (train.max_skipped allows "
+                f"{self._config.train.max_skipped})"
+            )
+            raise DivergedError(msg)
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def _dispatch(self, *, batch: Any, phase: Phase) -> Trained:
+        call = self._correct if phase is CORRECT else self._train
+        trained: Trained = call(batch=batch, phase=phase)
+        return trained
+
+    def _train(self, *, batch: Any, phase: Phase) -> Trained:
+        accumulation = self.state.accumulation
+        for micro_batch in self.hooks.plan_micro_batches(batch):
+            self._notify("before_forward", phase, model=self.model, batch=micro_batch)
+            returned = self._forward(
+                model=self.model, batch=micro_batch, phase=phase, moment="train"
+            )
+            loss = accumulation.add(weigh(returned, micro_batch))
+            self._notify("after_forward", phase, loss=loss.detach())
+            with self.store.compute():
+                self._backward(loss=loss, phase=phase)
+            self._notify("after_backward", phase, model=self.model)
+        return self._apply_gradients(phase)
+
+    def _apply_gradients(self, phase: Phase) -> Trained:
+        accumulation = self.state.accumulation
+        self._norm = None
+        self._learning_rate.set(self.store.optimizer, self.state.step)
+        outcome: Outcome = self._optimizer_step(
+            optimizer=self.store.optimizer,
+            gradient_scale=accumulation.gradient_scale,
+            check_norm=False,
+            updated=self.store.updated_in_backward(),
+            phase=phase,
+        )
+        if outcome is not Outcome.DEFERRED:
+            self.store.zero_gradients()
+        return Trained(accumulation.mean, self._norm, outcome)
+
+    def _update(
+        self,
+        *,
+        optimizer: torch.optim.Optimizer,
+        gradient_scale: float | torch.Tensor,
+        check_norm: bool,
+        updated: frozenset[str],
+        phase: Phase,
+    ) -> Outcome:
+        del phase, updated  # for middleware; resident gradients are all stepped here
+        train, store = self._config.train, self.store
+        if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
+            store.scale_gradients(gradient_scale)
+        if self._measure_norm or check_norm or train.clip_norm is not None:
+            self._norm = store.gradient_norm()
+        if train.check_finite and not self._finite():
+            return Outcome.SKIPPED
+        if train.clip_norm is not None and self._norm is not None:
+            # The arithmetic of torch.nn.utils.clip_grad_norm_.
+            store.scale_gradients(torch.clamp(train.clip_norm / (self._norm + 1e-6), max=1.0))
+        with store.compute():
+            optimizer.step()
+        store.finish_update()
+        return Outcome.APPLIED
+
+    def _finite(self) -> bool:
+        finite = torch.isfinite(torch.as_tensor(self.state.accumulation.loss))
+        if self._norm is not None:
+            finite = finite & torch.isfinite(self._norm).to(finite.device)
+        return bool(finite)
+
+    def _call_model(self, *, model: Any, batch: Any, phase: Phase, moment: str) -> Any:
+        del phase, moment  # for middleware
+        with self.store.compute():
+            return self._loss_fn(model, batch)
+
+    def _notify(self, hook: str, phase: Phase, **given: Any) -> None:
+        if self._notifies[hook]:
+            self.hooks.notify(hook, step=self.state.step, phase=phase, **given)
+
+    # -- prediction -------------------------------------------------------------------------------
+
+    def _jump(self, batch: Any) -> Jump | None:
+        """Enter Predict, try one jump, and leave the schedule at what follows it."""
+        state = self.state
+        self.enter(PREDICT)
+        jump: Jump | None = self._predict_step(
+            batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
+        )
+        if jump is not None and jump.accepted:
+            state.predicted += jump.horizon
+            state.jumps += 1
+            state.schedule = state.schedule.jumped(jump.horizon)
+        else:
+            state.schedule = state.schedule.declined()
+        if jump is not None:
+            fields = {"horizon": jump.horizon, "scale": jump.scale, "norm": jump.norm}
+            self.run.log.info(
+                "jump.accepted" if jump.accepted else "jump.refused",
+                step=state.step,
+                **fields,
+                loss_before=jump.loss_before,
+                loss_after=jump.loss_after,
+                reason=jump.reason,
+                seconds=round(jump.seconds, 6),
+            )
+        return jump
+
+    def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
+        started, history = time.perf_counter(), self.state.history
+        confidence = None
+        if self._forecasts:
+            forecast = self.hooks.forecast(history, horizon)
+            threshold = self._config.phases.predict.confidence
+            confidence = forecast.confidence if forecast else 0.0
+            if confidence < (DEFAULT_CONFIDENCE if threshold is None else threshold):
+                self.run.log.info(
+                    "jump.declined", step=self.state.step, confidence=confidence
+                )
+                return None
+        update = self.hooks.propose_update(self.store, history, horizon)
+        if update is None:
+            self.run.log.info("jump.declined", step=self.state.step, confidence=confidence)
+            return None
+
+        def probe() -> float:
+            with undisturbed(self.model):
+                returned = self._forward(
+                    model=self.model, batch=batch, phase=phase, moment="probe"
+                )
+                return float(weigh(returned, batch).mean)
+
+        verdict = self._guard.judge(self.store, update, probe)
+        return Jump(
+            accepted=verdict.accepted,
+            horizon=max(1, round(min(update.horizon, horizon) * verdict.scale)),
+            scale=verdict.scale,
+            loss_before=verdict.loss_before,
+            loss_after=verdict.loss_after,
+            norm=verdict.norm,
+            confidence=confidence,
+            reason=verdict.reason,
+            seconds=time.perf_counter() - started,
+        )
+
+    # -- evaluation -------------------------------------------------------------------------------
+
+    def evaluate(self, batches: Iterable[Any]) -> float:
+        """Return the mean loss over `batches`, weighted by their counts; nan where there are none.
+
+        In eval mode and without gradients; modes, buffers and random state come back untouched.
+        """
+        phase = self.state.phase or self.state.schedule.phase
+        mean: float = self._evaluate(batches=batches, phase=phase)
+        return mean
+
+    def _mean_loss(self, *, batches: Iterable[Any], phase: Phase) -> float:
+        total: Any = 0.0
+        count: Any = 0.0
+        with undisturbed(self.model):
+            for batch in batches:
+                returned = self._forward(
+                    model=self.model, batch=batch, phase=phase, moment="evaluate"
+                )
+                loss = weigh(returned, batch)
+                total = total + loss.over(1.0).double()
+                count = count + loss.count
+        return float(total / count) if count else math.nan
+
+
+DEFAULT_CONFIDENCE = 0.85
+
+
+def _backward(*, loss: torch.Tensor, phase: Phase) -> None:
+    del phase  # for middleware
+    loss.backward()

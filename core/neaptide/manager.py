@@ -1,0 +1,240 @@
+"""HookManager: one typed method a hook; names the guilty plugin, quarantines failing observers.
+
+pluggy declares, validates and orders the implementations; the calls are made here over its own
+list of them, because pluggy's call cannot say which plugin raised or returned nonsense.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pluggy
+
+from . import hookspecs
+from .errors import PluginError, suggest
+from .memory import Ledger
+from .middleware import blame, compose
+from .phases import Phase
+from .plugin import PROJECT
+from .steps import Forecast, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .history import History
+    from .parameters import ParameterStore
+    from .phases import PhaseSchedule
+    from .plugin import Plugin, PluginSpec
+    from .task import Run
+
+_SPECS = {name for name, value in vars(hookspecs).items() if hasattr(value, f"{PROJECT}_spec")}
+_FIRST = {
+    name for name in _SPECS if getattr(hookspecs, name).neaptide_spec["firstresult"]
+}
+_AROUND = {name for name in _SPECS if name.startswith("around_")}
+
+DEFAULTS = "neaptide"
+
+
+@attrs.frozen(eq=False)
+class _Implementation:
+    plugin: str
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+
+    def __call__(self, where: str, given: Mapping[str, Any]) -> Any:
+        try:
+            return self.function(*[given[name] for name in self.arguments])
+        except BaseException as error:
+            blame(error, None if self.plugin == DEFAULTS else self.plugin, where)
+            raise
+
+
+class HookManager:
+    """Holds the enabled plugins in resolved order and calls their hooks."""
+
+    def __init__(
+        self, plugins: Sequence[tuple[PluginSpec, Plugin[Any]]], defaults: object, log: Any
+    ) -> None:
+        self.plugins = {spec.name: plugin for spec, plugin in plugins}
+        self.specs = {spec.name: spec for spec, _ in plugins}
+        self._log = log
+        self._pluggy = pluggy.PluginManager(PROJECT)
+        self._pluggy.add_hookspecs(hookspecs)
+        self._pluggy.register(defaults, DEFAULTS)
+        for spec, plugin in reversed(plugins):  # pluggy calls the last registered first
+            _check_hooks(spec, plugin)
+            self._pluggy.register(plugin, spec.name)
+        self._calls: dict[str, tuple[_Implementation, ...]] = {}
+        self._index()
+
+    def _index(self) -> None:
+        self._calls = {
+            name: tuple(
+                _Implementation(impl.plugin_name, impl.function, tuple(impl.argnames))
+                for impl in reversed(getattr(self._pluggy.hook, name).get_hookimpls())
+            )
+            for name in _SPECS
+        }
+
+    def implements(self, hook: str) -> bool:
+        """Return whether anyone implements `hook`, so that callers may skip preparing for it."""
+        return bool(self._calls[hook])
+
+    # -- ways of calling --------------------------------------------------------------------------
+
+    def _collect(self, hook: str, **given: Any) -> Iterator[tuple[str, Any]]:
+        for implementation in self._calls[hook]:
+            try:
+                value = implementation(hook, given)
+            except Exception as error:
+                if not self._quarantined(implementation.plugin, hook, error):
+                    raise
+                continue
+            if value is not None:
+                yield implementation.plugin, value
+
+    def notify(self, hook: str, **given: Any) -> None:
+        """Call a notification; a plugin that returns something is told so."""
+        for plugin, value in self._collect(hook, **given):
+            _expect(value, type(None), plugin, hook)
+
+    def first(self, hook: str, expected: Any, **given: Any) -> Any:
+        """Return the first answer that is not None, which must be of type `expected`."""
+        for implementation in self._calls[hook]:
+            value = implementation(hook, given)
+            if value is not None:
+                return _expect(value, expected, implementation.plugin, hook)
+        return None
+
+    def around(self, hook: str, core: Callable[..., Any], run: Run) -> Callable[..., Any]:
+        """Return `core` wrapped in the middleware the plugins return for `hook`."""
+        return compose(hook, core, self._collect(hook, run=run))
+
+    def _quarantined(self, name: str, hook: str, error: Exception) -> bool:
+        spec = self.specs.get(name)
+        if spec is None or not spec.observer:
+            return False
+        self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=repr(error))
+        self._pluggy.unregister(name=name)
+        self._index()
+        return True
+
+    # -- the hooks whose answers the core works with ----------------------------------------------
+
+    def convert_model(self, model: Any) -> None:
+        """Let every plugin patch the model."""
+        self.notify("convert_model", model=model)
+
+    def on_run_start(self, run: Run, model: Any, store: ParameterStore) -> None:
+        """Tell every plugin that assembly is done."""
+        self.notify("on_run_start", run=run, model=model, store=store)
+
+    def on_run_end(self, run: Run, error: BaseException | None) -> list[Exception]:
+        """Tear down plugin by plugin in reverse; return what went wrong meanwhile."""
+        return self._teardown("on_run_end", run=run, error=error)
+
+    def on_phase_enter(self, phase: Phase, previous: Phase | None, step: int) -> None:
+        """Tell every plugin that a phase begins."""
+        self.notify("on_phase_enter", phase=phase, previous=previous, step=step)
+
+    def on_phase_exit(self, phase: Phase, following: Phase | None, step: int) -> None:
+        """Tell every plugin that a phase ends."""
+        self.notify("on_phase_exit", phase=phase, following=following, step=step)
+
+    def leave_phase(self, phase: Phase, step: int) -> list[Exception]:
+        """End the last phase of the run on every plugin, whatever the others raise."""
+        return self._teardown("on_phase_exit", phase=phase, following=None, step=step)
+
+    def _teardown(self, hook: str, **given: Any) -> list[Exception]:
+        errors: list[Exception] = []
+        for implementation in reversed(self._calls[hook]):
+            try:
+                implementation(hook, given)
+            except Exception as error:  # noqa: BLE001 - gathered: everyone else's teardown runs
+                errors.append(error)
+        return errors
+
+    def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase:
+        """Return the phase of the coming step."""
+        phase: Phase = self.first("select_phase", Phase, history=history, schedule=schedule)
+        return phase
+
+    def propose_update(
+        self, store: ParameterStore, history: History, horizon: int
+    ) -> Update | None:
+        """Return the predicted update, or None."""
+        update: Update | None = self.first(
+            "propose_update", Update, store=store, history=history, horizon=horizon
+        )
+        return update
+
+    def forecast(self, history: History, horizon: int) -> Forecast | None:
+        """Return the dynamics model's forecast, or None without one."""
+        forecast: Forecast | None = self.first(
+            "forecast", Forecast, history=history, horizon=horizon
+        )
+        return forecast
+
+    def plan_micro_batches(self, batch: Any) -> Sequence[Any]:
+        """Return the micro-batches of `batch`; at least one."""
+        planned: Sequence[Any] | None = self.first(
+            "plan_micro_batches", (list, tuple), batch=batch
+        )
+        return planned or (batch,)
+
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        """Fold the plugins over the ledger of `phase`."""
+        for implementation in self._calls["estimate_memory"]:
+            value = implementation("estimate_memory", {"ledger": ledger, "phase": phase})
+            ledger = _expect(value, Ledger, implementation.plugin, "estimate_memory")
+        return ledger
+
+    def collect_metrics(self, step: int, phase: Phase) -> dict[str, float]:
+        """Return every plugin's numbers as `"plugin.name"`."""
+        metrics: dict[str, float] = {}
+        for plugin, values in self._collect("collect_metrics", step=step, phase=phase):
+            _expect(values, dict, plugin, "collect_metrics")
+            metrics.update({f"{plugin}.{name}": value for name, value in values.items()})
+        return metrics
+
+
+def _expect(value: Any, expected: Any, plugin: str, hook: str) -> Any:
+    if isinstance(value, expected):
+        return value
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+    msg = f"plugin {plugin!r} must return {names} from {hook!r} (got {type(value).__name__})"
+    raise PluginError(msg)
+
+
+def _check_hooks(spec: PluginSpec, plugin: Plugin[Any]) -> None:
+    for name, method in inspect.getmembers(type(plugin), inspect.isroutine):
+        marked = getattr(method, f"{PROJECT}_impl", None)
+        if marked is None:
+            if name in _SPECS:
+                msg = f"plugin {spec.name!r}: {name!r} is a hook but lacks the @hookimpl marker"
+                raise PluginError(msg)
+            continue
+        if name not in _SPECS:
+            msg = f"plugin {spec.name!r}: there is no hook {name!r}{suggest(name, _SPECS)}"
+            raise PluginError(msg)
+        if marked["wrapper"] or marked["hookwrapper"]:
+            msg = f"plugin {spec.name!r}: {name!r} is a pluggy wrapper; use an around_* hook instead"
+            raise PluginError(msg)
+        if spec.observer and name in _AROUND | _FIRST:
+            msg = f"plugin {spec.name!r} is an observer; it cannot implement {name!r}"
+            raise PluginError(msg)
+        accepted = set(inspect.signature(getattr(hookspecs, name)).parameters)
+        unknown = set(inspect.signature(method).parameters) - {"self"} - accepted
+        if unknown:
+            wrong = min(unknown)
+            msg = (
+                f"plugin {spec.name!r}: hook {name!r} has no argument {wrong!r}"
+                f"{suggest(wrong, accepted)}; it has {', '.join(sorted(accepted))}"
+            )
+            raise PluginError(msg)
+
+

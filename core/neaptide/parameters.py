@@ -1,0 +1,316 @@
+"""ParameterStore: the only way to touch weights, gradients and optimizer state.
+
+Weights may live on the device, in RAM, on disk, split or quantized; nobody but the store's
+provider assumes where. What works on loans alone works on all of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import attrs
+import torch
+from torch import nn
+
+from .memory import Tier, tier_of
+
+Mode = Literal["read", "write"]
+
+
+@attrs.frozen(eq=False)
+class Span:
+    """A parameter, or the slice of one that the store moves as a whole."""
+
+    name: str
+    """Qualified name in the module: the first one, where a parameter has several."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tier: Tier
+    trainable: bool
+    tied: tuple[str, ...] = ()
+    """Its other names."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights alone."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+Rider = Callable[[Span, torch.Tensor, "torch.Tensor | None"], None]
+"""`rider(span, weight, delta)`: `weight` is the new value, valid inside the call only; `delta` is
+what a jump added to it, or None after an ordinary update."""
+
+DeltaOf = Callable[[Span], "torch.Tensor | None"]
+
+
+@attrs.frozen(eq=False)
+class Snapshot:
+    """Bitwise copies of weights (and of the optimizer's state) that `restore` puts back."""
+
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any] | None
+
+
+class ParameterStore(ABC):
+    """The verbs. A provider implements loans; the rest has defaults built on them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._riders: list[Rider] = []
+
+    @abstractmethod
+    def spans(self) -> list[Span]:
+        """Return every span once, tied parameters under their first name."""
+
+    @abstractmethod
+    def loan(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: Literal["weight", "gradient"] = "weight",
+        on: torch.device | None = None,
+    ) -> AbstractContextManager[torch.Tensor]:
+        """Lend a span's tensor: shape `span.shape`, on `on` or wherever it lies.
+
+        Valid inside the context only. With `"write"`, what was written is kept at the end. Of a
+        span without a gradient, reading it raises KeyError; writing one creates it from zeros.
+        """
+
+    @abstractmethod
+    def has_gradient(self, span: Span) -> bool:
+        """Return whether a gradient has been accumulated for `span`."""
+
+    @abstractmethod
+    def zero_gradients(self) -> None:
+        """Drop all gradients."""
+
+    def compute(self) -> AbstractContextManager[None]:
+        """Hold while the module or the optimizer itself runs over the weights.
+
+        A store that brings weights in block by block does nothing here.
+        """
+        return nullcontext()
+
+    def updated_in_backward(self) -> frozenset[str]:
+        """Return the names of spans whose optimizer step already ran inside this backward."""
+        return frozenset()
+
+    def drain(self) -> None:
+        """Finish lazy updates, so that every loan shows the newest value."""
+
+    # -- riding along ---------------------------------------------------------------------------
+
+    def ride(self, rider: Rider) -> Callable[[], None]:
+        """Call `rider` on each trainable span after each update; return what ends it.
+
+        One pass over the weights serves all riders: averages, drift accumulators, metrics.
+        """
+        self._riders.append(rider)
+        return lambda: self._riders.remove(rider)
+
+    def finish_update(self) -> None:
+        """Carry the riders over the spans just updated; a store may have done so in backward."""
+        self.carry(lambda _: None)
+
+    def carry(self, delta_of: DeltaOf) -> None:
+        """Call every rider on every trainable span, with the delta a jump added to it."""
+        if not self._riders:
+            return
+        for span in self.spans():
+            if span.trainable:
+                with self.loan(span, "read") as weight, torch.no_grad():
+                    delta = delta_of(span)
+                    for rider in self._riders:
+                        rider(span, weight, delta)
+
+    # -- gradients ------------------------------------------------------------------------------
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the global L2 norm of the gradients: float32, 0-dim, zero where there are none."""
+        norms = []
+        for span in sorted(self.spans(), key=lambda span: span.name):
+            if self.has_gradient(span):
+                with self.loan(span, "read", of="gradient") as gradient:
+                    norms.append(torch.linalg.vector_norm(gradient, dtype=_norm_dtype(gradient)))
+        return total_norm(norms)
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply every gradient by `factor` (a number or a 0-dim tensor), in place."""
+        for span in self.spans():
+            if self.has_gradient(span):
+                with self.loan(span, "write", of="gradient") as gradient:
+                    gradient.mul_(_on(factor, gradient.device))
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def snapshot(
+        self, *, optimizer: bool = False, on: torch.device | str = "cpu"
+    ) -> Snapshot:
+        """Copy every trainable weight (and the optimizer's state) bitwise to the device `on`."""
+        self.drain()
+        weights = {}
+        for span in self.spans():
+            if span.trainable:
+                with self.loan(span, "read") as weight:
+                    weights[span.name] = weight.detach().to(on, copy=True)
+        state = _copied(self.optimizer_state_dict()) if optimizer else None
+        return Snapshot(weights, state)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a snapshot back, bit for bit."""
+        self.drain()
+        for span in self.spans():
+            if span.name in snapshot.weights:
+                with self.loan(span, "write") as weight, torch.no_grad():
+                    weight.copy_(snapshot.weights[span.name])
+        if snapshot.optimizer is not None:
+            self.load_optimizer_state_dict(_copied(snapshot.optimizer))
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's `state_dict`."""
+        self.drain()
+        return self.optimizer.state_dict()
+
+    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+        """Load it without changing a dtype.
+
+        torch casts loaded state to the parameter's dtype, which would round fp32 moments of bf16
+        weights: the tensors are put back as they were saved.
+        """
+        self.optimizer.load_state_dict(state)
+        numbered = (
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+        )
+        for index, parameter in enumerate(numbered):
+            for key, value in state["state"].get(index, {}).items():
+                loaded = self.optimizer.state[parameter].get(key)
+                if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor):
+                    self.optimizer.state[parameter][key] = value.to(loaded.device, copy=True)
+
+
+class ResidentStore(ParameterStore):
+    """The default: weights, gradients and optimizer state stay where the module has them."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._names = parameter_names(model)
+        self._parameters = {
+            names[0]: parameter for parameter, names in self._names.items()
+        }
+        self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
+
+    def spans(self) -> list[Span]:
+        """Return one span a parameter, in the module's order."""
+        device = next(iter(self._names), torch.empty(0)).device
+        return [
+            Span(
+                names[0],
+                tuple(parameter.shape),
+                parameter.dtype,
+                tier_of(parameter.device, device),
+                parameter.requires_grad,
+                names[1:],
+            )
+            for parameter, names in self._names.items()
+        ]
+
+    @contextmanager
+    def loan(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: Literal["weight", "gradient"] = "weight",
+        on: torch.device | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Lend the parameter's own tensor, or a copy on `on` that is written back."""
+        parameter = self._parameters[span.name]
+        if of == "gradient":
+            if parameter.grad is None:
+                if mode == "read":
+                    raise KeyError(span.name)
+                parameter.grad = torch.zeros_like(parameter)
+            tensor = parameter.grad
+        else:
+            tensor = parameter.detach()
+        if on is None or on == tensor.device:
+            yield tensor
+            return
+        away = tensor.to(on)
+        yield away
+        if mode == "write":
+            tensor.copy_(away)
+
+    def has_gradient(self, span: Span) -> bool:
+        """Return whether the parameter has a `.grad`."""
+        return self._parameters[span.name].grad is not None
+
+    def zero_gradients(self) -> None:
+        """Set every `.grad` to None."""
+        for parameter in self._ordered:
+            parameter.grad = None
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the global L2 norm, in a few fused launches instead of a loan a span."""
+        gradients = [parameter.grad for parameter in self._ordered if parameter.grad is not None]
+        if any(gradient.is_sparse for gradient in gradients):
+            return super().gradient_norm()
+        return total_norm(
+            [
+                norm
+                for dtype in dict.fromkeys(map(_norm_dtype, gradients))
+                for norm in torch._foreach_norm(  # noqa: SLF001 - torch.nn.utils uses it likewise
+                    [gradient for gradient in gradients if _norm_dtype(gradient) == dtype],
+                    2,
+                    dtype=dtype,
+                )
+            ]
+        )
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients in fused launches, one group a device."""
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for parameter in self._ordered:
+            if parameter.grad is not None:
+                by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
+        for device, gradients in by_device.items():
+            torch._foreach_mul_(gradients, _on(factor, device))  # noqa: SLF001 - see gradient_norm
+
+
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
+    """Return each parameter once with all its qualified names, in the module's order."""
+    names: dict[nn.Parameter, tuple[str, ...]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter] = (*names.get(parameter, ()), name)
+    return names
+
+
+def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norm of `norms` (0-dim tensors), as float32 on the first one's device."""
+    if not norms:
+        return torch.zeros(())
+    device = norms[0].device
+    return torch.linalg.vector_norm(torch.stack([norm.float().to(device) for norm in norms]))
+
+
+def _norm_dtype(gradient: torch.Tensor) -> torch.dtype:
+    # Squares of fp16 gradients overflow from 256 on: fp16 and bf16 are summed in fp32.
+    return torch.promote_types(gradient.dtype, torch.float32)
+
+
+def _on(factor: float | torch.Tensor, device: torch.device) -> Any:
+    return factor.to(device) if isinstance(factor, torch.Tensor) else factor
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_copied(value) for value in tree)
+    return tree

@@ -1,0 +1,118 @@
+"""The four phases as data, and the schedule that says which one comes next. Pure; no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@attrs.frozen
+class Phase:
+    """What a phase does to the weights."""
+
+    name: str
+    runs_backward: bool
+    updates_optimizer: bool
+    applies_prediction: bool
+
+    def __str__(self) -> str:
+        return self.name
+
+
+WARMUP = Phase("warmup", runs_backward=True, updates_optimizer=True, applies_prediction=False)
+FULL = Phase("full", runs_backward=True, updates_optimizer=True, applies_prediction=False)
+PREDICT = Phase("predict", runs_backward=False, updates_optimizer=False, applies_prediction=True)
+CORRECT = Phase("correct", runs_backward=True, updates_optimizer=True, applies_prediction=False)
+
+PHASES = {phase.name: phase for phase in (WARMUP, FULL, PREDICT, CORRECT)}
+
+
+@attrs.frozen(kw_only=True)
+class PhaseSchedule:
+    """The fixed cycle Warmup, then Full -> Predict -> Correct -> Full …, as an immutable value.
+
+    Lengths count ordinary updates; a Predict phase is one jump. Every method that moves on returns
+    a new schedule, so a plugin may run one ahead of the training without disturbing it.
+    """
+
+    warmup_steps: int
+    full_steps: int
+    correct_steps: int
+    correction_interval: int
+    """Predicted updates that may pass before a Correct phase is due."""
+    predicts: bool
+    """Whether anything can predict; without it Full never ends."""
+    phase: Phase = WARMUP
+    done: int = 0
+    """Ordinary updates made in `phase` so far."""
+    uncorrected: int = 0
+    """Predicted updates since the last Correct phase."""
+
+    def due(self) -> Phase:
+        """Return the phase the next step belongs to."""
+        if self.phase is WARMUP and self.done < self.warmup_steps:
+            return WARMUP
+        if self.phase is CORRECT and self.done < self.correct_steps:
+            return CORRECT
+        if self.phase is FULL and self.done >= self.full_steps and self.predicts:
+            return PREDICT
+        return FULL
+
+    def enter(self, phase: Phase) -> PhaseSchedule:
+        """Return the schedule at the start of `phase`; entering the current one changes nothing."""
+        if phase is self.phase:
+            return self
+        uncorrected = 0 if phase is CORRECT else self.uncorrected
+        return attrs.evolve(self, phase=phase, done=0, uncorrected=uncorrected)
+
+    def updated(self) -> PhaseSchedule:
+        """Return the schedule after one ordinary update."""
+        return attrs.evolve(self, done=self.done + 1)
+
+    def jumped(self, horizon: int) -> PhaseSchedule:
+        """Return the schedule after an accepted jump that stands for `horizon` updates."""
+        uncorrected = self.uncorrected + horizon
+        due = self.correct_steps > 0 and uncorrected >= self.correction_interval
+        moved = attrs.evolve(self, uncorrected=uncorrected)
+        return moved.enter(CORRECT if due else FULL)
+
+    def declined(self) -> PhaseSchedule:
+        """Return the schedule after a Predict step that changed nothing."""
+        return self.enter(FULL)
+
+    def steps_until(self, predicate: Callable[[Phase], bool], limit: int = 10_000) -> int | None:
+        """Return how many ordinary updates lie before the next step in a phase `predicate` likes.
+
+        0 means the very next step. Jumps on the way are taken to be accepted and to stand for
+        `correction_interval` updates, the least that brings a Correct phase. None where no such
+        phase comes within `limit` updates.
+        """
+        schedule, updates = self, 0
+        while updates <= limit:
+            phase = schedule.due()
+            if predicate(phase):
+                return updates
+            schedule = schedule.enter(phase)
+            if phase.applies_prediction:
+                schedule = schedule.jumped(schedule.correction_interval)
+            else:
+                schedule = schedule.updated()
+                updates += 1
+        return None
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return where in the cycle this is; the lengths belong to the config."""
+        return {"phase": self.phase.name, "done": self.done, "uncorrected": self.uncorrected}
+
+    def restored(self, state: dict[str, int | str]) -> PhaseSchedule:
+        """Return this schedule at the place `state_dict` described."""
+        return attrs.evolve(
+            self,
+            phase=PHASES[str(state["phase"])],
+            done=int(state["done"]),
+            uncorrected=int(state["uncorrected"]),
+        )

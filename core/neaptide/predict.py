@@ -1,0 +1,137 @@
+"""A Predict step: apply a predicted update, judge it by forwards alone, or take it back bitwise."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from . import rng
+from .errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from .parameters import DeltaOf, ParameterStore, Span
+    from .steps import Update
+
+
+@attrs.frozen
+class Verdict:
+    """What the guard found."""
+
+    accepted: bool
+    scale: float
+    loss_before: float
+    loss_after: float
+    norm: float
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Guard:
+    """A trust region judged by forward passes: accept when the probe loss rises by at most `rise`.
+
+    It does not know whether a jump is worth anything, only that it does no harm now; predict-time
+    forecasts of value correlate too little with what the jump is worth later.
+    """
+
+    rise: float
+    """Relative rise of the probe loss that is let through, 0.02 = 2 %."""
+    halvings: int
+    """Times a refused jump is halved and tried again."""
+
+    def judge(
+        self, store: ParameterStore, update: Update, probe: Callable[[], float]
+    ) -> Verdict:
+        """Apply `update` to the weights of `store` and keep it, part of it, or nothing.
+
+        Refused, every weight is what it was, bit for bit. Needs host memory for one copy of the
+        trainable weights. Riders are told of an accepted jump, with the delta applied.
+        """
+        before = probe()
+        norm, problem = _inspect(store, update)
+        if problem is None and not math.isfinite(before):
+            problem = f"the probe loss before the jump is {before}"
+        if problem is not None:
+            return Verdict(False, 0.0, before, math.nan, norm, problem)
+        snapshot = store.snapshot()
+        limit = before + self.rise * abs(before)
+        after = math.nan
+        for halving in range(self.halvings + 1):
+            scale = 0.5**halving
+            apply(store, update, scale)
+            after = probe()
+            if after <= limit:
+                store.carry(_scaled(update, scale))
+                return Verdict(True, scale, before, after, norm, "")
+            store.restore(snapshot)
+        reason = f"the probe loss rose from {before:.6g} to {after:.6g}, over {limit:.6g}"
+        return Verdict(False, 0.0, before, after, norm, reason)
+
+
+def apply(store: ParameterStore, update: Update, scale: float) -> None:
+    """Add `scale * delta` to every trainable weight, in the weight's dtype."""
+    for span in store.spans():
+        if not span.trainable:
+            continue
+        delta = update.delta(span)
+        if delta is not None:
+            with store.loan(span, "write") as weight, torch.no_grad():
+                weight.add_(delta.to(weight.device, weight.dtype), alpha=scale)
+
+
+def _scaled(update: Update, scale: float) -> DeltaOf:
+    def delta_of(span: Span) -> torch.Tensor | None:
+        delta = update.delta(span)
+        return None if delta is None else delta * scale
+
+    return delta_of
+
+
+def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
+    """Return the L2 norm of the whole delta and what is wrong with it, if anything."""
+    squares = 0.0
+    for span in store.spans():
+        delta = update.delta(span) if span.trainable else None
+        if delta is None:
+            continue
+        if not isinstance(delta, torch.Tensor) or not delta.is_floating_point():
+            msg = f"a predicted delta must be a float tensor or None (got {delta!r:.80})"
+            raise PluginError(msg)
+        if tuple(delta.shape) != span.shape:
+            return math.nan, (
+                f"the delta of {span.name} has shape {tuple(delta.shape)}, not {span.shape}"
+            )
+        squares += float(torch.linalg.vector_norm(delta, dtype=torch.float64)) ** 2
+        if not math.isfinite(squares):
+            return math.nan, f"the delta of {span.name} is not finite"
+    return math.sqrt(squares), None
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run forwards in eval mode without a trace: modes, buffers and random state come back."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = [
+        (module, name, buffer, buffer._version, buffer.clone())  # noqa: SLF001 - see below
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001 - to put the very objects back
+        if buffer is not None
+    ]
+    model.eval()
+    try:
+        with torch.no_grad(), rng.preserved():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for module, name, buffer, version, value in buffers:
+            if buffer._version != version:  # noqa: SLF001 - writing bumps it, and graphs may watch
+                buffer.copy_(value)
+            module._buffers[name] = buffer  # noqa: SLF001 - see above

@@ -1,0 +1,134 @@
+"""The index of installed plugins: reads entry points, imports only manifests. No torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+import attrs
+
+from .errors import PluginError, suggest
+from .plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec
+
+DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
+
+
+@attrs.frozen
+class Installed:
+    """One entry point of the group: a manifest, or why it cannot be read."""
+
+    name: str
+    distribution: str
+    """`"name version"` of the distribution that ships it."""
+    target: str
+    spec: PluginSpec | None
+    problem: str | None = None
+    """Why the manifest cannot be used; None when it can."""
+
+
+class Registry(Mapping[str, PluginSpec]):
+    """The usable manifests by name. A broken plugin that nobody enables hurts nobody."""
+
+    def __init__(self, installed: Mapping[str, Installed]) -> None:
+        self.installed = installed
+
+    def __getitem__(self, name: str) -> PluginSpec:
+        """Return the manifest of `name`; a broken plugin raises PluginError, not KeyError."""
+        found = self.installed[name]
+        if found.spec is None:
+            msg = f"plugin {name!r} from {found.distribution} cannot be used: {found.problem}"
+            raise PluginError(msg)
+        return found.spec
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.installed)
+
+    def __len__(self) -> int:
+        return len(self.installed)
+
+    def usable(self) -> dict[str, PluginSpec]:
+        """Return the manifests that could be read."""
+        return {name: found.spec for name, found in self.installed.items() if found.spec}
+
+    def for_scheme(self, scheme: str, where: str) -> PluginSpec:
+        """Return the plugin that builds `scheme`, such as `"model:builtin"`.
+
+        Raises PluginError naming what is installed when none or several do.
+        """
+        usable = self.usable()
+        holders = [spec for spec in usable.values() if scheme in spec.schemes]
+        if len(holders) == 1:
+            return holders[0]
+        kind, _, name = scheme.partition(":")
+        known = sorted(
+            known_name
+            for spec in usable.values()
+            for known_kind, _, known_name in (entry.partition(":") for entry in spec.schemes)
+            if known_kind == kind
+        )
+        if holders:
+            names = " and ".join(repr(spec.name) for spec in holders)
+            msg = f"{names} both build {name!r}; disable one of them @ {where}"
+        else:
+            msg = (
+                f"no installed plugin builds {name + ':'!r}{suggest(name, known)}; "
+                f"there is {', '.join(known) or 'none'}, or name a 'package.module:factory' "
+                f"@ {where}"
+            )
+        raise PluginError(msg)
+
+
+@cache
+def installed_plugins() -> Registry:
+    """Return what is installed in this environment, in the order of names."""
+    found: dict[str, Installed] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name):
+        current = _read(entry)
+        previous = found.get(entry.name)
+        if previous is not None and previous.target != current.target:
+            problem = (
+                f"{previous.distribution} and {current.distribution} both ship a plugin of this "
+                f"name; uninstall one"
+            )
+            current = attrs.evolve(current, spec=None, problem=problem)
+        found[entry.name] = current
+    return Registry(found)
+
+
+def disabled_plugins() -> frozenset[str]:
+    """Return the names blocked by the environment variable NEAPTIDE_DISABLED_PLUGINS."""
+    names = os.environ.get(DISABLED_VARIABLE, "").split(",")
+    return frozenset(name.strip() for name in names if name.strip())
+
+
+def _read(entry: EntryPoint) -> Installed:
+    shipped = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+    try:
+        value = entry.load()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's module may raise anything
+        problem = f"importing {entry.value!r} raised {type(error).__name__}: {error}"
+        return Installed(entry.name, shipped, entry.value, None, problem)
+    if not isinstance(value, PluginSpec):
+        problem = f"{entry.value!r} must be a PluginSpec (got {type(value).__name__})"
+        return Installed(entry.name, shipped, entry.value, None, problem)
+    if value.name != entry.name:
+        problem = f"its PluginSpec is named {value.name!r} but the entry point {entry.name!r}"
+        return Installed(entry.name, shipped, entry.value, None, problem)
+    return Installed(entry.name, shipped, entry.value, value)
+
+
+def load_class(spec: PluginSpec) -> type[Plugin[object]]:
+    """Import the class behind a manifest; raises PluginError naming plugin and cause."""
+    module, _, name = spec.load.partition(":")
+    try:
+        loaded = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        msg = f"plugin {spec.name!r}: {spec.load!r} raised {type(error).__name__}: {error}"
+        raise PluginError(msg) from error
+    if not (isinstance(loaded, type) and issubclass(loaded, Plugin)):
+        msg = f"plugin {spec.name!r}: {spec.load!r} must be a subclass of neaptide.Plugin"
+        raise PluginError(msg)
+    return loaded

@@ -1,0 +1,96 @@
+"""Puts the enabled plugins in order and finds every conflict among them at once. No torch."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .plugin import PluginSpec
+
+
+def resolve(enabled: Sequence[PluginSpec], installed: Iterable[str] = ()) -> list[PluginSpec]:
+    """Return `enabled` in the order their hooks run, outermost first.
+
+    The config's order holds except where `before` and `after` say otherwise. Raises ConfigError
+    with one line a problem: a claim held twice, a conflict, a missing requirement, a cycle.
+    """
+    specs = {spec.name: spec for spec in enabled}
+    known = frozenset(installed)
+    problems = [
+        *_duplicates(enabled),
+        *_claimed_twice(enabled),
+        *_conflicts(enabled),
+        *_missing(enabled, known),
+    ]
+    order = _sorted(specs, problems)
+    if problems:
+        raise ConfigError(*problems)
+    return [specs[name] for name in order]
+
+
+def _duplicates(enabled: Sequence[PluginSpec]) -> Iterable[str]:
+    names = [spec.name for spec in enabled]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"plugin {name!r} is enabled twice @ plugins"
+
+
+def _claimed_twice(enabled: Sequence[PluginSpec]) -> Iterable[str]:
+    for claim in sorted({claim for spec in enabled for claim in spec.claims}):
+        holders = [spec.name for spec in enabled if claim in spec.claims]
+        if len(holders) > 1:
+            names = " and ".join(repr(name) for name in holders)
+            yield (
+                f"{names} both claim {claim!r}; "
+                f"keep one (set enabled = false in the other's table) @ plugins"
+            )
+
+
+def _conflicts(enabled: Sequence[PluginSpec]) -> Iterable[str]:
+    for spec in enabled:
+        for other in enabled:
+            clash = spec.conflicts & ({other.name} | other.claims)
+            if other is not spec and clash:
+                yield (
+                    f"{spec.name!r} cannot run beside {other.name!r} "
+                    f"(it conflicts with {min(clash)!r}) @ plugins.{spec.name}"
+                )
+
+
+def _missing(enabled: Sequence[PluginSpec], installed: frozenset[str]) -> Iterable[str]:
+    present = {name for spec in enabled for name in ({spec.name} | spec.claims)}
+    for spec in enabled:
+        for need in sorted(spec.requires - present):
+            remedy = f"add [plugins.{need}]" if need in installed else "install a plugin that does"
+            yield f"{spec.name!r} requires {need!r}, which nothing provides; {remedy} @ plugins"
+
+
+def _sorted(specs: Mapping[str, PluginSpec], problems: list[str]) -> list[str]:
+    rank = {name: index for index, name in enumerate(specs)}
+    graph: dict[str, set[str]] = {name: set() for name in specs}
+    for name, spec in specs.items():
+        for other in spec.after & specs.keys():
+            graph[name].add(other)
+        for other in spec.before & specs.keys():
+            graph[other].add(name)
+    sorter = TopologicalSorter(graph)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = " -> ".join(repr(name) for name in error.args[1])
+        problems.append(f"plugins ask to come before each other: {cycle} @ plugins")
+        return list(specs)
+    order: list[str] = []
+    ready: list[str] = list(sorter.get_ready())
+    while ready:
+        # One at a time, lowest config position first, so that ties keep the config's order.
+        name = min(ready, key=rank.__getitem__)
+        ready.remove(name)
+        order.append(name)
+        sorter.done(name)
+        ready.extend(sorter.get_ready())
+    return order

@@ -1,0 +1,60 @@
+"""The random number generators a run draws from: saved, restored, left as they were."""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch on every device, Python's random, and numpy where it is in use."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of every generator as a tree of tensors, lists and numbers."""
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(numbers), gauss],
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached]
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put back what `capture` returned."""
+    torch.set_rng_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state:
+        import numpy as np  # noqa: PLC0415 - only where the saved run had it loaded
+
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002 - the global state
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Leave every generator as it was on entry."""
+    state = capture()
+    try:
+        yield
+    finally:
+        restore(state)

@@ -1,0 +1,225 @@
+"""What a checkpoint of a run holds, how it is put together, and how it is taken back."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from . import checkpoint, rng
+from .config import unstructure
+from .errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+    from .config import RunConfig
+    from .manager import HookManager
+    from .parameters import ParameterStore
+    from .state import TrainState
+
+_FREE = ("run", "train.device", "eval")
+"""Settings that may differ on resume: they do not change what is computed."""
+
+
+@attrs.frozen(eq=False)
+class Parts:
+    """Everything of a run that has state."""
+
+    model: nn.Module
+    store: ParameterStore
+    hooks: HookManager
+    state: TrainState
+    config: RunConfig
+    extra: Mapping[str, Any]
+    """The user's own objects with `state_dict` and `load_state_dict`."""
+
+
+def sections(parts: Parts, data: Any) -> dict[str, Any]:
+    """Return all state but the weights, as trees by section."""
+    state = parts.state
+    return {
+        "buffers": dict(buffers(parts.model)),
+        "gradients": _gradients(parts.store) if state.accumulation.pieces else {},
+        "optimizer": parts.store.optimizer_state_dict(),
+        "training": state.state_dict(),
+        "rng": rng.capture(),
+        "data": data,
+        "plugins": {name: plugin.state_dict() for name, plugin in parts.hooks.plugins.items()},
+        "extra": {name: value.state_dict() for name, value in parts.extra.items()},
+    }
+
+
+def save(directory: Path, parts: Parts, data: Any) -> Path:
+    """Write a checkpoint of everything into `directory`, atomically."""
+    store = parts.store
+    with store.compute():
+        trees = sections(parts, data)
+        trees["config"] = unstructure(parts.config)
+        facts = {
+            "plugins": {name: spec.version for name, spec in parts.hooks.specs.items()},
+            "phase": parts.state.schedule.phase.name,
+        }
+        weights = [
+            (span.name, span.dtype, span.shape, _lender(store, span)) for span in store.spans()
+        ]
+        checkpoint.save(
+            directory, trees, step=parts.state.step, facts=facts, streams={"weights": weights}
+        )
+    return directory
+
+
+def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
+    """Take a checkpoint back into `parts`; return the data's state.
+
+    Raises CheckpointError, before anything is touched, when the checkpoint is damaged or belongs
+    to another config, model or set of plugins; `allow_changes` lets the config and plugins differ.
+    """
+    loaded = checkpoint.load(directory)
+    _check_plugins(loaded, parts, allow_changes=allow_changes)
+    if not allow_changes:
+        _check_config(loaded.section("config"), unstructure(parts.config))
+    weights = loaded.tensors("weights")
+    _check_weights(weights, parts.store)
+    optimizer, training = loaded.section("optimizer"), loaded.section("training")
+    _check_optimizer(optimizer, parts.store.optimizer)
+
+    store = parts.store
+    for span in store.spans():
+        with store.loan(span, "write") as weight, torch.no_grad():
+            weight.copy_(weights[span.name])
+    saved_buffers = loaded.section("buffers")
+    for name, buffer in buffers(parts.model):
+        if name in saved_buffers:
+            buffer.copy_(saved_buffers[name])
+    store.zero_gradients()
+    gradients = loaded.section("gradients")
+    for span in store.spans():
+        if span.name in gradients:
+            with store.loan(span, "write", of="gradient") as gradient:
+                gradient.copy_(gradients[span.name])
+    with store.compute():
+        store.load_optimizer_state_dict(optimizer)
+    parts.state.load_state_dict(training)
+    for name, state in loaded.section("plugins").items():
+        if name in parts.hooks.plugins:
+            parts.hooks.plugins[name].load_state_dict(state)
+    for name, state in loaded.section("extra").items():
+        if name in parts.extra:
+            parts.extra[name].load_state_dict(state)
+    rng.restore(loaded.section("rng"))
+    return loaded.section("data")
+
+
+def digest(parts: Parts, data: Any) -> str:
+    """Return the sha256 of weights, buffers, optimizer, plugins, schedule, RNG and data cursor.
+
+    Two runs that computed the same have the same digest: times are no part of it.
+    """
+    store = parts.store
+    with store.compute():
+        trees = sections(parts, data)
+        weights = {}
+        for span in store.spans():
+            with store.loan(span, "read") as weight:
+                weights[span.name] = checkpoint.digest(weight)
+    return checkpoint.digest({**trees, "weights": weights})
+
+
+def buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return every buffer with its name, non-persistent ones too, for exactness."""
+    return list(model.named_buffers())
+
+
+def _gradients(store: ParameterStore) -> dict[str, torch.Tensor]:
+    gradients = {}
+    for span in store.spans():
+        if store.has_gradient(span):
+            with store.loan(span, "read", of="gradient") as gradient:
+                gradients[span.name] = gradient.clone()
+    return gradients
+
+
+def _lender(store: ParameterStore, span: Any) -> Any:
+    @contextmanager
+    def lend() -> Iterator[torch.Tensor]:
+        with store.loan(span, "read") as weight:
+            yield weight
+
+    return lend
+
+
+def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:
+    saved: dict[str, int] = loaded.manifest.facts["plugins"]
+    here = {name: spec.version for name, spec in parts.hooks.specs.items()}
+    for name in sorted(saved.keys() & here.keys()):
+        if saved[name] != here[name]:
+            msg = (
+                f"the checkpoint holds state of plugin {name!r} in version {saved[name]}, installed "
+                f"is version {here[name]}; install the one it was saved with"
+            )
+            raise CheckpointError(msg)
+    differing = sorted(saved.keys() ^ here.keys())
+    if differing and not allow_changes:
+        names = ", ".join(
+            f"{name} ({'only saved' if name in saved else 'only now'})" for name in differing
+        )
+        msg = f"the checkpoint was saved with other plugins: {names}; enable the same ones{_OVERRIDE}"
+        raise CheckpointError(msg)
+
+
+_OVERRIDE = ", or allow it with --allow-changes (allow_changes=True)"
+
+
+def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    before, now = dict(_flat(saved)), dict(_flat(here))
+    differing = [
+        f"{key} (saved {before.get(key)!r}, now {now.get(key)!r})"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+        and not any(key == free or key.startswith(f"{free}.") for free in _FREE)
+    ]
+    if differing:
+        msg = f"the checkpoint was saved under another config: {'; '.join(differing)}{_OVERRIDE}"
+        raise CheckpointError(msg)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _check_weights(weights: Any, store: ParameterStore) -> None:
+    spans = {span.name: span for span in store.spans()}
+    saved = set(weights)
+    for name in sorted(saved ^ spans.keys()):
+        where = "the checkpoint" if name in saved else "the model"
+        msg = f"parameter {name!r} is only in {where}; load it into the model it was saved from"
+        raise CheckpointError(msg)
+    for name, span in spans.items():
+        dtype, shape = weights.info(name)
+        if (dtype, tuple(shape)) != (span.dtype, span.shape):
+            msg = (
+                f"parameter {name!r} is {dtype} {tuple(shape)} in the checkpoint but {span.dtype} "
+                f"{span.shape} in the model"
+            )
+            raise CheckpointError(msg)
+
+
+def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    before = [len(group["params"]) for group in saved["param_groups"]]
+    now = [len(group["params"]) for group in optimizer.param_groups]
+    if before != now:
+        msg = (
+            f"the optimizer's parameter groups hold {now} parameters, the checkpoint's {before}; "
+            f"build it the same way"
+        )
+        raise CheckpointError(msg)

@@ -1,0 +1,45 @@
+"""The learning rate as a pure function of the update number."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+if TYPE_CHECKING:
+    import torch
+
+
+@attrs.frozen(kw_only=True)
+class LearningRate:
+    """Linear warmup, then constant, or linear or cosine to zero at `steps` updates.
+
+    A jump does not move it: it counts updates. `constant` without warmup leaves every group
+    alone, so that a user's own LR scheduler has the last word.
+    """
+
+    name: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    steps: int
+
+    def factor(self, step: int) -> float:
+        """Return what the base rate is multiplied by for the update after `step` others."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        decayed = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        left = max(0.0, 1.0 - decayed)
+        if self.name == "linear":
+            return left
+        if self.name == "cosine":
+            return 0.5 * (1.0 - math.cos(math.pi * left))
+        return 1.0
+
+    def set(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Set every group's `lr` for the update after `step` others, from its `initial_lr`."""
+        if self.name == "constant" and self.warmup_steps == 0:
+            return
+        factor = self.factor(step)
+        for group in optimizer.param_groups:
+            base = group.setdefault("initial_lr", group["lr"])
+            group["lr"] = base * factor

@@ -1,0 +1,218 @@
+"""What passes between the loop, the middleware and the user: losses, outcomes, jumps, results."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from .errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .memory import MemorySample
+    from .parameters import DeltaOf
+    from .phases import Phase
+
+
+@attrs.frozen(eq=False)
+class Loss:
+    """A loss as sum and count, so that micro-batches of unequal weight add up exactly.
+
+    `loss_fn` may return one (`count`: the tokens or targets behind `sum`, a number or a 0-dim
+    tensor) or a plain 0-dim mean, which then weighs as many samples as the batch has.
+    """
+
+    sum: torch.Tensor
+    count: float | torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class WeighedLoss:
+    """A loss in the form it came (a sum, or a mean) and what it weighs. The loop's own form."""
+
+    value: torch.Tensor
+    count: float | torch.Tensor
+    is_sum: bool
+
+    def over(self, reference: float | torch.Tensor) -> torch.Tensor:
+        """Return `sum / reference`, without rounding a mean whose count is the reference."""
+        if self.is_sum:
+            return self.value / reference
+        share = self.count / reference
+        return self.value if share == 1.0 else self.value * share
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """The mean, 0-dim; zero where nothing counts."""
+        return self.over(nonzero(self.count))
+
+
+def nonzero(count: float | torch.Tensor) -> float | torch.Tensor:
+    """Return `count`, or one where it is zero, without reading a device."""
+    if isinstance(count, torch.Tensor):
+        return torch.where(count == 0, torch.ones_like(count), count)
+    return count or 1.0
+
+
+def weigh(returned: object, batch: object) -> WeighedLoss:
+    """Take what `loss_fn` returned, with the weight it has; TypeError if it is no loss."""
+    if isinstance(returned, Loss):
+        return WeighedLoss(returned.sum, returned.count, is_sum=True)
+    if isinstance(returned, torch.Tensor) and returned.numel() == 1:
+        return WeighedLoss(returned.reshape(()), batch_length(batch), is_sum=False)
+    what = (
+        f"a tensor of shape {tuple(returned.shape)}"
+        if isinstance(returned, torch.Tensor)
+        else type(returned).__name__
+    )
+    msg = f"loss_fn must return a scalar tensor or neaptide.Loss(sum, count) (got {what})"
+    raise TypeError(msg)
+
+
+def first_tensor(batch: object) -> torch.Tensor | None:
+    """Return the first tensor with a batch dimension in nested dicts, lists and tuples."""
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.ndim else None
+    children = list(batch.values()) if hasattr(batch, "values") else batch
+    if isinstance(children, list | tuple):
+        for child in children:
+            found = first_tensor(child)
+            if found is not None:
+                return found
+    return None
+
+
+def batch_length(batch: object) -> int:
+    """Return the samples of a batch: dim 0 of its first tensor, 1 where there is none."""
+    tensor = first_tensor(batch)
+    return 1 if tensor is None else tensor.shape[0]
+
+
+def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Compute the loss where no `loss_fn` is given: `model(**batch).loss`.
+
+    The convention of transformers. DataError where the batch or the output has another form.
+    """
+    if not hasattr(batch, "keys"):
+        msg = (
+            f"without loss_fn a batch must be a mapping for model(**batch).loss "
+            f"(got {type(batch).__name__}); pass loss_fn=lambda model, batch: …"
+        )
+        raise DataError(msg)
+    output = model(**batch)
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        msg = (
+            f"without loss_fn the model must return an object with .loss "
+            f"(got {type(output).__name__}, its loss is {loss!r}); pass loss_fn, or labels "
+            f"in the batch"
+        )
+        raise DataError(msg)
+    return loss
+
+
+class Outcome(Enum):
+    """What became of one optimizer step."""
+
+    APPLIED = "applied"
+    """The weights moved."""
+    SKIPPED = "skipped"
+    """Loss or gradients were not finite: nothing moved, the gradients are dropped."""
+    DEFERRED = "deferred"
+    """Nothing moved yet, the gradients go on accumulating."""
+
+
+@attrs.frozen(eq=False)
+class Trained:
+    """One ordinary step, still on the device."""
+
+    loss: torch.Tensor
+    """Mean over the batch, 0-dim, detached."""
+    gradient_norm: torch.Tensor | None
+    """L2 norm before clipping; None unless measured."""
+    outcome: Outcome
+
+
+@attrs.frozen(eq=False)
+class Update:
+    """A predicted update: what to add to each weight, and how many ordinary updates that is."""
+
+    horizon: int = attrs.field(validator=attrs.validators.gt(0))
+    delta: DeltaOf
+    """`delta(span)` returns a float tensor of the span's shape on any device, or None for no
+    change. Called span by span, so that deltas of a large model need never exist all at once."""
+
+
+@attrs.frozen
+class Forecast:
+    """What a dynamics model expects."""
+
+    loss: float
+    confidence: float = attrs.field(
+        validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)]
+    )
+
+
+@attrs.frozen
+class Jump:
+    """One proposed jump and the guard's verdict."""
+
+    accepted: bool
+    horizon: int
+    """Updates it stands for after halving."""
+    scale: float
+    """Share of the proposed delta that was applied; 0 when refused."""
+    loss_before: float
+    loss_after: float
+    """Probe losses on the held batch, forward only; after the last attempt."""
+    norm: float
+    """L2 norm of the proposed delta."""
+    confidence: float | None
+    reason: str
+    seconds: float
+
+
+@attrs.define(eq=False)
+class StepResult:
+    """What `trainer.step` returns. Reading `loss` or `grad_norm` waits for the device."""
+
+    step: int
+    """Ordinary updates made so far, this one included."""
+    phase: Phase
+    outcome: Outcome
+    jump: Jump | None
+    """The jump before this step's training, accepted or refused; None when there was none."""
+    memory: MemorySample | None
+    """None unless the run measures memory (it has a directory)."""
+    seconds: float
+    _read_loss: Callable[[], float]
+    _read_norm: Callable[[], float | None]
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss of this batch."""
+        return self._read_loss()
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global L2 norm of the gradients before clipping, where measured."""
+        return self._read_norm()
+
+    @property
+    def was_predicted(self) -> bool:
+        """Whether a jump was accepted in this step."""
+        return self.jump is not None and self.jump.accepted
+
+    @property
+    def confidence(self) -> float | None:
+        """The dynamics model's confidence in the jump; None without either."""
+        return self.jump.confidence if self.jump else None
+
+    @property
+    def updated(self) -> bool:
+        """Whether the weights moved by an ordinary update."""
+        return self.outcome is Outcome.APPLIED

@@ -1,0 +1,302 @@
+"""HybridTrainer: assembles a run around a model and steps, fits, evaluates, saves and loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+
+from . import assembly, rng, saving
+from .errors import ConfigError, suggest
+from .fit import Fit
+from .logging import run_logger
+from .loop import Loop
+from .memory import sample
+from .phases import PHASES
+from .recorder import Recorder
+from .schedule import LearningRate
+from .state import TrainState
+from .task import Data, Run, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
+    from torch import nn
+
+    from .config import RunConfig
+    from .memory import Ledger
+    from .plugin import PluginSpec
+    from .steps import StepResult
+    from .task import LossFn
+
+
+class HybridTrainer:
+    """Trains an nn.Module through Warmup, Full, Predict and Correct.
+
+    In a user's own loop::
+
+        with HybridTrainer(model, optimizer, loss_fn=loss_fn, plugins=["ema"]) as trainer:
+            for batch in loader:
+                result = trainer.step(batch)
+
+    Args:
+        model: any module; it stays where it is.
+        optimizer: over the model's parameters; left out, `[optimizer]` of the config builds one.
+        loss_fn: `loss_fn(model, batch)` returns a 0-dim mean or a `Loss(sum, count)`; left out,
+            `model(**batch).loss`.
+        config: a TOML file, a mapping or a RunConfig. Without `run.dir` nothing is written.
+        plugins: names of installed plugins, or manifests, enabled beside those of the config.
+        stateful: further objects with `state_dict` and `load_state_dict` to keep in checkpoints,
+            such as an LR scheduler.
+
+    Raises:
+        ConfigError: for everything wrong with config and plugins, before anything is changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        loss_fn: LossFn | None = None,
+        config: RunConfig | Mapping[str, Any] | str | Path | None = None,
+        plugins: Iterable[str | PluginSpec] = (),
+        stateful: Mapping[str, Any] | None = None,
+    ) -> None:
+        full, ordered = assembly.configured(config, plugins)
+        self._assemble(full, ordered, lambda hooks: Task(model, loss_fn), optimizer, stateful)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: RunConfig | Mapping[str, Any] | str | Path,
+        *,
+        plugins: Iterable[str | PluginSpec] = (),
+    ) -> Self:
+        """Build the model and optimizer the config names, on the device it names."""
+        full, ordered = assembly.configured(config, plugins)
+        device = assembly.choose_device(full.train.device, None)
+        rng.seed_all(full.seed)
+        trainer = cls.__new__(cls)
+
+        def build(hooks: Any) -> Task:
+            task = assembly.build_task(full, hooks)
+            task.module.to(device)
+            return task
+
+        trainer._assemble(full, ordered, build, None, None)  # noqa: SLF001 - another constructor
+        return trainer
+
+    def _assemble(
+        self,
+        config: RunConfig,
+        ordered: list[PluginSpec],
+        build: Any,
+        optimizer: torch.optim.Optimizer | None,
+        stateful: Mapping[str, Any] | None,
+    ) -> None:
+        self._error: BaseException | None = None
+        self._closed = False
+        self.config = config
+        if config.train.deterministic:
+            torch.use_deterministic_algorithms(mode=True)
+        self._recorder = Recorder(config)
+        log = run_logger(self._recorder.event)
+        try:
+            self.hooks = assembly.create_plugins(config, ordered, log)
+            task: Task = build(self.hooks)
+            self.model = task.module
+            device = assembly.choose_device("auto", self.model)
+            self.hooks.convert_model(self.model)
+            optimizer = optimizer or assembly.build_optimizer(config, self.model, self.hooks)
+            _check_optimizer(optimizer, self.model)
+            self.store = self.hooks.first(
+                "provide_parameters", object, model=self.model, optimizer=optimizer
+            )
+            self.state = TrainState(assembly.schedule_of(config, ordered))
+            self.run = Run(config, self._recorder.directory, device, log)
+            self._recorder.measure_on(device)
+            self._loop = Loop(
+                task,
+                self.store,
+                self.hooks,
+                self.run,
+                self.state,
+                LearningRate(
+                    name=config.schedule.name,
+                    warmup_steps=config.schedule.warmup_steps,
+                    steps=config.train.steps,
+                ),
+                (lambda: sample(device)) if self._recorder.directory else None,
+                self._recorder.trained,
+            )
+            self._save = self.hooks.around("around_save", self._write, self.run)
+            self._data_state: Any = None
+            self._parts = saving.Parts(
+                self.model, self.store, self.hooks, self.state, config, stateful or {}
+            )
+            self.hooks.on_run_start(self.run, self.model, self.store)
+        except BaseException as error:
+            self._tear_down(error)
+            raise
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, the user's own or the one the config built."""
+        optimizer: torch.optim.Optimizer = self.store.optimizer
+        return optimizer
+
+    # -- training -----------------------------------------------------------------------------------
+
+    def step(self, batch: Any, *, phase: str | None = None) -> StepResult:
+        """Train on one batch, after a jump where one is due.
+
+        Args:
+            batch: what `loss_fn` takes; its tensors have the samples along dim 0.
+            phase: force `"full"`, `"predict"`, … for this step instead of asking the schedule.
+
+        Raises:
+            DivergedError: after `train.max_skipped` non-finite updates in a row.
+            Whatever the model, the loss or a plugin raises, with a note naming the plugin.
+        """
+        if self._closed:
+            msg = "this trainer is closed; make a new one"
+            raise RuntimeError(msg)
+        if phase is not None and phase not in PHASES:
+            msg = f"phase must be one of {', '.join(PHASES)} (got {phase!r}){suggest(phase, PHASES)}"
+            raise ValueError(msg)
+        self.model.train()
+        try:
+            result = self._loop.step(batch, PHASES[phase] if phase else None)
+        except BaseException as error:
+            self._error = error
+            self.store.zero_gradients()
+            raise
+        self._recorder.stepped(result, self.state, self.hooks)
+        return result
+
+    def fit(
+        self,
+        data: Data | Iterable[Any],
+        *,
+        validation: Iterable[Any] | None = None,
+        resume: Literal["auto"] | str | Path | None = None,
+        allow_changes: bool = False,
+        observe: Any = None,
+    ) -> dict[str, Any]:
+        """Train until `train.steps` updates are made; evaluate, save and stop on signals.
+
+        Args:
+            data: a `Data`, or batches to train on; iterated again when they end.
+            validation: batches to evaluate on, where `data` has none.
+            resume: `"auto"` goes on from the newest valid checkpoint of the run directory, if
+                there is one; a path names a checkpoint.
+            allow_changes: resume although config or plugins differ.
+            observe: called with each StepResult and the TrainState, for a progress display.
+
+        Returns:
+            The summary that is also written to summary.json.
+
+        Raises:
+            Interrupted: after a SIGINT or SIGTERM, once everything is saved.
+            DataError: the data is empty.
+        """
+        source = data if isinstance(data, Data) else Data(data, validation)
+        return Fit(self, source, observe).run(resume, allow_changes=allow_changes)
+
+    def evaluate(self, batches: Iterable[Any]) -> float:
+        """Return the mean loss over `batches`, leaving model and random state untouched."""
+        return self._loop.evaluate(batches)
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def save(self, directory: str | Path) -> Path:
+        """Write a checkpoint into `directory`, atomically; an older one there is replaced.
+
+        Raises CheckpointError, leaving the older one intact.
+        """
+        path: Path = self._save(directory=Path(directory))
+        return path
+
+    def load(self, directory: str | Path, *, allow_changes: bool = False) -> None:
+        """Take a checkpoint back; training goes on bit for bit as it would have.
+
+        Raises CheckpointError before anything is changed when it is damaged or of another run.
+        """
+        self._data_state = saving.load(Path(directory), self._parts, allow_changes=allow_changes)
+
+    def digest(self) -> str:
+        """Return the sha256 over everything a result may depend on."""
+        return saving.digest(self._parts, self._data_state)
+
+    def estimate_memory(self, phase: str = "full") -> Ledger:
+        """Return the ledger of `phase`: what core and plugins expect to hold, without activations."""
+        chosen = PHASES[phase]
+        return self.hooks.estimate_memory(assembly.base_ledger(self.store, chosen), chosen)
+
+    def report(self, plugin: str) -> str | None:
+        """Return the report of an enabled plugin, such as `"profiler"`."""
+        if plugin not in self.hooks.plugins:
+            known = self.hooks.plugins
+            msg = f"no plugin {plugin!r} is enabled{suggest(plugin, known)}; there is {list(known)}"
+            raise ValueError(msg)
+        return self.hooks.plugins[plugin].report()
+
+    # -- end ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the run: the last row is written, plugins undo what they patched. Idempotent."""
+        if not self._closed:
+            self._loop.settle()
+            self._tear_down(self._error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close, telling the plugins of the error that ends the run."""
+        self._error = error or self._error
+        self.close()
+
+    def _write(self, *, directory: Path) -> Path:
+        return saving.save(directory, self._parts, self._data_state)
+
+    def _tear_down(self, error: BaseException | None) -> None:
+        self._closed = True
+        errors: list[Exception] = []
+        if hasattr(self, "run"):
+            if self.state.phase is not None:
+                errors += self.hooks.leave_phase(self.state.phase, self.state.step)
+            errors += self.hooks.on_run_end(self.run, error)
+        self._recorder.close()
+        if self.config.train.deterministic:
+            torch.use_deterministic_algorithms(mode=False)
+        if errors:
+            msg = "plugins failed while the run ended"
+            group = ExceptionGroup(msg, errors)
+            if error is None:
+                raise group
+            error.add_note(f"{msg}: {group.exceptions}")
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        msg = "LBFGS runs the model several times a step, which a Neaptide step does not; use AdamW"
+        raise ConfigError(msg)
+    own = set(model.parameters())
+    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not known & own:
+        msg = (
+            "the optimizer holds none of the model's parameters; build it after moving or "
+            "replacing them"
+        )
+        raise ConfigError(msg)
+
+

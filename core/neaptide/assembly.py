@@ -1,124 +1,29 @@
-"""Puts a run together: which plugins, in which order, and everything they are asked to build."""
+"""Puts a run together: creates the plugins and has them build model, data and optimizer."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 
-from . import config as configs
-from .config import RunConfig
 from .defaults import Defaults
+from .enabling import PREDICTOR, split_name
 from .errors import ConfigError, PluginError
 from .manager import HookManager
 from .memory import Ledger, nested_tensors, tensor_bytes
 from .phases import PhaseSchedule
-from .plugin import PluginSpec
-from .registry import disabled_plugins, installed_plugins, load_class
-from .resolve import resolve
+from .registry import load_class
 from .task import Data, DataSpec, ModelSpec, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
 
     from .phases import Phase
+    from .config import RunConfig
     from .parameters import ParameterStore
-    from .plugin import Plugin
-
-DYNAMICS = "dynamics"
-PREDICTOR = "predictor"
-
-
-def configured(
-    config: RunConfig | Mapping[str, Any] | str | Path | None,
-    plugins: Iterable[str | PluginSpec] = (),
-) -> tuple[RunConfig, list[PluginSpec]]:
-    """Return the whole config and the enabled plugins in resolved order; imports no plugin class.
-
-    `plugins` adds to those the config lists: names of installed ones, or manifests. Raises
-    ConfigError or PluginError with everything that is wrong.
-    """
-    given = list(plugins)
-    registry = installed_plugins()
-    strangers = {entry.name: entry for entry in given if isinstance(entry, PluginSpec)}
-    specs = _Known(registry, strangers)
-    loaded = _load(config, specs)
-    enabled = dict(loaded.plugins)
-    for entry in given:
-        name = entry.name if isinstance(entry, PluginSpec) else entry
-        if name not in specs:
-            configs.structure({"plugins": {name: {}}}, specs)  # raises, with a suggestion
-        enabled.setdefault(name, specs[name].config())
-    for section, kind in ((loaded.model, "model"), (loaded.data, "data")):
-        scheme = split_name(section.name)[0]
-        if scheme and not any(f"{kind}:{scheme}" in specs[name].schemes for name in enabled):
-            builder = registry.for_scheme(f"{kind}:{scheme}", f"{kind}.name")
-            enabled[builder.name] = builder.config()
-    blocked = disabled_plugins()
-    enabled = {name: value for name, value in enabled.items() if name not in blocked}
-    ordered = resolve([specs[name] for name in enabled], specs)
-    _check_prediction(loaded, ordered)
-    return attrs.evolve(loaded, plugins={spec.name: enabled[spec.name] for spec in ordered}), ordered
-
-
-class _Known(dict[str, PluginSpec]):
-    """The installed manifests and those handed in; a broken one raises only when it is wanted."""
-
-    def __init__(self, registry: Mapping[str, PluginSpec], extra: Mapping[str, PluginSpec]) -> None:
-        super().__init__(extra)
-        self._registry = registry
-
-    def __missing__(self, name: str) -> PluginSpec:
-        return self._registry[name]
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or name in self._registry
-
-    def __iter__(self) -> Any:
-        yield from {**dict.fromkeys(self._registry), **dict.fromkeys(super().__iter__())}
-
-
-def _load(config: Any, specs: Mapping[str, PluginSpec]) -> RunConfig:
-    if config is None:
-        return RunConfig()
-    if isinstance(config, RunConfig):
-        return config
-    if isinstance(config, str | Path):
-        return configs.load([config], specs=specs, disabled=disabled_plugins()).config
-    return configs.structure(config, specs, disabled=disabled_plugins())
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Split `"builtin:byte-gpt"` into scheme and name; a `package.module:factory` has no scheme.
-
-    What follows the colon decides: a Python attribute has no dash, and a scheme is one word that
-    an installed plugin builds.
-    """
-    scheme, colon, rest = name.partition(":")
-    known = {
-        entry.partition(":")[2]
-        for spec in installed_plugins().usable().values()
-        for entry in spec.schemes
-    }
-    if colon and (scheme in known or not rest.replace(".", "_").isidentifier()):
-        return scheme, rest
-    return "", name
-
-
-def _check_prediction(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
-    if config.phases.predict.confidence is None:
-        return
-    if not any(DYNAMICS in spec.claims for spec in ordered):
-        msg = (
-            f"confidence needs a dynamics model, and no enabled plugin claims {DYNAMICS!r}; "
-            f"remove it or enable one @ phases.predict.confidence"
-        )
-        raise ConfigError(msg)
-
+    from .plugin import Plugin, PluginSpec
 
 def create_plugins(
     config: RunConfig, ordered: Sequence[PluginSpec], log: Any

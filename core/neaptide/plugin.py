@@ -51,6 +51,8 @@ class PluginSpec:
     """Phases it acts in, for display; empty means all."""
     schemes: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
     """What it builds, as `"model:builtin"` for `[model] name = "builtin:…"`; enabled on use."""
+    options: dict[str, type[Any]] = attrs.field(factory=dict)
+    """Classes that check the options of what it builds, by `"model:<name>"` or `"data:<name>"`."""
     needs: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
     """Measurements the core makes only when asked: `"grad_norm"`."""
     presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)

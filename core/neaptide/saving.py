@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
-from . import checkpoint, rng
+from . import rng
+from .checkpoint import store as checkpoints
+from .checkpoint.digests import digest as digest_of
+from .checkpoint.safetensors_stream import TensorItem
 from .config import unstructure
 from .errors import CheckpointError
 
@@ -66,11 +69,10 @@ def save(directory: Path, parts: Parts, data: Any) -> Path:
             "phase": parts.state.schedule.phase.name,
         }
         weights = [
-            (span.name, span.dtype, span.shape, _lender(store, span)) for span in store.spans()
+            TensorItem(span.name, span.dtype, span.shape, partial(store.loan, span, "read"))
+            for span in store.spans()
         ]
-        checkpoint.save(
-            directory, trees, step=parts.state.step, facts=facts, streams={"weights": weights}
-        )
+        checkpoints.save(directory, trees, parts.state.step, facts, {"weights": weights})
     return directory
 
 
@@ -80,7 +82,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     Raises CheckpointError, before anything is touched, when the checkpoint is damaged or belongs
     to another config, model or set of plugins; `allow_changes` lets the config and plugins differ.
     """
-    loaded = checkpoint.load(directory)
+    loaded = checkpoints.load(directory)
     _check_plugins(loaded, parts, allow_changes=allow_changes)
     if not allow_changes:
         _check_config(loaded.section("config"), unstructure(parts.config))
@@ -127,8 +129,8 @@ def digest(parts: Parts, data: Any) -> str:
         weights = {}
         for span in store.spans():
             with store.loan(span, "read") as weight:
-                weights[span.name] = checkpoint.digest(weight)
-    return checkpoint.digest({**trees, "weights": weights})
+                weights[span.name] = digest_of(weight)
+    return digest_of({**trees, "weights": weights})
 
 
 def buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -143,15 +145,6 @@ def _gradients(store: ParameterStore) -> dict[str, torch.Tensor]:
             with store.loan(span, "read", of="gradient") as gradient:
                 gradients[span.name] = gradient.clone()
     return gradients
-
-
-def _lender(store: ParameterStore, span: Any) -> Any:
-    @contextmanager
-    def lend() -> Iterator[torch.Tensor]:
-        with store.loan(span, "read") as weight:
-            yield weight
-
-    return lend
 
 
 def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:

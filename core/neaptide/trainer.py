@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 
 from . import assembly, rng, saving
+from .enabling import configured
 from .errors import ConfigError, suggest
 from .fit import Fit
 from .logging import run_logger
@@ -65,7 +66,7 @@ class HybridTrainer:
         plugins: Iterable[str | PluginSpec] = (),
         stateful: Mapping[str, Any] | None = None,
     ) -> None:
-        full, ordered = assembly.configured(config, plugins)
+        full, ordered = configured(config, plugins)
         self._assemble(full, ordered, lambda hooks: Task(model, loss_fn), optimizer, stateful)
 
     @classmethod
@@ -76,7 +77,7 @@ class HybridTrainer:
         plugins: Iterable[str | PluginSpec] = (),
     ) -> Self:
         """Build the model and optimizer the config names, on the device it names."""
-        full, ordered = assembly.configured(config, plugins)
+        full, ordered = configured(config, plugins)
         device = assembly.choose_device(full.train.device, None)
         rng.seed_all(full.seed)
         trainer = cls.__new__(cls)

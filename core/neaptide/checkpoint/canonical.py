@@ -52,7 +52,7 @@ def check_size(data: bytes, where: str) -> None:
     """
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > MAX_VALUES:
-        msg = f"{where}: {values} JSON values, at most {MAX_VALUES}; keep large arrays in tensors"
+        msg = f"{where}: {values} JSON values, at most {MAX_VALUES}; split it or use tensors"
         raise CheckpointError(msg)
 
 

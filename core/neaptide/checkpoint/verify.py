@@ -108,16 +108,18 @@ def examine(directory: Path) -> Examined:
     """Read every byte of a checkpoint and compare it with the manifest."""
     try:
         found = read_manifest(directory)
-        present = set(os.listdir(directory))
+        present = {path.name for path in directory.iterdir()}
     except CheckpointError as error:
         return Examined(None, {}, [str(error)])
     except OSError as error:
         return Examined(None, {}, [f"cannot read {directory}: {error.strerror}"])
+    missing = found.files.keys() - present
     extra = present - found.files.keys() - {MANIFEST}
-    problems = [f"{directory / name!s}: not in the manifest" for name in sorted(extra)]
+    problems = [f"{directory}: {name!r} is missing" for name in sorted(missing)]
+    problems += [f"{directory}: {name!r} is not in the manifest" for name in sorted(extra)]
     identities = {}
-    for name, entry in found.files.items():
-        path = directory / name
+    for name in sorted(found.files.keys() & present):
+        path, entry = directory / name, found.files[name]
         try:
             with opened(path) as (descriptor, identity):
                 if identity.bytes != entry.bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from neaptide.config.convert import structure, unstructure
 from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
 from neaptide.config.loading import Loaded, load
+from neaptide.config.options import structure_options
 from neaptide.config.schema import RunConfig, field
 from neaptide.config.toml import dumps, loads
 
@@ -22,5 +23,6 @@ __all__ = [
     "loads",
     "merge",
     "structure",
+    "structure_options",
     "unstructure",
 ]

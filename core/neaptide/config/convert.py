@@ -134,8 +134,8 @@ def _plugins(
         reject(f"expected a table (got {got(tables)})")
     listed = {name: table for name, table in keyed(tables) if name not in disabled}
     if installed:
-        offered = [name for name, spec in specs.items() if not spec.schemes]
-        listed |= {name: {} for name in offered if name not in disabled and name not in listed}
+        others = [name for name in specs if name not in disabled and name not in listed]
+        listed |= {name: {} for name in others if not specs[name].schemes}
     pairs = ((name, (name, table)) for name, table in listed.items())
     configs = convert_all(pairs, lambda pair: _plugin(pair[0], pair[1], specs))
     return {name: config for name, config in configs.items() if config is not None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from copy import copy
 from functools import partial
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
@@ -182,19 +183,18 @@ def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
 
 def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
     """Run every validator by itself, where attrs stops at the first that fails."""
-    try:
-        with attrs.validators.disabled():  # in the whole process, for the moment this takes
-            draft = cls(**values)
-    except (ValueError, TypeError):
-        return []
+    given = [field for field in attrs.fields(cls) if field.alias in values]
+    draft = copy(cls())
+    for field in given:
+        object.__setattr__(draft, field.name, values[field.alias])  # past what would raise again
     problems = []
-    for field in attrs.fields(cls):
+    for field in given:
+        value = values[field.alias]
         try:
             if field.validator is not None:
-                field.validator(draft, field, getattr(draft, field.name))
+                field.validator(draft, field, value)
         except (ValueError, TypeError) as error:
-            message = _violation(field.name, getattr(draft, field.name), error)
-            problems.append(Problem(message, (field.alias,)))
+            problems.append(Problem(_violation(field.name, value, error), (field.alias,)))
     return problems
 
 

@@ -63,7 +63,7 @@ def from_files(paths: Iterable[str | Path]) -> list[Layer]:
     layers: list[Layer] = []
     problems: list[str] = []
     for path in paths:
-        name = str(path) if str(path).isprintable() else repr(str(path))
+        name = _printable(str(path))
         try:
             layers.append(Layer(name, toml.parse(_read(Path(path)))))
         except ConfigError as error:
@@ -92,7 +92,9 @@ def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[La
             continue
         if keys[0] == "plugins" and len(keys) > 1:
             keys[1] = by_variable.get(keys[1], keys[1])
-        layers.append(Layer(variable, _nested(keys, toml.parse_value(environ[variable]))))
+        layers.append(
+            Layer(_printable(variable), _nested(keys, toml.parse_value(environ[variable])))
+        )
     if problems:
         raise ConfigError(*problems)
     return layers
@@ -129,13 +131,17 @@ def _read(path: Path) -> str:
         msg = f"only TOML is read (got {path.suffix or 'no suffix'!r})"
         raise ConfigError(msg)
     if len(content) > MAX_FILE_BYTES:
-        msg = f"larger than {MAX_FILE_BYTES} bytes, which no configuration is"
+        msg = "larger than 1 MiB, which no configuration is"
         raise ConfigError(msg)
     try:
         return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         msg = f"not UTF-8 text (byte {content[error.start]:#04x} at offset {error.start})"
         raise ConfigError(msg) from error
+
+
+def _printable(origin: str) -> str:
+    return origin if origin.isprintable() else repr(origin)
 
 
 def _setting(text: str) -> dict[str, Any]:

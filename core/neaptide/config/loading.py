@@ -57,14 +57,16 @@ def load(
     # With a single source, the path alone says where to look.
     named = origins if len(layers) > 1 else None
     config = structure(values, specs, disabled=disabled, origins=named)
-    explicit = _preset_origins(values, specs) | origins
+    explicit = _preset_origins(config, values.get("plugins", {}), specs) | origins
     effective = map(dotted, leaves(unstructure(config)))
     return Loaded(config, {path: explicit.get(path, "default") for path in effective})
 
 
-def _preset_origins(values: Mapping[str, Any], specs: Mapping[str, PluginSpec]) -> dict[str, str]:
+def _preset_origins(
+    config: RunConfig, tables: Mapping[str, Any], specs: Mapping[str, PluginSpec]
+) -> dict[str, str]:
     return {
-        dotted(("plugins", name, *path)): f"preset {table['preset']} of plugin {name}"
-        for name, table in values.get("plugins", {}).items()
-        for path in leaves(plugin_preset(name, table, specs))
+        dotted(("plugins", name, *path)): f"preset {tables[name]['preset']} of plugin {name}"
+        for name in config.plugins
+        for path in leaves(plugin_preset(name, tables.get(name), specs))
     }

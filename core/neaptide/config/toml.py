@@ -62,14 +62,16 @@ def loads(text: str) -> dict[str, Any]:
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """Write a table in the order of its keys, in each table plain values before tables.
+    """Write a table in the order of its keys; within it, tables come after all else.
+
+    Reading the text and writing it again gives the same text.
 
     Raises:
         ConfigError: if it holds anything that `loads` would not give back as it is.
     """
     if too_deep(table):
         raise ConfigError(TOO_DEEP)
-    return tomlkit.dumps(_plain(table))
+    return tomlkit.dumps(_tables_last(_plain(table)))
 
 
 def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,3 +80,21 @@ def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
     except Invalid as error:
         raise ConfigError(*map(str, error.problems)) from error
     return document
+
+
+def _tables_last(value: Any) -> Any:
+    # TOML demands the order; tomlkit's own way there leaves the blank lines of the old order.
+    match value:
+        case dict():
+            items = sorted(value.items(), key=lambda item: _rank(item[1]))
+            return {key: _tables_last(item) for key, item in items}
+        case list():
+            return [_tables_last(item) for item in value]
+    return value
+
+
+def _rank(value: Any) -> int:
+    """Return 0 for what stands behind `key =`, 1 for an array of tables, 2 for a table."""
+    if isinstance(value, dict):
+        return 2
+    return 1 if value and isinstance(value, list) and all(isinstance(v, dict) for v in value) else 0

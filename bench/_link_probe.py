@@ -1,0 +1,209 @@
+"""Rates of the link between host and device, alone and while other work runs beside it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import torch
+
+from _checks import MIB, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from _checks import Check, Finding
+
+REPEATS = 9
+BUFFER = 512 * MIB  # several times a processor's cache, or the host's memory is not in the figure
+PIECES = (16 * MIB, 256 * MIB)
+TIMED_SECONDS = 0.01
+COVER = 3.0
+TRIES = 4
+GIGA, TERA = 1e9, 1e12
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Something a stream can do over and over: bytes to copy or operations to compute."""
+
+    stream: torch.cuda.Stream
+    issue: Callable[[], object]
+    amount: float
+
+    def enqueue(self, calls: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Issue it `calls` times; return the events before and behind."""
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        with torch.cuda.stream(self.stream):
+            start.record(self.stream)
+            for _ in range(calls):
+                self.issue()
+            end.record(self.stream)
+        return start, end
+
+
+def seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    """Return the time from one event to another."""
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds / 1e3
+
+
+@cache
+def seconds_alone(work: Work) -> float:
+    """Return the time of one call with nothing beside it, after a warm-up."""
+    torch.cuda.synchronize()
+    work.enqueue(2)
+    torch.cuda.synchronize()
+    start, end = work.enqueue(3)
+    torch.cuda.synchronize()
+    return seconds_between(start, end) / 3
+
+
+def rate(work: Work, beside: Sequence[Work] = ()) -> float:
+    """Return bytes or operations a second of `work` while all of `beside` runs throughout.
+
+    RuntimeError where the work beside it cannot be made to outlast it.
+    """
+    calls = math.ceil(TIMED_SECONDS / seconds_alone(work))
+    cover = COVER * calls * seconds_alone(work)
+    for _ in range(TRIES):
+        torch.cuda.synchronize()
+        others = [other.enqueue(1 + math.ceil(cover / seconds_alone(other))) for other in beside]
+        start, end = work.enqueue(calls)
+        torch.cuda.synchronize()
+        if all(
+            seconds_between(other_start, start) >= 0 and seconds_between(end, other_end) >= 0
+            for other_start, other_end in others
+        ):
+            return calls * work.amount / seconds_between(start, end)
+        cover *= 2
+    msg = f"in {TRIES} tries the work beside it never outlasted it: they may share one engine"
+    raise RuntimeError(msg)
+
+
+def rates(work: Work, beside: Sequence[Work], unit: str, scale: float) -> Finding:
+    """Repeat `rate` and return its spread."""
+    return spread([rate(work, beside) / scale for _ in range(REPEATS)], unit)
+
+
+def copies(target: Tensor, source: Tensor, piece: int) -> Work:
+    """Copy from `source` to `target` piece by piece, round and round, on a stream of its own."""
+    places = cycle(range(0, BUFFER, piece))
+
+    def copy_next() -> None:
+        place = next(places)
+        target[place : place + piece].copy_(source[place : place + piece], non_blocking=True)
+
+    return Work(new_stream(target, source), copy_next, piece)
+
+
+def new_stream(*tensors: Tensor) -> torch.cuda.Stream:
+    """Return a new stream on the device that one of the tensors is on."""
+    device = next(tensor.device for tensor in tensors if tensor.is_cuda)
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
+
+
+def matmul(device: torch.device, side: int, dtype: torch.dtype) -> Work:
+    """Multiply two square matrices."""
+    left, right, product = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(3))
+    return Work(new_stream(left), partial(torch.mm, left, right, out=product), 2 * side**3)
+
+
+def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
+    """Copy through memory that is not pinned, which holds up the host: timed by its clock."""
+    values = []
+    for _ in range(REPEATS + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for place in range(0, BUFFER, piece):
+            target[place : place + piece].copy_(source[place : place + piece])
+        torch.cuda.synchronize()
+        values.append(BUFFER / (time.perf_counter() - start) / GIGA)
+    return spread(values[1:], "GB/s")
+
+
+def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
+    """Say how much longer `work` takes with the rest running throughout."""
+    alone = statistics.median(rate(work) for _ in range(REPEATS))
+    longer = [alone / rate(work, beside) - 1 for _ in range(REPEATS)]
+    middle = statistics.median(longer)
+    return {
+        "summary": (
+            f"takes {middle:+.1%} time ({min(longer):+.1%} to {max(longer):+.1%}, n={REPEATS})"
+        ),
+        "median": middle,
+        "values": longer,
+        "unit": "share of the time alone",
+    }
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Where the copies go from and to: pinned and pageable on the host, two on the device."""
+
+    pinned_out: Tensor
+    pinned_in: Tensor
+    plain: Tensor
+    departing: Tensor
+    arriving: Tensor
+
+
+def buffers(device: torch.device) -> Buffers:
+    """Allocate and touch all buffers."""
+    room = partial(torch.ones, BUFFER, dtype=torch.uint8)
+    return Buffers(
+        pinned_out=room(pin_memory=True),
+        pinned_in=room(pin_memory=True),
+        plain=room(),
+        departing=room(device=device),
+        arriving=room(device=device),
+    )
+
+
+def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
+    """Measure both directions with pieces of one size."""
+    size = f"{piece // MIB} MiB pieces"
+    up = copies(memory.arriving, memory.pinned_out, piece)
+    down = copies(memory.pinned_in, memory.departing, piece)
+    both: tuple[tuple[str, Work, Work], ...] = (("H2D", up, down), ("D2H", down, up))
+    for name, work, opposite in both:
+        company: dict[str, tuple[Work, ...]] = {
+            "alone": (),
+            "beside the other direction": (opposite,),
+            "beside a matmul": (product,),
+            "beside both": (opposite, product),
+        }
+        for described, beside in company.items():
+            find = partial(rates, work, beside, "GB/s", GIGA)
+            yield f"{name} pinned, {size}, {described}", find
+    yield f"H2D pageable, {size}", partial(pageable, memory.arriving, memory.plain, piece)
+    yield f"D2H pageable, {size}", partial(pageable, memory.plain, memory.departing, piece)
+    yield f"matmul beside H2D, {size}", partial(slowdown, product, (up,))
+    yield f"matmul beside D2H, {size}", partial(slowdown, product, (down,))
+    yield f"matmul beside both directions, {size}", partial(slowdown, product, (up, down))
+    between = copies(memory.arriving, memory.departing, piece)
+    yield f"device to device, {size}", partial(rates, between, (), "GB/s copied", GIGA)
+
+
+def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
+    """Measure the matmul, then the copies with each size of piece."""
+    side = 4096 if quick else 8192
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = torch.bfloat16 if native else torch.float16
+    product = matmul(device, side, dtype)
+    name = str(dtype).removeprefix("torch.")
+    yield f"{name} matmul, {side} x {side}", partial(rates, product, (), "TFLOP/s", TERA)
+    memory = buffers(device)
+    for piece in PIECES:
+        yield from copy_checks(memory, piece, product)

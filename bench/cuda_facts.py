@@ -1,0 +1,144 @@
+"""Ask a GPU what streaming training from host memory depends on, and print what it answers.
+
+    python bench/cuda_facts.py --json docs/benchmarks/cuda-facts.json
+
+Each section runs in a process of its own under a time limit, and each check is caught: whatever
+fails becomes a line of the report. Needs torch >= 2.11 and nothing else; takes under 5 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from _checks import run_checks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NO_GPU = 2
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report: its title, the module with its checks, and its time limit."""
+
+    title: str
+    module: str
+    limit_seconds: int
+    needs_gpu: bool = True
+
+
+SECTIONS = {
+    "machine": Section("Machine", "_machine_probe", 30),
+    "streaming": Section(
+        "Layer streaming against resident training", "_streaming_probe", 50, needs_gpu=False
+    ),
+    "rebinding": Section("Rebinding a parameter's data", "_rebind_probe", 20, needs_gpu=False),
+    "link": Section("Link and arithmetic", "_link_probe", 50),
+    "host-memory": Section("Pinning host memory", "_host_memory_probe", 145),
+}
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here as well")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes; for a first look")
+    parser.add_argument(
+        "--device",
+        choices=["cuda", "cpu"],
+        default="cuda",
+        help="cpu runs only the checks that need no GPU: streaming and rebinding",
+    )
+    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run one section in its own process and return its results, however it ends."""
+    section = SECTIONS[name]
+    command = [sys.executable, __file__, "--section", name, "--device", options.device]
+    if options.quick:
+        command.append("--quick")
+    # cuBLAS repeats its results bitwise on several streams only with a workspace of fixed size.
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
+    try:
+        done = subprocess.run(  # noqa: S603 - this very script
+            command,
+            capture_output=True,
+            timeout=section.limit_seconds,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as stopped:
+        output, problem = stopped.stdout or b"", f"stopped after {section.limit_seconds} s"
+    else:
+        output, problem = done.stdout, ""
+        if done.returncode:
+            last = next(reversed(done.stderr.decode(errors="replace").strip().splitlines()), "")
+            problem = f"ended with status {done.returncode}: {last[:200]}"
+    # A section that was stopped may leave half a line.
+    lines = output[: output.rfind(b"\n") + 1].splitlines()
+    results = [json.loads(line) for line in lines if line.startswith(b"{")]
+    if problem:
+        results.append({"name": "the section itself", "ok": False, "summary": problem})
+    return results
+
+
+def table(title: str, results: Sequence[dict[str, Any]]) -> str:
+    """Return a section as Markdown."""
+    rows = [
+        f"| {result['name']} | {result['summary'].replace('|', chr(92) + '|')} |"
+        for result in results
+    ]
+    return "\n".join([f"## {title}", "", "| what | result |", "|---|---|", *rows, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run every section that the device allows; return the exit status."""
+    options = arguments(argv)
+    if options.device == "cuda" and not (torch.version.cuda and torch.cuda.is_available()):
+        print(
+            f"cuda_facts: torch {torch.__version__} finds no NVIDIA GPU; --device cpu runs the "
+            "checks that need none",
+            file=sys.stderr,
+        )
+        return NO_GPU
+    if options.section:
+        probe = import_module(SECTIONS[options.section].module)
+        run_checks(probe.checks(torch.device(options.device, 0), quick=options.quick))
+        return 0
+    start = time.time()
+    report: dict[str, Any] = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
+        "device": options.device,
+        "quick": options.quick,
+        "torch": torch.__version__,
+        "sections": {},
+    }
+    for name, section in SECTIONS.items():
+        if section.needs_gpu and options.device != "cuda":
+            continue
+        results = measure(name, options)
+        print(table(section.title, results), flush=True)
+        report["sections"][name] = results
+        report["seconds"] = round(time.time() - start, 1)
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Checkpoints: a directory of safetensors and JSON, atomic, digest-checked, without pickle.
+
+Listing, verifying and pruning work without torch; what handles tensors is imported on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .catalog import checkpoints, newest_valid, prune, step_directory
+from .files import Writer, writing
+from .manifest import FileEntry, Manifest
+from .recovery import recover
+from .verify import read_manifest, verify
+
+if TYPE_CHECKING:
+    from .digests import digest
+    from .safetensors_stream import TensorFile, TensorItem
+    from .store import Loaded, load, save
+
+__all__ = [
+    "FileEntry",
+    "Loaded",
+    "Manifest",
+    "TensorFile",
+    "TensorItem",
+    "Writer",
+    "checkpoints",
+    "digest",
+    "load",
+    "newest_valid",
+    "prune",
+    "read_manifest",
+    "recover",
+    "save",
+    "step_directory",
+    "verify",
+    "writing",
+]
+
+_LAZY = {
+    "Loaded": "store",
+    "TensorFile": "safetensors_stream",
+    "TensorItem": "safetensors_stream",
+    "digest": "digests",
+    "load": "store",
+    "save": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)

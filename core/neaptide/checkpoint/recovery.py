@@ -1,0 +1,151 @@
+"""Names beside a checkpoint: temporaries, the previous one, and what a crash leaves of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+
+from neaptide.errors import CheckpointError
+
+from .verify import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STEP = re.compile(r"step-(\d{8,})")
+"""Name of a checkpoint in `checkpoints/` of a run directory."""
+
+_OLD = ".old-"
+_TEMPORARY = re.compile(r"\.tmp-.+-(\d{1,7})-[0-9a-f]{8}\.neaptide")
+
+
+def old_of(directory: Path) -> Path:
+    """Return where the previous checkpoint is while `directory` is replaced."""
+    return directory.with_name(f"{_OLD}{directory.name}")
+
+
+def temporary_of(directory: Path) -> Path:
+    """Return a new name, beside `directory`, that says which process it belongs to."""
+    unique = f"{os.getpid()}-{secrets.token_hex(4)}"
+    return directory.with_name(f".tmp-{directory.name}-{unique}.neaptide")
+
+
+def recover(directory: Path) -> None:
+    """Put the previous checkpoint back at `directory` if a crash came between the two renames.
+
+    Called before loading, by the process that owns the run directory. Raises CheckpointError if it
+    cannot be renamed.
+    """
+    directory = directory.resolve()
+    try:
+        put_back(directory)
+    except OSError as error:
+        msg = f"cannot rename {old_of(directory)} back to {directory}: {error.strerror}"
+        raise CheckpointError(msg) from error
+
+
+def put_back(directory: Path) -> None:
+    """Do what `recover` does for a resolved path, raising OSErrors."""
+    if not exists(directory) and exists(old_of(directory)):
+        old_of(directory).rename(directory)
+        sync_directory(directory.parent)
+
+
+def interrupted(root: Path) -> Iterator[Path]:
+    """Yield the directories in `root` whose checkpoint `recover` would put back."""
+    for path in root.glob(f"{_OLD}*"):
+        directory = path.with_name(path.name.removeprefix(_OLD))
+        if not exists(directory):
+            yield directory
+
+
+def discard(directory: Path) -> None:
+    """Delete a checkpoint; a crash in the middle leaves no half of one under its name.
+
+    Raises OSError if it cannot be renamed; what cannot be deleted then, the next save clears.
+    """
+    for path in (old_of(directory), directory):
+        if exists(path):
+            temporary = temporary_of(path)
+            path.rename(temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaceable(directory: Path) -> None:
+    """Raise CheckpointError if `directory`, or its `.old-` one, is there and no checkpoint."""
+    for path in (directory, old_of(directory)):
+        if exists(path) and not _is_checkpoint(path):
+            msg = f"{path} exists and is not a checkpoint; move it away or save elsewhere"
+            raise CheckpointError(msg)
+
+
+def clear_strays(directory: Path, active: set[Path]) -> None:
+    """Delete what dead processes and replaced checkpoints left beside `directory`.
+
+    `active` are the temporaries this process is writing; others that carry its pid are leftovers.
+    """
+    for path in list(directory.parent.iterdir()):
+        replaced = path.name.removeprefix(_OLD)
+        # A stray costs space, never a checkpoint: one that cannot be deleted is no reason to fail.
+        with suppress(OSError):
+            if path not in active and _is_abandoned(path.name):
+                shutil.rmtree(path)
+            elif replaced != path.name and (
+                (replaced == directory.name or STEP.fullmatch(replaced))
+                and exists(path.with_name(replaced))
+            ):
+                discard(path)
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exists(path: Path) -> bool:
+    """Return whether there is anything at `path`; errors other than its absence are raised."""
+    # pathlib's takes some errors for an absence, and an absence decides what is renamed.
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _is_abandoned(name: str) -> bool:
+    match = _TEMPORARY.fullmatch(name)
+    if match is None:
+        return False
+    pid = int(match[1])
+    if pid == os.getpid():
+        return True
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
+def _is_checkpoint(path: Path) -> bool:
+    # A damaged one is told from a stranger's directory by its name alone.
+    if not path.is_dir():
+        return False
+    if STEP.fullmatch(path.name.removeprefix(_OLD)) or not any(path.iterdir()):
+        return True
+    try:
+        read_manifest(path)
+    except CheckpointError:
+        return False
+    return True

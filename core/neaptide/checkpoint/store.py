@@ -1,0 +1,122 @@
+"""Saving and loading a whole checkpoint: sections of state, and streams of large tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.errors import CheckpointError, suggest
+
+from . import canonical
+from .files import writing
+from .recovery import recover
+from .safetensors_stream import (
+    ItemTuple,
+    TensorFile,
+    TensorItem,
+    open_tensors,
+    resident,
+    write_tensors,
+)
+from .tree import flatten, unflatten
+from .verify import Identity, examine, read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from .manifest import Manifest
+
+_STRUCTURE = ".json"
+_TENSORS = ".safetensors"
+_SHOWN = 5
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A checkpoint whose every byte was verified; tensors are read when asked for.
+
+    Reading raises CheckpointError if a file is no longer the one that was verified.
+    """
+
+    directory: Path
+    manifest: Manifest
+    _identities: dict[str, Identity]
+
+    def section(self, name: str) -> Any:
+        """Return the tree saved as the section `name`, its tensors in CPU memory."""
+        identity = self._identity(name, _STRUCTURE)
+        path = self.directory / f"{name}{_STRUCTURE}"
+        structure = canonical.loads(read_bytes(path, identity.bytes, identity), str(path))
+        has_tensors = f"{name}{_TENSORS}" in self._identities
+        tensors: Mapping[str, Any] = self.tensors(name) if has_tensors else {}
+        try:
+            return unflatten(structure, tensors.__getitem__)
+        except CheckpointError as error:
+            msg = f"{path}: {error}"
+            raise CheckpointError(msg) from error
+
+    def tensors(self, name: str) -> TensorFile:
+        """Return the tensors of the stream (or section) `name`, each read when it is asked for."""
+        identity = self._identity(name, _TENSORS)
+        return open_tensors(self.directory / f"{name}{_TENSORS}", identity)
+
+    def sections(self) -> list[str]:
+        """Return the names of the sections, sorted."""
+        return self._names(_STRUCTURE)
+
+    def _names(self, suffix: str) -> list[str]:
+        names = self._identities
+        return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+
+    def _identity(self, name: str, suffix: str) -> Identity:
+        try:
+            return self._identities[f"{name}{suffix}"]
+        except KeyError:
+            known = self._names(suffix)
+            msg = f"checkpoint {self.directory} has no {name!r}{suggest(name, known)}; has {known}"
+            raise CheckpointError(msg) from None
+
+
+def save(
+    directory: Path,
+    sections: Mapping[str, Any],
+    step: int,
+    facts: Mapping[str, Any],
+    streams: Mapping[str, Iterable[TensorItem | ItemTuple]] | None = None,
+) -> None:
+    """Write the checkpoint `directory`, replacing an older one there; see `files.writing`.
+
+    A section is a tree (see `tree.flatten`), saved as `<name>.json` and, if it has tensors,
+    `<name>.safetensors`. A stream is one file `<name>.safetensors` whose tensors are loaded one
+    at a time, as the weights of a model larger than memory. Raises CheckpointError.
+    """
+    with writing(directory, step, facts) as writer:
+        for name, tree in sections.items():
+            structure, tensors = flatten(tree, name)
+            text = canonical.dumps(structure, sort_keys=False)
+            canonical.check_size(text, name)
+            with writer.file(f"{name}{_STRUCTURE}") as file:
+                file.write(text)
+            if tensors:
+                with writer.file(f"{name}{_TENSORS}") as file:
+                    write_tensors(file, [resident(*named) for named in tensors.items()])
+        for name, items in (streams or {}).items():
+            with writer.file(f"{name}{_TENSORS}") as file:
+                write_tensors(file, items)
+
+
+def load(directory: Path) -> Loaded:
+    """Verify every byte of the checkpoint at `directory` and return it, nothing read yet.
+
+    Raises CheckpointError that lists what is wrong.
+    """
+    recover(directory)
+    found = examine(directory)
+    if found.manifest is None or found.problems:
+        shown = "; ".join(found.problems[:_SHOWN])
+        more = f"; {len(found.problems) - _SHOWN} more" if len(found.problems) > _SHOWN else ""
+        msg = f"cannot load checkpoint {directory}: {shown}{more}; load an older checkpoint"
+        raise CheckpointError(msg)
+    return Loaded(directory, found.manifest, found.identities)

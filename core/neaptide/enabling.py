@@ -1,0 +1,132 @@
+"""Decides which plugins a config enables, in which order, before anything is imported. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from . import config as configs
+from .config import RunConfig
+from .config.options import structure_options
+from .errors import ConfigError, suggest
+from .plugin import PluginSpec
+from .registry import disabled_plugins, installed_plugins
+from .resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+DYNAMICS = "dynamics"
+"""The claim of plugins that forecast."""
+PREDICTOR = "predictor"
+"""The claim of plugins that propose updates."""
+
+
+def configured(
+    config: RunConfig | Mapping[str, Any] | str | Path | None,
+    plugins: Iterable[str | PluginSpec] = (),
+) -> tuple[RunConfig, list[PluginSpec]]:
+    """Return the whole config and the enabled plugins in resolved order.
+
+    `plugins` adds to those the config lists: names of installed ones, or manifests. Whoever builds
+    the model and the data is enabled with it. Raises ConfigError or PluginError with all that is
+    wrong.
+    """
+    given = list(plugins)
+    strangers = {entry.name: entry for entry in given if isinstance(entry, PluginSpec)}
+    specs = _Known(strangers)
+    loaded = _load(config, specs)
+    blocked = disabled_plugins()
+    enabled = dict(loaded.plugins)
+    for entry in given:
+        name = entry.name if isinstance(entry, PluginSpec) else entry
+        if name not in enabled:
+            single = configs.structure({"plugins": {name: {}}}, specs, disabled=blocked)
+            enabled.update(single.plugins)
+    for kind, section in (("model", loaded.model), ("data", loaded.data)):
+        builder = _builder(kind, section.name, section.options, [specs[name] for name in enabled])
+        if builder is not None and builder.name not in enabled:
+            enabled[builder.name] = builder.config()
+    ordered = resolve([specs[name] for name in enabled], specs)
+    _check_prediction(loaded, ordered)
+    return attrs.evolve(loaded, plugins={spec.name: enabled[spec.name] for spec in ordered}), ordered
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split `"builtin:byte-gpt"` into scheme and name; a `package.module:factory` has no scheme.
+
+    A scheme is a word that an installed plugin builds, or else whatever stands before something
+    that could not be a Python name.
+    """
+    scheme, colon, rest = name.partition(":")
+    known = {
+        entry.partition(":")[2]
+        for spec in installed_plugins().usable().values()
+        for entry in spec.schemes
+    }
+    if colon and (scheme in known or not rest.replace(".", "_").isidentifier()):
+        return scheme, rest
+    return "", name
+
+
+class _Known(dict[str, PluginSpec]):
+    """The manifests handed in over the installed ones; a broken one raises only when wanted."""
+
+    def __missing__(self, name: str) -> PluginSpec:
+        return installed_plugins()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in installed_plugins()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*super().__iter__(), *installed_plugins()]))
+
+
+def _load(config: Any, specs: Mapping[str, PluginSpec]) -> RunConfig:
+    if config is None:
+        return RunConfig()
+    if isinstance(config, RunConfig):
+        return config
+    if isinstance(config, str | Path):
+        return configs.load([config], specs=specs, disabled=disabled_plugins()).config
+    return configs.structure(config, specs, disabled=disabled_plugins())
+
+
+def _builder(
+    kind: str, name: str, options: Mapping[str, Any], enabled: Iterable[PluginSpec]
+) -> PluginSpec | None:
+    """Return the plugin that builds `name`, once the options it is given have been checked."""
+    scheme, rest = split_name(name)
+    if not scheme:
+        return None
+    wanted = f"{kind}:{scheme}"
+    held = [spec for spec in enabled if wanted in spec.schemes]
+    builder = held[0] if held else installed_plugins().for_scheme(wanted, f"{kind}.name")
+    prefix = f"{kind}:"
+    known = {
+        key.removeprefix(prefix): cls
+        for key, cls in builder.options.items()
+        if key.startswith(prefix)
+    }
+    if known and rest not in known:
+        msg = (
+            f"{builder.name!r} has no {kind} {rest!r}{suggest(rest, known)}; there is "
+            f"{', '.join(sorted(known))} @ {kind}.name"
+        )
+        raise ConfigError(msg)
+    if rest in known:
+        structure_options(known[rest], options, kind, "options")
+    return builder
+
+
+def _check_prediction(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
+    if config.phases.predict.confidence is not None and not any(
+        DYNAMICS in spec.claims for spec in ordered
+    ):
+        msg = (
+            f"confidence needs a dynamics model, and no enabled plugin claims {DYNAMICS!r}; "
+            f"remove it or enable one @ phases.predict.confidence"
+        )
+        raise ConfigError(msg)

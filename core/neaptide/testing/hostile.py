@@ -1,0 +1,164 @@
+"""A store under which nothing works that touches weights without a loan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import torch
+
+from neaptide.memory import Tier, nested_tensors
+from neaptide.parameters import Mode, ParameterStore, ResidentStore, Span
+from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_TIERS: tuple[Tier, ...] = ("host", "device", "disk")
+
+
+class HostileStore(ParameterStore):
+    """Every weight, gradient and optimizer tensor is NaN outside its loan or `compute()`.
+
+    Loans are copies that turn to NaN when they end, tiers are mixed, spans come in odd order. What
+    gives bitwise the resident result here works wherever the weights are.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._inner = ResidentStore(model, optimizer)
+        self._parameters = dict(model.named_parameters())
+        self._hidden: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._holders = 0
+        self._hide()
+
+    def spans(self) -> list[Span]:
+        """Return the spans backwards, on tiers that alternate."""
+        return [
+            attrs.evolve(span, tier=tier)
+            for span, tier in zip(reversed(self._inner.spans()), cycle(_TIERS), strict=False)
+        ]
+
+    @contextmanager
+    def loan(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: Literal["weight", "gradient"] = "weight",
+        on: torch.device | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Lend a copy of the true value, which is NaN afterwards."""
+        with self._inner.loan(span, mode, of=of) as place:
+            truth = self._hidden.get(place.data_ptr(), (place, place))[1]
+            copy = truth.detach().to(on or truth.device, copy=True)
+            yield copy
+            if mode == "write":
+                truth.copy_(copy)
+            _poison(copy)
+
+    def has_gradient(self, span: Span) -> bool:
+        """Return whether the parameter has a gradient, hidden or not."""
+        return self._inner.has_gradient(span)
+
+    def zero_gradients(self) -> None:
+        """Drop gradients and what hides behind them."""
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                self._hidden.pop(parameter.grad.data_ptr(), None)
+        self._inner.zero_gradients()
+
+    @contextmanager
+    def compute(self) -> Iterator[None]:
+        """Show the true values while the module or the optimizer runs."""
+        if self._holders == 0:
+            self._show()
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            if self._holders == 0:
+                self._hide()
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """Return a copy of the true state."""
+        with self.compute():
+            state = super().optimizer_state_dict()
+            groups, by_parameter = state["param_groups"], state["state"]
+            copied = {
+                index: {
+                    key: value.clone() if isinstance(value, torch.Tensor) else value
+                    for key, value in entries.items()
+                }
+                for index, entries in by_parameter.items()
+            }
+        return {"state": copied, "param_groups": groups}
+
+    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+        """Load with the true values in place."""
+        with self.compute():
+            super().load_optimizer_state_dict(state)
+
+    def release(self) -> None:
+        """Show everything for good: the run is over."""
+        self._show()
+        self._holders += 1
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for parameter in self._parameters.values():
+            yield parameter.data
+            if parameter.grad is not None:
+                yield parameter.grad
+        for state in self.optimizer.state.values():
+            yield from nested_tensors(state)
+
+    def _hide(self) -> None:
+        for tensor in self._tensors():
+            if tensor.is_floating_point() and tensor.numel():
+                # Through .data: autograd's version counters must not notice, as they do not when
+                # a real store brings weights back for the backward.
+                self._hidden[tensor.data_ptr()] = (tensor.data, tensor.data.clone())
+                _poison(tensor.data)
+
+    def _show(self) -> None:
+        for place, truth in self._hidden.values():
+            place.copy_(truth)
+        self._hidden.clear()
+
+
+def _poison(tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point():
+        tensor.fill_(torch.nan)
+
+
+@attrs.define(eq=False)
+class HostileStorePlugin(Plugin[NoConfig]):
+    """Provides the store."""
+
+    _store: HostileStore | None = attrs.field(init=False, default=None)
+
+    @hookimpl
+    def provide_parameters(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> ParameterStore:
+        """Hide everything from now on."""
+        self._store = HostileStore(model, optimizer)
+        return self._store
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        """Give the weights back."""
+        if self._store is not None:
+            self._store.release()
+
+
+HOSTILE_STORE = PluginSpec(
+    name="hostile-store",
+    load="neaptide.testing.hostile:HostileStorePlugin",
+    summary="A store that shows weights only on loan, for tests.",
+    claims={"param.storage"},
+)

@@ -1,0 +1,111 @@
+"""A small awkward task on which contracts are checked: dropout, batch norm, tied and frozen parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from torch.nn import functional
+
+from neaptide.parameters import ParameterStore, Span
+from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
+from neaptide.steps import Loss, Update
+
+WIDTH = 16
+CLASSES = 8
+
+
+class Block(nn.Module):
+    """A residual block with batch norm and dropout."""
+
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.shared = shared
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `[N, 16]` to `[N, 16]`."""
+        hidden = self.down(functional.gelu(self.up(self.norm(x))))
+        return x + self.drop(hidden) + 0.1 * torch.tanh(self.shared(x))
+
+
+class TinyNet(nn.Module):
+    """Four blocks that share a layer, after a frozen projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.first.weight.requires_grad_(requires_grad=False)
+        shared = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(shared) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map float32 `[N, 16]` to logits `[N, 8]`."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def tiny_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> Loss:
+    """Return summed cross-entropy over the samples whose label is not -100."""
+    logits = model(batch["x"])
+    total = functional.cross_entropy(logits, batch["y"], reduction="sum", ignore_index=-100)
+    return Loss(total, int((batch["y"] != -100).sum()))  # noqa: PLR2004 - torch's ignore_index
+
+
+@attrs.frozen(eq=False)
+class TinyTask:
+    """A model, its optimizer and its batches, the same for the same seed."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: list[dict[str, torch.Tensor]]
+
+
+def tiny_task(seed: int = 0, steps: int = 32) -> TinyTask:
+    """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples."""
+    torch.manual_seed(seed)
+    model = TinyNet()
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
+    )
+    generator = torch.Generator().manual_seed(seed + 1)
+    batches = []
+    for _ in range(steps):
+        x = torch.randn(12, WIDTH, generator=generator)
+        y = x[:, :CLASSES].argmax(dim=1)
+        y[0] = -100
+        batches.append({"x": x, "y": y})
+    return TinyTask(model, optimizer, batches)
+
+
+@attrs.define(eq=False)
+class SteadyPredictor(Plugin[NoConfig]):
+    """Proposes to shrink every weight by a thousandth: a jump that is always possible."""
+
+    @hookimpl
+    def propose_update(self, store: ParameterStore) -> Update:
+        """Read the weights through loans, as a predictor must."""
+
+        def delta(span: Span) -> Any:
+            with store.loan(span, "read") as weight:
+                return weight * -0.001
+
+        return Update(3, delta)
+
+
+STEADY_PREDICTOR = PluginSpec(
+    name="steady-predictor",
+    load="neaptide.testing.tiny:SteadyPredictor",
+    summary="A predictor that always proposes, for tests.",
+    claims={"predictor"},
+    numerics="changes-training",
+)

@@ -1,0 +1,62 @@
+"""Hands the built-in data sets to runs that name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide import ConfigError, Data, NoConfig, Plugin, hookimpl
+from neaptide.config import structure_options
+
+from . import digits, text
+from .config import SPEC, DigitsOptions, PythonStdlibOptions, TextFileOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neaptide.task import DataSpec
+
+
+@attrs.define(eq=False)
+class BuiltinData(Plugin[NoConfig]):
+    """Builds `builtin:python-stdlib`, `builtin:text-file` and `builtin:digits`."""
+
+    @hookimpl
+    def build_data(self, spec: DataSpec) -> Data | None:
+        """Build the named data; ConfigError in one line where its source cannot be read."""
+        if spec.scheme != "builtin":
+            return None
+        options = structure_options(
+            SPEC.options[f"data:{spec.name}"], spec.options, "data", "options"
+        )
+        try:
+            if isinstance(options, DigitsOptions):
+                return _digits(options, spec)
+            return _text(options, spec)
+        except ValueError as error:
+            msg = f"{error} @ data.options"
+            raise ConfigError(msg) from error
+
+
+def _text(options: PythonStdlibOptions | TextFileOptions, spec: DataSpec) -> Data:
+    train: Tensor
+    held_out: Tensor
+    if isinstance(options, TextFileOptions):
+        train, held_out = text.file_bytes(options.path, options.validation_share)
+    else:
+        train, held_out = text.stdlib_bytes(options.validation_share)
+    return Data(
+        text.ByteBatches(train, options.context, spec.batch_size, spec.seed),
+        text.EvalWindows(
+            held_out, options.context, spec.batch_size, spec.batch_size * spec.eval_batches
+        ),
+    )
+
+
+def _digits(options: DigitsOptions, spec: DataSpec) -> Data:
+    train, held_out = digits.load(options.validation_share)
+    return Data(
+        digits.DigitBatches(train, spec.batch_size, spec.seed),
+        digits.EvalDigits(held_out, spec.batch_size, spec.batch_size * spec.eval_batches),
+    )

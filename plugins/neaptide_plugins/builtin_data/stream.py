@@ -1,0 +1,39 @@
+"""Endless batches with a cursor: what makes a resumed run see the data it would have seen."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs.validators import ge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+@attrs.define(eq=False)
+class EndlessBatches(ABC):
+    """Batches 0, 1, 2, … without end; iterating goes on from `index`, the next one's number."""
+
+    index: int = attrs.field(default=0, validator=ge(0), kw_only=True)
+
+    @abstractmethod
+    def batch(self, index: int) -> dict[str, Tensor]:
+        """Return batch number `index`, whatever came before it."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Hand out the batches from `index` on and count them."""
+        while True:
+            self.index += 1
+            yield self.batch(self.index - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cursor: the number of the next batch."""
+        return {"index": self.index}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a cursor that `state_dict` returned."""
+        self.index = state["index"]

@@ -1,0 +1,100 @@
+"""What the built-in models can be told: the plugin's manifest and one options class a model."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import and_, ge, lt
+
+from neaptide.plugin import PluginSpec
+
+_at_least_1 = ge(1)
+_probability = and_(ge(0.0), lt(1.0))
+
+
+@attrs.frozen(kw_only=True)
+class ByteGptOptions:
+    """Options of `builtin:byte-gpt`."""
+
+    layers: int = attrs.field(
+        default=4, validator=_at_least_1, metadata={"help": "Transformer blocks."}
+    )
+    width: int = attrs.field(
+        default=128,
+        validator=_at_least_1,
+        metadata={"help": "Features of the residual stream; a multiple of `heads`."},
+    )
+    heads: int = attrs.field(
+        default=4, validator=_at_least_1, metadata={"help": "Attention heads of a block."}
+    )
+    context: int = attrs.field(
+        default=128,
+        validator=_at_least_1,
+        metadata={"help": "Most bytes a prediction can look back on."},
+    )
+    dropout: float = attrs.field(
+        default=0.0,
+        validator=_probability,
+        metadata={"help": "Share dropped of embeddings, attention weights and branch outputs."},
+    )
+
+    @heads.validator
+    def _heads_divide_width(self, _attribute: attrs.Attribute[int], heads: int) -> None:
+        if self.width % heads:
+            msg = f"'width' must be a multiple of 'heads' (got width {self.width}, heads {heads})"
+            raise ValueError(msg)
+
+
+@attrs.frozen(kw_only=True)
+class MlpOptions:
+    """Options of `builtin:mlp`."""
+
+    inputs: int = attrs.field(
+        default=64, validator=_at_least_1, metadata={"help": "Features of one flattened example."}
+    )
+    width: int = attrs.field(
+        default=128, validator=_at_least_1, metadata={"help": "Features of a hidden layer."}
+    )
+    layers: int = attrs.field(
+        default=3,
+        validator=_at_least_1,
+        metadata={"help": "Hidden layers, the output layer not counted."},
+    )
+    outputs: int = attrs.field(
+        default=10, validator=_at_least_1, metadata={"help": "Classes to tell apart."}
+    )
+    dropout: float = attrs.field(
+        default=0.0,
+        validator=_probability,
+        metadata={"help": "Share dropped of each hidden layer's outputs."},
+    )
+
+
+@attrs.frozen(kw_only=True)
+class DigitsCnnOptions:
+    """Options of `builtin:digits-cnn`."""
+
+    channels: int = attrs.field(
+        default=32,
+        validator=_at_least_1,
+        metadata={"help": "Channels of the first convolution; the later ones have twice as many."},
+    )
+    classes: int = attrs.field(
+        default=10, validator=_at_least_1, metadata={"help": "Classes to tell apart."}
+    )
+    norm: bool = attrs.field(
+        default=True,
+        metadata={"help": "Batch normalization after each convolution (it keeps buffers)."},
+    )
+
+
+SPEC = PluginSpec(
+    name="builtin-models",
+    load="neaptide_plugins.builtin_models.plugin:BuiltinModels",
+    schemes={"model:builtin"},
+    summary="Small built-in models: byte-gpt, mlp and digits-cnn.",
+    options={
+        "model:byte-gpt": ByteGptOptions,
+        "model:mlp": MlpOptions,
+        "model:digits-cnn": DigitsCnnOptions,
+    },
+)

@@ -1,0 +1,16 @@
+"""The loss all built-in models share: summed cross-entropy, so that batches add up exactly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    """Return the summed cross-entropy in nats (a scalar) and the number of targets.
+
+    `logits` is `[N, classes]`, `targets` int64 `[N]`. The sum is taken in float32 at least: over
+    thousands of targets a bfloat16 sum has no digits left for the differences that matter.
+    """
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(precise, targets, reduction="sum"), targets.numel()

@@ -1,0 +1,42 @@
+"""Hands the built-in models and their losses to runs that name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import Loss, NoConfig, Plugin, Task, hookimpl
+from neaptide.config import structure_options
+
+from . import byte_gpt, digits_cnn, mlp
+from .config import SPEC
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch import nn
+
+    from neaptide.task import ModelSpec
+
+_MODELS: dict[str, ModuleType] = {"byte-gpt": byte_gpt, "mlp": mlp, "digits-cnn": digits_cnn}
+
+
+@attrs.define(eq=False)
+class BuiltinModels(Plugin[NoConfig]):
+    """Builds `builtin:byte-gpt`, `builtin:mlp` and `builtin:digits-cnn`."""
+
+    @hookimpl
+    def build_model(self, spec: ModelSpec) -> Task | None:
+        """Build the named model; its loss is summed cross-entropy in nats over its targets."""
+        if spec.scheme != "builtin":
+            return None
+        options = structure_options(
+            SPEC.options[f"model:{spec.name}"], spec.options, "model", "options"
+        )
+        module = _MODELS[spec.name]
+
+        def loss_fn(model: nn.Module, batch: Any) -> Loss:
+            return Loss(*module.loss(model, batch))
+
+        return Task(module.build(options), loss_fn)

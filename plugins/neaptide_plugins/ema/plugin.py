@@ -1,0 +1,103 @@
+"""Rides along with the updates, and lends its average to evaluations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from neaptide import Outcome, Plugin, hookimpl
+
+from .average import decay_at, shift, start, update
+from .config import EmaConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+
+    from neaptide import Ledger, ParameterStore, Phase, Run, Span
+
+
+@attrs.define(eq=False)
+class Ema(Plugin[EmaConfig]):
+    """Keeps an average of every trainable weight in float32 (4 bytes a parameter)."""
+
+    _averages: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
+    _updates: int = attrs.field(init=False, default=0)
+    _store: ParameterStore | None = attrs.field(init=False, default=None)
+    _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
+
+    @hookimpl
+    def on_run_start(self, store: ParameterStore) -> None:
+        """Begin with the weights as they are."""
+        host = torch.device("cpu") if self.config.tier == "host" else None
+        for span in store.spans():
+            if span.trainable:
+                with store.loan(span, "read") as weight:
+                    self._averages[span.name] = start(weight, host)
+        self._store = store
+        self._leave = store.ride(self._follow)
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        """Get off."""
+        if self._leave is not None:
+            self._leave()
+
+    def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
+        average = self._averages[span.name]
+        if delta is not None:
+            shift(average, delta)
+        else:
+            decay = decay_at(self._updates + 1, self.config.decay, warmup=self.config.warmup)
+            update(average, weight, decay)
+
+    @hookimpl
+    def around_train_step(self) -> Callable[..., Any]:
+        """Count the updates that were made."""
+
+        def counted(following: Callable[..., Any], **arguments: Any) -> Any:
+            trained = following(**arguments)
+            self._updates += trained.outcome is Outcome.APPLIED
+            return trained
+
+        return counted
+
+    @hookimpl
+    def around_evaluate(self) -> Callable[..., Any]:
+        """Put the average in the weights' place for the evaluation, and them back bitwise."""
+
+        def averaged(following: Callable[..., float], **arguments: Any) -> float:
+            store = self._store
+            assert store is not None, "evaluated before the run started"
+            weights = store.snapshot()
+            try:
+                for span in store.spans():
+                    if span.trainable:
+                        with store.loan(span, "write") as weight, torch.no_grad():
+                            weight.copy_(self._averages[span.name])
+                return following(**arguments)
+            finally:
+                store.restore(weights)
+
+        return averaged
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        """The averages, and a copy of the weights on the host while evaluating."""
+        del phase
+        held = sum(average.nbytes for average in self._averages.values())
+        ledger = ledger.add("ema", "average", self.config.tier, held)
+        return ledger.add("ema", "weights.aside", "host", held, ("evaluate",))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages and how many updates they have seen."""
+        return {"updates": self._updates, "averages": dict(self._averages)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self._updates = state["updates"]
+        for name, average in state["averages"].items():
+            self._averages[name].copy_(average)

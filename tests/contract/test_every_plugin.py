@@ -1,0 +1,24 @@
+"""Every installed plugin keeps every law of the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neaptide.registry import installed_plugins
+from neaptide.testing import LAWS, check_plugin
+
+# Where a plugin's defaults never act on a model as small as the contract's.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "activation-checkpointing": {"interval": 2},
+    "gradient-accumulation": {"steps": 3},
+    "predictor-drift": {"min_window": 4, "sample_every": 1},
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", sorted(installed_plugins()))
+def test_plugin_keeps_law(name: str, law: str) -> None:
+    """`check_plugin` passes, one law at a time."""
+    check_plugin(name, SETTINGS.get(name), laws=[law])

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from _checks import GIB, MIB
 from _machine_probe import host_room
 

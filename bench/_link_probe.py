@@ -11,15 +11,13 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 import torch
-
 from _checks import MIB, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch import Tensor
-
     from _checks import Check, Finding
+    from torch import Tensor
 
 REPEATS = 9
 BUFFER = 512 * MIB  # several times a processor's cache, or the host's memory is not in the figure

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-
 from _checks import GIB
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-
 from _checks import first_line, outcome
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

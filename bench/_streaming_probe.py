@@ -10,10 +10,9 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from _streaming import Streamer, update
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from _streaming import Streamer, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

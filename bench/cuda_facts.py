@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from _checks import run_checks
 
 if TYPE_CHECKING:

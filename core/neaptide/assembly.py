@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .phases import Phase
     from .config import RunConfig
     from .parameters import ParameterStore
+    from .phases import Phase
     from .plugin import Plugin, PluginSpec
 
-def create_plugins(
-    config: RunConfig, ordered: Sequence[PluginSpec], log: Any
-) -> HookManager:
+
+def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -> HookManager:
     """Import the classes, give each its config, and register them all."""
     created: list[tuple[PluginSpec, Plugin[Any]]] = []
     for spec in ordered:

@@ -51,7 +51,9 @@ def configured(
             enabled[builder.name] = builder.config()
     ordered = resolve([specs[name] for name in enabled], specs)
     _check_prediction(loaded, ordered)
-    return attrs.evolve(loaded, plugins={spec.name: enabled[spec.name] for spec in ordered}), ordered
+    return attrs.evolve(
+        loaded, plugins={spec.name: enabled[spec.name] for spec in ordered}
+    ), ordered
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ An implementation names only the arguments it uses. Around hooks return a middle
 observe and return None. Collecting hooks run on all plugins, firstresult hooks stop at the first
 that does not return None, the core's own answer coming last.
 """
-# ruff: noqa: ARG001 - a spec names arguments for its implementations and uses none itself
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .plugin import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     import torch
     from torch import nn
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from .parameters import ParameterStore
     from .phases import Phase, PhaseSchedule
     from .steps import Forecast, StepResult, Update
-    from .task import Data, DataSpec, ModelSpec, Task, Run
+    from .task import Data, DataSpec, ModelSpec, Run, Task
 
     Middleware = Callable[..., Any]
 
@@ -61,16 +60,14 @@ def convert_model(model: nn.Module) -> None:
 
 
 @hookspec(firstresult=True)
-def configure_optimizer(model: nn.Module, name: str, lr: float, options: Mapping[str, Any]) -> (
-    torch.optim.Optimizer | None
-):
+def configure_optimizer(
+    model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
+) -> torch.optim.Optimizer | None:
     """Build the optimizer `[optimizer]` names. The core knows torch.optim and `module:Class`."""
 
 
 @hookspec(firstresult=True)
-def provide_parameters(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> ParameterStore | None:
+def provide_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> ParameterStore | None:
     """Provide the only way to weights, gradients and optimizer state; default: all resident."""
 
 
@@ -193,7 +190,7 @@ def on_phase_exit(phase: Phase, following: Phase | None, step: int) -> None:
     """Run when a phase ends, `following` being None at the end of the run."""
 
 
-# --- notify: observe, return nothing ---------------------------------------------------------------
+# --- notify: observe, return nothing ----------------------------------------------------------
 
 
 @hookspec
@@ -216,7 +213,7 @@ def after_step(step: int, phase: Phase, result: StepResult) -> None:
     """Run at the end of each `trainer.step`. Reading `result.loss` waits for the device."""
 
 
-# --- account ---------------------------------------------------------------------------------------
+# --- account ----------------------------------------------------------------------------------
 
 
 @hookspec

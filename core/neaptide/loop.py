@@ -70,7 +70,7 @@ class Loop:
             for hook in ("before_forward", "after_forward", "after_backward", "after_step")
         }
 
-    # -- one step -----------------------------------------------------------------------------------
+    # -- one step ---------------------------------------------------------------------------------
 
     def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
         """Make a jump if one is due, then train on `batch`; `phase` forces the choice."""
@@ -273,9 +273,7 @@ class Loop:
             threshold = self._config.phases.predict.confidence
             confidence = forecast.confidence if forecast else 0.0
             if confidence < (DEFAULT_CONFIDENCE if threshold is None else threshold):
-                self.run.log.info(
-                    "jump.declined", step=self.state.step, confidence=confidence
-                )
+                self.run.log.info("jump.declined", step=self.state.step, confidence=confidence)
                 return None
         update = self.hooks.propose_update(self.store, history, horizon)
         if update is None:
@@ -284,9 +282,7 @@ class Loop:
 
         def probe() -> float:
             with undisturbed(self.model):
-                returned = self._forward(
-                    model=self.model, batch=batch, phase=phase, moment="probe"
-                )
+                returned = self._forward(model=self.model, batch=batch, phase=phase, moment="probe")
                 return float(weigh(returned, batch).mean)
 
         verdict = self._guard.judge(self.store, update, probe)
@@ -332,4 +328,4 @@ DEFAULT_CONFIDENCE = 0.85
 
 def _backward(*, loss: torch.Tensor, phase: Phase) -> None:
     del phase  # for middleware
-    loss.backward()
+    torch.autograd.backward(loss)

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from .task import Run
 
 _SPECS = {name for name, value in vars(hookspecs).items() if hasattr(value, f"{PROJECT}_spec")}
-_FIRST = {
-    name for name in _SPECS if getattr(hookspecs, name).neaptide_spec["firstresult"]
-}
+_FIRST = {name for name in _SPECS if getattr(hookspecs, name).neaptide_spec["firstresult"]}
 _AROUND = {name for name in _SPECS if name.startswith("around_")}
 
 DEFAULTS = "neaptide"
@@ -180,9 +178,7 @@ class HookManager:
 
     def plan_micro_batches(self, batch: Any) -> Sequence[Any]:
         """Return the micro-batches of `batch`; at least one."""
-        planned: Sequence[Any] | None = self.first(
-            "plan_micro_batches", (list, tuple), batch=batch
-        )
+        planned: Sequence[Any] | None = self.first("plan_micro_batches", (list, tuple), batch=batch)
         return planned or (batch,)
 
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
@@ -222,7 +218,9 @@ def _check_hooks(spec: PluginSpec, plugin: Plugin[Any]) -> None:
             msg = f"plugin {spec.name!r}: there is no hook {name!r}{suggest(name, _SPECS)}"
             raise PluginError(msg)
         if marked["wrapper"] or marked["hookwrapper"]:
-            msg = f"plugin {spec.name!r}: {name!r} is a pluggy wrapper; use an around_* hook instead"
+            msg = (
+                f"plugin {spec.name!r}: {name!r} is a pluggy wrapper; use an around_* hook instead"
+            )
             raise PluginError(msg)
         if spec.observer and name in _AROUND | _FIRST:
             msg = f"plugin {spec.name!r} is an observer; it cannot implement {name!r}"
@@ -236,5 +234,3 @@ def _check_hooks(spec: PluginSpec, plugin: Plugin[Any]) -> None:
                 f"{suggest(wrong, accepted)}; it has {', '.join(sorted(accepted))}"
             )
             raise PluginError(msg)
-
-

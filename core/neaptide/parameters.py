@@ -99,7 +99,7 @@ class ParameterStore(ABC):
         """Return the names of spans whose optimizer step already ran inside this backward."""
         return frozenset()
 
-    def drain(self) -> None:
+    def drain(self) -> None:  # noqa: B027 - nothing is lazy unless a provider is
         """Finish lazy updates, so that every loan shows the newest value."""
 
     # -- riding along ---------------------------------------------------------------------------
@@ -147,9 +147,7 @@ class ParameterStore(ABC):
 
     # -- snapshots ------------------------------------------------------------------------------
 
-    def snapshot(
-        self, *, optimizer: bool = False, on: torch.device | str = "cpu"
-    ) -> Snapshot:
+    def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:
         """Copy every trainable weight (and the optimizer's state) bitwise to the device `on`."""
         self.drain()
         weights = {}
@@ -198,9 +196,7 @@ class ResidentStore(ParameterStore):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
         self._names = parameter_names(model)
-        self._parameters = {
-            names[0]: parameter for parameter, names in self._names.items()
-        }
+        self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
         self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
 
     def spans(self) -> list[Span]:
@@ -278,7 +274,7 @@ class ResidentStore(ParameterStore):
             if parameter.grad is not None:
                 by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
         for device, gradients in by_device.items():
-            torch._foreach_mul_(gradients, _on(factor, device))  # noqa: SLF001 - see gradient_norm
+            torch._foreach_mul_(gradients, _on(factor, device))
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
@@ -294,7 +290,9 @@ def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
     if not norms:
         return torch.zeros(())
     device = norms[0].device
-    return torch.linalg.vector_norm(torch.stack([norm.float().to(device) for norm in norms]))
+    stacked = torch.stack([norm.float().to(device) for norm in norms])
+    total: torch.Tensor = torch.linalg.vector_norm(stacked)
+    return total
 
 
 def _norm_dtype(gradient: torch.Tensor) -> torch.dtype:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import attrs
 import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ENTRY_POINT_GROUP = "neaptide.plugins"
 PROJECT = "neaptide"
@@ -13,6 +16,10 @@ PROJECT = "neaptide"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 Numerics = Literal["exact", "tolerance", "changes-training"]
+
+
+def _names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
 
 
 @attrs.frozen(kw_only=True)
@@ -37,23 +44,23 @@ class PluginSpec:
     """One line for `plugins list`."""
     version: int = 1
     """Version of the state the plugin saves; a checkpoint of another version is refused."""
-    claims: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    claims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Exclusive resources, such as `predictor` or `activations`; two claimants conflict."""
-    requires: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Plugins, or claims some plugin must hold, without which this one cannot run."""
-    conflicts: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    conflicts: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Plugins or claims this one cannot run beside."""
-    before: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    before: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Plugins that come after this one (its middleware is outside theirs)."""
-    after: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    after: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Plugins that come before this one."""
-    phases: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    phases: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Phases it acts in, for display; empty means all."""
-    schemes: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    schemes: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """What it builds, as `"model:builtin"` for `[model] name = "builtin:…"`; enabled on use."""
     options: dict[str, type[Any]] = attrs.field(factory=dict)
     """Classes that check the options of what it builds, by `"model:<name>"` or `"data:<name>"`."""
-    needs: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    needs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Measurements the core makes only when asked: `"grad_norm"`."""
     presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     """Named settings, chosen by `preset = "name"` in the plugin's own table."""

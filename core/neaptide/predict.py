@@ -46,9 +46,7 @@ class Guard:
     halvings: int
     """Times a refused jump is halved and tried again."""
 
-    def judge(
-        self, store: ParameterStore, update: Update, probe: Callable[[], float]
-    ) -> Verdict:
+    def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
         """Apply `update` to the weights of `store` and keep it, part of it, or nothing.
 
         Refused, every weight is what it was, bit for bit. Needs host memory for one copy of the

@@ -86,7 +86,7 @@ class Recorder:
             }
         )
 
-    def stepped(self, result: StepResult, state: TrainState, hooks: HookManager) -> None:
+    def stepped(self, result: StepResult, hooks: HookManager) -> None:
         """Append the row of an accepted jump, the metrics that are due, and note the peaks."""
         if self._files is None:
             return

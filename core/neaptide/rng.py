@@ -28,7 +28,7 @@ def capture() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "python": [version, list(numbers), gauss],
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()

@@ -1,4 +1,4 @@
-"""The run directory: one process at a time, files that are whole after a crash, rows as they come."""
+"""The run directory: one process at a time, rows as they come, files whole after a crash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import fcntl
 import json
 import math
 import os
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from .errors import RunDirectoryError
@@ -15,6 +14,7 @@ from .logging import CONSOLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 COLUMNS = (
     "step",
@@ -103,8 +103,6 @@ class RunDirectory:
                 CONSOLE.warning(
                     "cannot write %s: %s; training goes on without it", path, error.strerror
                 )
-
-
 
 
 def jsonable(value: Any) -> Any:

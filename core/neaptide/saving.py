@@ -92,19 +92,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     _check_optimizer(optimizer, parts.store.optimizer)
 
     store = parts.store
-    for span in store.spans():
-        with store.loan(span, "write") as weight, torch.no_grad():
-            weight.copy_(weights[span.name])
-    saved_buffers = loaded.section("buffers")
-    for name, buffer in buffers(parts.model):
-        if name in saved_buffers:
-            buffer.copy_(saved_buffers[name])
-    store.zero_gradients()
-    gradients = loaded.section("gradients")
-    for span in store.spans():
-        if span.name in gradients:
-            with store.loan(span, "write", of="gradient") as gradient:
-                gradient.copy_(gradients[span.name])
+    _load_tensors(parts, weights, loaded.section("buffers"), loaded.section("gradients"))
     with store.compute():
         store.load_optimizer_state_dict(optimizer)
     parts.state.load_state_dict(training)
@@ -116,6 +104,25 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
             parts.extra[name].load_state_dict(state)
     rng.restore(loaded.section("rng"))
     return loaded.section("data")
+
+
+def _load_tensors(
+    parts: Parts,
+    weights: Mapping[str, torch.Tensor],
+    saved_buffers: Mapping[str, torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+) -> None:
+    store = parts.store
+    store.zero_gradients()
+    for span in store.spans():
+        with store.loan(span, "write") as weight, torch.no_grad():
+            weight.copy_(weights[span.name])
+        if span.name in gradients:
+            with store.loan(span, "write", of="gradient") as gradient:
+                gradient.copy_(gradients[span.name])
+    for name, buffer in buffers(parts.model):
+        if name in saved_buffers:
+            buffer.copy_(saved_buffers[name])
 
 
 def digest(parts: Parts, data: Any) -> str:
@@ -153,7 +160,8 @@ def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:
     for name in sorted(saved.keys() & here.keys()):
         if saved[name] != here[name]:
             msg = (
-                f"the checkpoint holds state of plugin {name!r} in version {saved[name]}, installed "
+            msg = (
+                f"parameter {name!r} is {dtype} {tuple(shape)} in the checkpoint but "
                 f"is version {here[name]}; install the one it was saved with"
             )
             raise CheckpointError(msg)
@@ -162,7 +170,9 @@ def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:
         names = ", ".join(
             f"{name} ({'only saved' if name in saved else 'only now'})" for name in differing
         )
-        msg = f"the checkpoint was saved with other plugins: {names}; enable the same ones{_OVERRIDE}"
+        msg = (
+            f"the checkpoint was saved with other plugins: {names}; enable the same ones{_OVERRIDE}"
+        )
         raise CheckpointError(msg)
 
 

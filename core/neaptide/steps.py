@@ -152,9 +152,7 @@ class Forecast:
     """What a dynamics model expects."""
 
     loss: float
-    confidence: float = attrs.field(
-        validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)]
-    )
+    confidence: float = attrs.field(validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)])
 
 
 @attrs.frozen

@@ -71,8 +71,8 @@ class Run:
     directory: Path | None
     """The run directory; None when nothing is written."""
     device: torch.device
-    log: structlog.typing.BindableLogger | Any
-    """`run.log.info("event.name", key=value)`: a line of events.jsonl; warnings reach the console."""
+    log: structlog.BoundLogger
+    """`run.log.info("event.name", key=value)` adds to events.jsonl; warnings reach the console."""
     stash: Stash = attrs.field(factory=Stash)
     """Values plugins leave for each other."""
 

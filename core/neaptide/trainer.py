@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -67,7 +67,7 @@ class HybridTrainer:
         stateful: Mapping[str, Any] | None = None,
     ) -> None:
         full, ordered = configured(config, plugins)
-        self._assemble(full, ordered, lambda hooks: Task(model, loss_fn), optimizer, stateful)
+        self._assemble(full, ordered, lambda _: Task(model, loss_fn), optimizer, stateful)
 
     @classmethod
     def from_config(
@@ -149,7 +149,7 @@ class HybridTrainer:
         optimizer: torch.optim.Optimizer = self.store.optimizer
         return optimizer
 
-    # -- training -----------------------------------------------------------------------------------
+    # -- training -------------------------------------------------------------------------------
 
     def step(self, batch: Any, *, phase: str | None = None) -> StepResult:
         """Train on one batch, after a jump where one is due.
@@ -166,7 +166,9 @@ class HybridTrainer:
             msg = "this trainer is closed; make a new one"
             raise RuntimeError(msg)
         if phase is not None and phase not in PHASES:
-            msg = f"phase must be one of {', '.join(PHASES)} (got {phase!r}){suggest(phase, PHASES)}"
+            msg = (
+                f"phase must be one of {', '.join(PHASES)} (got {phase!r}){suggest(phase, PHASES)}"
+            )
             raise ValueError(msg)
         self.model.train()
         try:
@@ -175,7 +177,7 @@ class HybridTrainer:
             self._error = error
             self.store.zero_gradients()
             raise
-        self._recorder.stepped(result, self.state, self.hooks)
+        self._recorder.stepped(result, self.hooks)
         return result
 
     def fit(
@@ -183,7 +185,7 @@ class HybridTrainer:
         data: Data | Iterable[Any],
         *,
         validation: Iterable[Any] | None = None,
-        resume: Literal["auto"] | str | Path | None = None,
+        resume: str | Path | None = None,
         allow_changes: bool = False,
         observe: Any = None,
     ) -> dict[str, Any]:
@@ -211,7 +213,7 @@ class HybridTrainer:
         """Return the mean loss over `batches`, leaving model and random state untouched."""
         return self._loop.evaluate(batches)
 
-    # -- state --------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> Path:
         """Write a checkpoint into `directory`, atomically; an older one there is replaced.
@@ -233,7 +235,7 @@ class HybridTrainer:
         return saving.digest(self._parts, self._data_state)
 
     def estimate_memory(self, phase: str = "full") -> Ledger:
-        """Return the ledger of `phase`: what core and plugins expect to hold, without activations."""
+        """Return what core and plugins expect to hold in `phase`, activations left out."""
         chosen = PHASES[phase]
         return self.hooks.estimate_memory(assembly.base_ledger(self.store, chosen), chosen)
 
@@ -245,7 +247,7 @@ class HybridTrainer:
             raise ValueError(msg)
         return self.hooks.plugins[plugin].report()
 
-    # -- end ----------------------------------------------------------------------------------------
+    # -- end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the run: the last row is written, plugins undo what they patched. Idempotent."""
@@ -299,5 +301,3 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
             "replacing them"
         )
         raise ConfigError(msg)
-
-

@@ -1,9 +1,9 @@
 """The contract every plugin must keep, as checks anyone can run on theirs.
 
-    from neaptide.testing import check_plugin
+from neaptide.testing import check_plugin
 
-    def test_contract():
-        check_plugin("my-plugin")
+def test_contract():
+    check_plugin("my-plugin")
 """
 
 from .contract import LAWS, ContractError, check_plugin

@@ -51,7 +51,10 @@ class Subject:
     def plugins(self, *more: PluginSpec) -> list[str | PluginSpec]:
         """Return what to enable: the plugin, its company, and a predictor if it brings none."""
         claims = self.spec.claims | {
-            claim for other in self.beside if isinstance(other, PluginSpec) for claim in other.claims
+            claim
+            for other in self.beside
+            if isinstance(other, PluginSpec)
+            for claim in other.claims
         }
         predictor = [] if "predictor" in claims else [STEADY_PREDICTOR]
         return [self.spec, *self.beside, *predictor, *more]
@@ -114,7 +117,9 @@ def config_round_trips(subject: Subject) -> None:
     _require(again == full, f"TOML changes its settings: {again.plugins} != {full.plugins}")
     for field in attrs.fields(subject.spec.config):
         _require(field.default is not attrs.NOTHING, f"setting {field.name!r} has no default")
-        _require("help" in field.metadata, f"setting {field.name!r} has no help; use neaptide.field")
+        _require(
+            "help" in field.metadata, f"setting {field.name!r} has no help; use neaptide.field"
+        )
 
 
 def detach_leaves_no_trace(subject: Subject) -> None:

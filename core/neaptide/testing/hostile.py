@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +14,8 @@ from neaptide.parameters import Mode, ParameterStore, ResidentStore, Span
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 _TIERS: tuple[Tier, ...] = ("host", "device", "disk")

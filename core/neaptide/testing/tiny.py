@@ -1,17 +1,19 @@
-"""A small awkward task on which contracts are checked: dropout, batch norm, tied and frozen parts."""
+"""A small awkward task to check contracts on: dropout, batch norm, tied and frozen parts."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import nn
 from torch.nn import functional
 
-from neaptide.parameters import ParameterStore, Span
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.steps import Loss, Update
+
+if TYPE_CHECKING:
+    from neaptide.parameters import ParameterStore, Span
 
 WIDTH = 16
 CLASSES = 8
@@ -31,7 +33,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[N, 16]` to `[N, 16]`."""
         hidden = self.down(functional.gelu(self.up(self.norm(x))))
-        return x + self.drop(hidden) + 0.1 * torch.tanh(self.shared(x))
+        mixed: torch.Tensor = x + self.drop(hidden) + 0.1 * torch.tanh(self.shared(x))
+        return mixed
 
 
 class TinyNet(nn.Module):
@@ -40,7 +43,7 @@ class TinyNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.first.weight.requires_grad_(requires_grad=False)
+        self.first.weight.requires_grad_(False)
         shared = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList(Block(shared) for _ in range(4))
         self.head = nn.Linear(WIDTH, CLASSES)

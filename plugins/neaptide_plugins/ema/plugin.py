@@ -15,9 +15,7 @@ from .config import EmaConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-
-    from neaptide import Ledger, ParameterStore, Phase, Run, Span
+    from neaptide import Ledger, ParameterStore, Phase, Span
 
 
 @attrs.define(eq=False)

@@ -52,9 +52,7 @@ class DriftWindow:
         sign = 1.0 if self.position + 1 > self.half else -1.0
         share = sign * self.sample_every / self.half
         if name not in self.sums:
-            self.sums[name] = torch.zeros(
-                weight.shape, dtype=torch.float32, device=self.device
-            )
+            self.sums[name] = torch.zeros(weight.shape, dtype=torch.float32, device=self.device)
         self.sums[name].add_(weight.to(self.device, torch.float32), alpha=share)
 
     def advance(self) -> None:

@@ -1,7 +1,11 @@
 """A save that dies or fails at its n-th operation, for every n; prints what loads afterwards.
 
 `crash_points.py ROOT FAULT START`: one JSON line an operation. Every save runs in a forked child
-whose `os` counts. START is `replace` (a checkpoint is there already) or `first`.
+whose `os` counts. START is what is there already:
+    first        nothing, not even the directory it goes to
+    replace      a checkpoint
+    interrupted  a checkpoint that an earlier save had just renamed aside
+    leftover     a checkpoint, and the one before it that was to be deleted
 
 FAULT is what happens at the operation:
     exit       the process ends
@@ -120,9 +124,9 @@ class Fault:
             self._count += name in self._counted
             if self._count == self._at and name in self._counted:
                 REAL["write"](self._report, name.encode())
-                self._strike(name, arguments)
+                self._strike(arguments)
             elif self._count > self._at and self._kind == "errors":
-                self._strike(name, arguments)
+                self._strike(arguments)
             if name == "write" and self._kind == "short":
                 arguments = (arguments[0], arguments[1][:100])
             result = REAL[name](*arguments, **options)
@@ -131,7 +135,7 @@ class Fault:
 
         return operation
 
-    def _strike(self, name: str, arguments: tuple[Any, ...]) -> None:
+    def _strike(self, arguments: tuple[Any, ...]) -> None:
         match self._kind:
             case "torn":
                 descriptor, data = arguments
@@ -148,6 +152,16 @@ class Fault:
 REAL = {name: getattr(os, name) for name in OPERATIONS}
 
 
+def prepare(directory: Path, start: str) -> None:
+    aside = directory.with_name(f".old-{directory.name}")
+    if start == "leftover":
+        save(aside, "older")
+    if start != "first":
+        save(directory, "old")
+    if start == "interrupted":
+        directory.rename(aside)
+
+
 def child(directory: Path, kind: str, at: int, report: int) -> NoReturn:
     code = BROKEN
     try:
@@ -161,7 +175,7 @@ def child(directory: Path, kind: str, at: int, report: int) -> NoReturn:
     except CheckpointError as error:
         REAL["write"](report, f"\n{error}".encode())
         code = REFUSED
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the parent asserts on the exit status
         traceback.print_exc()
     os._exit(code)
 
@@ -173,7 +187,7 @@ def crash(directory: Path, kind: str, at: int) -> tuple[int, str, str]:
     if pid == 0:
         child(directory, kind, at, report)
     os.close(report)
-    with open(reader, "rb") as pipe:
+    with open(reader, "rb") as pipe:  # noqa: PTH123 - a descriptor has no path
         operation, _, message = pipe.read().decode().partition("\n")
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), operation, message
@@ -182,8 +196,7 @@ def crash(directory: Path, kind: str, at: int) -> tuple[int, str, str]:
 def main(root: Path, kind: str, start: str) -> None:
     for at in itertools.count(1):
         directory = root / str(at) / "step-00000007"
-        if start == "replace":
-            save(directory, "old")
+        prepare(directory, start)
         status, operation, message = crash(directory, kind, at)
         after = loaded(directory)
         save(directory, "next")

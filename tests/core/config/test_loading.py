@@ -34,13 +34,10 @@ def test_each_source_wins_over_those_before_it(
     files: list[Path], specs: dict[str, PluginSpec]
 ) -> None:
     base, mine = files
-    specs["predictor-drift"] = PluginSpec(
-        name="predictor-drift", load="strangers:Drift", config=specs["ema"].config
-    )
     loaded = load(
         files,
         preset="tiny-cpu",
-        sets=["train.device=cpu", "plugins.predictor-drift.enabled=false"],
+        sets=["train.device=cpu"],
         environ={"NEAPTIDE__TRAIN__BATCH_SIZE": "3", "NEAPTIDE__TRAIN__DEVICE": "cuda"},
         specs=specs,
         disabled=frozenset({"predictor-drift"}),

@@ -28,7 +28,7 @@ def numbered(count: int) -> Digits:
     return Digits(images=images, labels=numbers)
 
 
-def test_the_real_digits_are_scaled_and_stratified():
+def test_the_real_digits_are_scaled_and_stratified() -> None:
     training, validation = load(0.2)
 
     assert (len(training.labels), len(validation.labels)) == (1438, 359)
@@ -38,7 +38,7 @@ def test_the_real_digits_are_scaled_and_stratified():
     assert set(validation.labels.bincount().tolist()) <= {35, 36, 37}
 
 
-def test_no_image_is_on_both_sides_and_the_split_is_stable():
+def test_no_image_is_on_both_sides_and_the_split_is_stable() -> None:
     sides = [load(0.2) for _ in range(2)]
     (training, validation), (again, _) = sides
 
@@ -49,7 +49,7 @@ def test_no_image_is_on_both_sides_and_the_split_is_stable():
 
 
 @given(count=st.integers(20, 80), seed=st.integers(0, 2**32), share=st.floats(0.2, 0.8))
-def test_the_split_holds_out_the_share_of_each_class(count: int, seed: int, share: float):
+def test_the_split_holds_out_the_share_of_each_class(count: int, seed: int, share: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 10, (count,), generator=generator).tolist()
 
@@ -61,7 +61,7 @@ def test_the_split_holds_out_the_share_of_each_class(count: int, seed: int, shar
     assert all(held_out[label] == round(n * share) for label, n in Counter(labels).items())
 
 
-def test_a_share_that_leaves_a_side_empty_is_refused_in_one_line():
+def test_a_share_that_leaves_a_side_empty_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="validation_share") as caught:
         stratified_split(torch.tensor([0, 1, 2]), 0.1)
 
@@ -71,7 +71,7 @@ def test_a_share_that_leaves_a_side_empty_is_refused_in_one_line():
     )
 
 
-def test_without_scikit_learn_one_line_says_what_to_install():
+def test_without_scikit_learn_one_line_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['sklearn'] = None\n"
         "from neaptide_plugins.builtin_data.digits import load\n"
@@ -93,7 +93,9 @@ def test_without_scikit_learn_one_line_says_what_to_install():
     seed=st.integers(-5, 2**40),
     epochs=st.integers(1, 3),
 )
-def test_every_image_is_used_once_an_epoch(count, batch_size, seed, epochs):
+def test_every_image_is_used_once_an_epoch(
+    count: int, batch_size: int, seed: int, epochs: int
+) -> None:
     batches = DigitBatches(numbered(count), batch_size, seed)
     needed = -(-count * epochs // batch_size)
 
@@ -103,14 +105,14 @@ def test_every_image_is_used_once_an_epoch(count, batch_size, seed, epochs):
         assert sorted(labels[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
-def test_an_image_stays_with_its_label_and_batches_are_full():
+def test_an_image_stays_with_its_label_and_batches_are_full() -> None:
     batch = DigitBatches(numbered(10), batch_size=16, seed=0).batch(3)
 
     assert batch["x"].shape == (16, 1, 8, 8)
     assert torch.equal(batch["x"][:, 0, 0, 0].long(), batch["y"])
 
 
-def test_epochs_and_seeds_differ_in_order():
+def test_epochs_and_seeds_differ_in_order() -> None:
     one = DigitBatches(numbered(50), batch_size=50, seed=0)
     other = DigitBatches(numbered(50), batch_size=50, seed=1)
 
@@ -120,7 +122,7 @@ def test_epochs_and_seeds_differ_in_order():
 
 
 @given(seed=st.integers(0, 2**32), stop=st.integers(0, 12))
-def test_resuming_from_a_cursor_continues_the_stream(seed: int, stop: int):
+def test_resuming_from_a_cursor_continues_the_stream(seed: int, stop: int) -> None:
     whole = [batch["y"] for batch in islice(DigitBatches(numbered(17), 5, seed), 15)]
     first = DigitBatches(numbered(17), 5, seed)
     head = [batch["y"] for batch in islice(first, stop)]
@@ -133,7 +135,7 @@ def test_resuming_from_a_cursor_continues_the_stream(seed: int, stop: int):
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(5, [2, 2, 1]), (4, [2, 2]), (99, [2, 2, 2, 1])])
-def test_eval_batches_are_fixed_and_in_order(count: int, sizes: list[int]):
+def test_eval_batches_are_fixed_and_in_order(count: int, sizes: list[int]) -> None:
     batches = EvalDigits(numbered(7), batch_size=2, count=count)
 
     passes = [torch.cat([batch["y"] for batch in batches]).tolist() for _ in range(2)]

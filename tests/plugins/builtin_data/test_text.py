@@ -33,7 +33,7 @@ def library(root: Path, *names: str) -> Path:
     return root
 
 
-def test_the_sources_leave_out_packages_tests_and_files_about_the_build(tmp_path):
+def test_the_sources_leave_out_packages_tests_and_files_about_the_build(tmp_path: Path) -> None:
     root = library(
         tmp_path,
         "zipfile.py",
@@ -51,7 +51,7 @@ def test_the_sources_leave_out_packages_tests_and_files_about_the_build(tmp_path
     assert source_files(root) == ["json/decoder.py", "zipfile.py"]
 
 
-def test_this_python_ships_its_sources_and_the_split_is_disjoint_by_file():
+def test_this_python_ships_its_sources_and_the_split_is_disjoint_by_file() -> None:
     training, validation = stdlib_bytes()
     known = Path(sys.modules["hashlib"].__file__ or "").read_bytes()
 
@@ -62,7 +62,7 @@ def test_this_python_ships_its_sources_and_the_split_is_disjoint_by_file():
     assert 0.03 < validation.numel() / (training.numel() + validation.numel()) < 0.25
 
 
-def test_each_file_is_on_exactly_one_side(tmp_path):
+def test_each_file_is_on_exactly_one_side(tmp_path: Path) -> None:
     names = [f"package/module_{number}.py" for number in range(60)]
     root = library(tmp_path, *names)
 
@@ -73,7 +73,7 @@ def test_each_file_is_on_exactly_one_side(tmp_path):
         assert (f"# {name}\n" in validation, f"# {name}\n" in training) == (held_out, not held_out)
 
 
-def test_the_side_of_a_file_depends_on_its_name_alone():
+def test_the_side_of_a_file_depends_on_its_name_alone() -> None:
     names = [f"module_{number}.py" for number in range(20)]
 
     held_out = [name for name in names if in_validation(name, 0.2)]
@@ -82,13 +82,13 @@ def test_the_side_of_a_file_depends_on_its_name_alone():
 
 
 @given(name=st.text(), shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-def test_a_larger_share_only_adds_files(name: str, shares: tuple[float, float]):
+def test_a_larger_share_only_adds_files(name: str, shares: tuple[float, float]) -> None:
     smaller, larger = sorted(shares)
 
     assert in_validation(name, smaller) <= in_validation(name, larger)
 
 
-def test_a_python_without_sources_is_refused_in_one_line(tmp_path):
+def test_a_python_without_sources_is_refused_in_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "python311.zip"
 
     with pytest.raises(ValueError, match="sources") as caught:
@@ -100,7 +100,7 @@ def test_a_python_without_sources_is_refused_in_one_line(tmp_path):
     )
 
 
-def test_a_file_is_split_at_its_end(tmp_path):
+def test_a_file_is_split_at_its_end(tmp_path: Path) -> None:
     path = tmp_path / "text.bin"
     path.write_bytes(bytes(range(256)))
 
@@ -110,7 +110,7 @@ def test_a_file_is_split_at_its_end(tmp_path):
     assert bytes(validation.numpy()) == bytes(range(192, 256))
 
 
-def test_a_missing_file_is_refused_in_one_line(tmp_path):
+def test_a_missing_file_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "absent.txt"
 
     with pytest.raises(ValueError, match="absent") as caught:
@@ -120,13 +120,13 @@ def test_a_missing_file_is_refused_in_one_line(tmp_path):
     assert str(caught.value) == expected + "set the data's 'path'"
 
 
-def test_a_folder_is_refused_in_one_line(tmp_path):
+def test_a_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Is a directory; set the data's 'path'"):
         file_bytes(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"abc"])
-def test_an_empty_or_short_file_is_refused_in_one_line(tmp_path, content: bytes):
+def test_an_empty_or_short_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "short.txt"
     path.write_bytes(content)
 
@@ -140,7 +140,9 @@ def test_an_empty_or_short_file_is_refused_in_one_line(tmp_path, content: bytes)
 
 
 @pytest.mark.parametrize("sampler", [ByteBatches, EvalWindows])
-def test_text_shorter_than_a_window_is_refused_in_one_line(sampler):
+def test_text_shorter_than_a_window_is_refused_in_one_line(
+    sampler: type[ByteBatches | EvalWindows],
+) -> None:
     with pytest.raises(ValueError, match="context") as caught:
         sampler(counting(8), 8, 2, 1)
 
@@ -150,7 +152,7 @@ def test_text_shorter_than_a_window_is_refused_in_one_line(sampler):
     )
 
 
-def test_text_of_exactly_one_window_is_enough():
+def test_text_of_exactly_one_window_is_enough() -> None:
     batches = ByteBatches(counting(9), context=8, batch_size=2, seed=0)
 
     assert torch.equal(batches.batch(0)["tokens"], torch.arange(9).expand(2, 9))
@@ -163,7 +165,9 @@ def test_text_of_exactly_one_window_is_enough():
     seed=st.integers(-(2**63), 2**64),
     index=st.integers(0, 2**40),
 )
-def test_windows_are_cut_from_the_text(length, context, batch_size, seed, index):
+def test_windows_are_cut_from_the_text(
+    length: int, context: int, batch_size: int, seed: int, index: int
+) -> None:
     length = max(length, context + 1)
     data = counting(length)
 
@@ -175,7 +179,7 @@ def test_windows_are_cut_from_the_text(length, context, batch_size, seed, index)
     assert all(bytes(window) in text for window in tokens.tolist())
 
 
-def test_both_ends_of_the_text_are_drawn():
+def test_both_ends_of_the_text_are_drawn() -> None:
     batches = ByteBatches(counting(12), context=8, batch_size=16, seed=0)
 
     firsts = {first for batch in islice(batches, 8) for first in batch["tokens"][:, 0].tolist()}
@@ -184,7 +188,7 @@ def test_both_ends_of_the_text_are_drawn():
 
 
 @given(seed=st.integers(0, 2**32), stop=st.integers(0, 12))
-def test_resuming_from_a_cursor_continues_the_stream(seed: int, stop: int):
+def test_resuming_from_a_cursor_continues_the_stream(seed: int, stop: int) -> None:
     whole = [batch["tokens"] for batch in islice(ByteBatches(counting(99), 8, 3, seed), 15)]
     first = ByteBatches(counting(99), 8, 3, seed)
     head = [batch["tokens"] for batch in islice(first, stop)]
@@ -197,7 +201,7 @@ def test_resuming_from_a_cursor_continues_the_stream(seed: int, stop: int):
     assert torch.equal(torch.stack(head + tail), torch.stack(whole))
 
 
-def test_batches_are_the_same_on_every_machine():
+def test_batches_are_the_same_on_every_machine() -> None:
     batches = ByteBatches(counting(251), context=1, batch_size=4, seed=7)
 
     starts = [batches.batch(index)["tokens"][:, 0].tolist() for index in (0, 1, 10**9)]
@@ -205,13 +209,13 @@ def test_batches_are_the_same_on_every_machine():
     assert starts == [[90, 243, 205, 37], [122, 103, 189, 223], [164, 220, 12, 42]]
 
 
-def test_another_seed_draws_other_windows():
+def test_another_seed_draws_other_windows() -> None:
     one, other = (ByteBatches(counting(251), 8, 4, seed).batch(0)["tokens"] for seed in (0, 1))
 
     assert not torch.equal(one, other)
 
 
-def test_a_cursor_below_zero_is_refused():
+def test_a_cursor_below_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="'index' must be >= 0"):
         ByteBatches(counting(99), 8, 3, 0).load_state_dict({"index": -1})
 
@@ -222,7 +226,9 @@ def test_a_cursor_below_zero_is_refused():
     batch_size=st.integers(1, 7),
     count=st.integers(1, 30),
 )
-def test_eval_windows_do_not_overlap_and_stay_the_same(spare, context, batch_size, count):
+def test_eval_windows_do_not_overlap_and_stay_the_same(
+    spare: int, context: int, batch_size: int, count: int
+) -> None:
     data = torch.arange(context + 1 + spare)
     windows = EvalWindows(data, context, batch_size, count)
 
@@ -234,7 +240,7 @@ def test_eval_windows_do_not_overlap_and_stay_the_same(spare, context, batch_siz
     assert len(list(windows)) == len(windows)
 
 
-def test_eval_windows_are_spread_over_the_whole_text():
+def test_eval_windows_are_spread_over_the_whole_text() -> None:
     windows = EvalWindows(torch.arange(1000), context=9, batch_size=2, count=5)
 
     firsts = [batch["tokens"][:, 0].tolist() for batch in windows]

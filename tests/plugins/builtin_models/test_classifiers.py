@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,9 @@ def batch(rows: int = 32) -> dict[str, torch.Tensor]:
         (digits_cnn, DigitsCnnOptions(norm=False), 56_394),
     ],
 )
-def test_a_fresh_classifier_guesses_and_counts_its_examples(mechanism, options, parameters):
+def test_a_fresh_classifier_guesses_and_counts_its_examples(
+    mechanism: ModuleType, options: Any, parameters: int
+) -> None:
     torch.manual_seed(0)
     model = mechanism.build(options)
 
@@ -42,7 +46,7 @@ def test_a_fresh_classifier_guesses_and_counts_its_examples(mechanism, options, 
     ("mechanism", "options"),
     [(mlp, MlpOptions(width=32)), (digits_cnn, DigitsCnnOptions(channels=4))],
 )
-def test_a_few_updates_lower_the_loss(mechanism, options):
+def test_a_few_updates_lower_the_loss(mechanism: ModuleType, options: Any) -> None:
     torch.manual_seed(0)
     model = mechanism.build(options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -58,7 +62,7 @@ def test_a_few_updates_lower_the_loss(mechanism, options):
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_initial_mlp_weights_have_the_stated_spread():
+def test_initial_mlp_weights_have_the_stated_spread() -> None:
     torch.manual_seed(0)
     model = mlp.build(MlpOptions())
 
@@ -69,7 +73,7 @@ def test_initial_mlp_weights_have_the_stated_spread():
     assert torch.count_nonzero(model.head.bias).item() == 0
 
 
-def test_initial_convolutions_have_the_stated_spread():
+def test_initial_convolutions_have_the_stated_spread() -> None:
     torch.manual_seed(0)
     model = digits_cnn.build(DigitsCnnOptions())
 
@@ -78,7 +82,7 @@ def test_initial_convolutions_have_the_stated_spread():
     assert last.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.05)
 
 
-def test_layers_counts_the_hidden_layers():
+def test_layers_counts_the_hidden_layers() -> None:
     model = mlp.build(MlpOptions(inputs=6, width=8, layers=2, outputs=3))
 
     shapes = [list(parameter.shape) for parameter in model.parameters() if parameter.ndim > 1]
@@ -86,7 +90,7 @@ def test_layers_counts_the_hidden_layers():
     assert shapes == [[8, 6], [8, 8], [3, 8]]
 
 
-def test_training_moves_the_running_mean_and_evaluation_leaves_it():
+def test_training_moves_the_running_mean_and_evaluation_leaves_it() -> None:
     model = digits_cnn.build(DigitsCnnOptions(channels=4))
     mean = model.get_buffer("blocks.0.norm.running_mean")
     fresh = mean.clone()
@@ -97,14 +101,14 @@ def test_training_moves_the_running_mean_and_evaluation_leaves_it():
     assert not torch.equal(mean, fresh)
 
 
-def test_without_norm_there_are_no_buffers_and_convolutions_have_a_bias():
+def test_without_norm_there_are_no_buffers_and_convolutions_have_a_bias() -> None:
     model = digits_cnn.build(DigitsCnnOptions(norm=False))
 
     assert list(model.buffers()) == []
     assert model.get_parameter("blocks.0.conv.bias").shape == (32,)
 
 
-def test_mlp_refuses_the_wrong_number_of_features_in_one_line():
+def test_mlp_refuses_the_wrong_number_of_features_in_one_line() -> None:
     with pytest.raises(ValueError, match="inputs") as caught:
         mlp.build(MlpOptions(inputs=63))(batch()["x"])
 
@@ -114,7 +118,7 @@ def test_mlp_refuses_the_wrong_number_of_features_in_one_line():
     )
 
 
-def test_cnn_refuses_images_of_another_size_in_one_line():
+def test_cnn_refuses_images_of_another_size_in_one_line() -> None:
     with pytest.raises(ValueError, match="digits-cnn") as caught:
         digits_cnn.build(DigitsCnnOptions())(torch.zeros(2, 1, 28, 28))
 

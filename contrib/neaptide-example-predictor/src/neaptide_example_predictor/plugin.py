@@ -1,0 +1,84 @@
+"""Rides along with the updates, keeps their running mean, proposes a few more of the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from neaptide import Plugin, Update, hookimpl
+
+from .config import ExamplePredictorConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from neaptide import Ledger, ParameterStore, Phase, Span
+
+_HOST = torch.device("cpu")
+
+
+@attrs.define(eq=False)
+class ExamplePredictor(Plugin[ExamplePredictorConfig]):
+    """Two float32 tensors a weight, on the host: its last value and its mean update."""
+
+    _last: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
+    _mean: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
+    _seen: dict[str, int] = attrs.field(init=False, factory=dict)
+    _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
+
+    @hookimpl
+    def on_run_start(self, store: ParameterStore) -> None:
+        """Start from the weights as they are."""
+        for span in store.spans():
+            if span.trainable:
+                with store.loan(span, "read") as weight:
+                    self._last[span.name] = weight.detach().to(_HOST, torch.float32, copy=True)
+                self._mean[span.name] = torch.zeros_like(self._last[span.name])
+                self._seen[span.name] = 0
+        self._leave = store.ride(self._follow)
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        """Get off."""
+        if self._leave is not None:
+            self._leave()
+
+    def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
+        now = weight.to(_HOST, torch.float32)
+        if delta is None:
+            update = now - self._last[span.name]
+            self._mean[span.name].lerp_(update, 1.0 - self.config.decay)
+            self._seen[span.name] += 1
+        else:
+            self._seen[span.name] = 0
+        self._last[span.name].copy_(now)
+
+    @hookimpl
+    def propose_update(self, horizon: int) -> Update | None:
+        """Propose `horizon` times the mean update, once enough of them were seen."""
+        seen = min(self._seen.values(), default=0)
+        if seen < self.config.min_updates:
+            return None
+        steps = min(horizon, self.config.horizon)
+        # The mean began at zero: without this it would be short by decay ** seen.
+        scale = steps / (1.0 - self.config.decay**seen)
+        return Update(steps, lambda span: self._mean[span.name] * scale)
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        """What is kept between steps."""
+        del phase
+        held = sum(tensor.nbytes for kept in (self._last, self._mean) for tensor in kept.values())
+        return ledger.add("example-predictor", "predictor", "host", held)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resume needs."""
+        return {"last": dict(self._last), "mean": dict(self._mean), "seen": dict(self._seen)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self._last = dict(state["last"])
+        self._mean = dict(state["mean"])
+        self._seen = dict(state["seen"])

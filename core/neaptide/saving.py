@@ -160,8 +160,7 @@ def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:
     for name in sorted(saved.keys() & here.keys()):
         if saved[name] != here[name]:
             msg = (
-            msg = (
-                f"parameter {name!r} is {dtype} {tuple(shape)} in the checkpoint but "
+                f"the checkpoint holds state of plugin {name!r} in version {saved[name]}, but here "
                 f"is version {here[name]}; install the one it was saved with"
             )
             raise CheckpointError(msg)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import pytest
 import torch
 
 from neaptide_plugins.builtin_models import digits_cnn, mlp
 from neaptide_plugins.builtin_models.config import DigitsCnnOptions, MlpOptions
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def batch(rows: int = 32) -> dict[str, torch.Tensor]:

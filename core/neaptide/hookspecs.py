@@ -84,7 +84,7 @@ def around_train_step(run: Run) -> Middleware | None:
 
 @hookspec
 def around_forward(run: Run) -> Middleware | None:
-    """Wrap each call of the model: `f(next, *, model, batch, phase, moment) -> Loss`.
+    """Wrap each call of model and loss: `f(next, *, model, batch, phase, moment) -> WeighedLoss`.
 
     `batch` is one micro-batch; `moment` is `"train"`, `"probe"` (the guard, no grad) or
     `"evaluate"` (no grad).

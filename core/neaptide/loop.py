@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .phases import Phase
     from .schedule import LearningRate
     from .state import TrainState
+    from .steps import WeighedLoss
     from .task import Run, Task
 
 
@@ -134,6 +135,11 @@ class Loop:
             now.read_norm,
         )
 
+    def abandon(self) -> None:
+        """Drop what a step that raised has accumulated."""
+        self.store.zero_gradients()
+        self.state.accumulation = Accumulation()
+
     def settle(self) -> None:
         """Read the update before this one from the device and hand it on."""
         settled = self.state.settle()
@@ -172,10 +178,9 @@ class Loop:
         accumulation = self.state.accumulation
         for micro_batch in self.hooks.plan_micro_batches(batch):
             self._notify("before_forward", phase, model=self.model, batch=micro_batch)
-            returned = self._forward(
-                model=self.model, batch=micro_batch, phase=phase, moment="train"
+            loss = accumulation.add(
+                self._forward(model=self.model, batch=micro_batch, phase=phase, moment="train")
             )
-            loss = accumulation.add(weigh(returned, micro_batch))
             self._notify("after_forward", phase, loss=loss.detach())
             with self.store.compute():
                 self._backward(loss=loss, phase=phase)
@@ -228,10 +233,10 @@ class Loop:
             finite = finite & torch.isfinite(self._norm).to(finite.device)
         return bool(finite)
 
-    def _call_model(self, *, model: Any, batch: Any, phase: Phase, moment: str) -> Any:
+    def _call_model(self, *, model: Any, batch: Any, phase: Phase, moment: str) -> WeighedLoss:
         del phase, moment  # for middleware
         with self.store.compute():
-            return self._loss_fn(model, batch)
+            return weigh(self._loss_fn(model, batch), batch)
 
     def _notify(self, hook: str, phase: Phase, **given: Any) -> None:
         if self._notifies[hook]:
@@ -282,8 +287,10 @@ class Loop:
 
         def probe() -> float:
             with undisturbed(self.model):
-                returned = self._forward(model=self.model, batch=batch, phase=phase, moment="probe")
-                return float(weigh(returned, batch).mean)
+                loss: WeighedLoss = self._forward(
+                    model=self.model, batch=batch, phase=phase, moment="probe"
+                )
+                return float(loss.mean)
 
         verdict = self._guard.judge(self.store, update, probe)
         return Jump(
@@ -314,10 +321,9 @@ class Loop:
         count: Any = 0.0
         with undisturbed(self.model):
             for batch in batches:
-                returned = self._forward(
+                loss: WeighedLoss = self._forward(
                     model=self.model, batch=batch, phase=phase, moment="evaluate"
                 )
-                loss = weigh(returned, batch)
                 total = total + loss.over(1.0).double()
                 count = count + loss.count
         return float(total / count) if count else math.nan

@@ -15,7 +15,7 @@ import pluggy
 from . import hookspecs
 from .errors import PluginError, suggest
 from .memory import Ledger
-from .middleware import blame, compose
+from .middleware import blame, compose, returned_wrong
 from .phases import Phase
 from .plugin import PROJECT
 from .steps import Forecast, Update
@@ -201,9 +201,7 @@ def _expect(value: Any, expected: Any, plugin: str, hook: str) -> Any:
     if isinstance(value, expected):
         return value
     kinds = expected if isinstance(expected, tuple) else (expected,)
-    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-    msg = f"plugin {plugin!r} must return {names} from {hook!r} (got {type(value).__name__})"
-    raise PluginError(msg)
+    raise PluginError(returned_wrong(plugin, hook, kinds, value))
 
 
 def _check_hooks(spec: PluginSpec, plugin: Plugin[Any]) -> None:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from .errors import PluginError
+from .steps import Jump, Outcome, Trained, WeighedLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _BLAMED = "_neaptide_blamed"
+
+RETURNS: dict[str, tuple[type, ...]] = {
+    "around_train_step": (Trained,),
+    "around_forward": (WeighedLoss,),
+    "around_backward": (NoneType,),
+    "around_optimizer_step": (Outcome,),
+    "around_predict": (Jump, NoneType),
+    "around_correct": (Trained,),
+    "around_evaluate": (float,),
+    "around_save": (Path,),
+}
+"""What a middleware of each hook has to return."""
 
 
 def blame(error: BaseException, plugin: str | None, where: str) -> None:
@@ -54,8 +69,14 @@ def compose(
 def _layer(
     layer: Callable[..., Any], inner: Callable[..., Any], plugin: str, where: str
 ) -> Callable[..., Any]:
+    expected = RETURNS[where]
+
     def call(**arguments: Any) -> Any:
-        return layer(inner, **arguments)
+        value = layer(inner, **arguments)
+        if not isinstance(value, expected):
+            msg = returned_wrong(plugin, where, expected, value)
+            raise PluginError(msg)
+        return value
 
     return _guarded(call, plugin, where)
 
@@ -69,3 +90,9 @@ def _guarded(call: Callable[..., Any], plugin: str | None, where: str) -> Callab
             raise
 
     return guarded
+
+
+def returned_wrong(plugin: str, where: str, expected: tuple[type, ...], value: object) -> str:
+    """Return the line that says what a hook should have returned."""
+    names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in expected)
+    return f"plugin {plugin!r} must return {names} from {where!r} (got {type(value).__name__})"

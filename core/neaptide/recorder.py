@@ -37,6 +37,7 @@ class Recorder:
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
         self._started = time.perf_counter()
+        self._recorded = 0  # update whose row is the last one in the file
 
     @property
     def directory(self) -> Path | None:
@@ -60,7 +61,7 @@ class Recorder:
         if resumed_at is None:
             self._files.start_afresh()
         else:
-            self._files.rewind(resumed_at)
+            self._recorded = self._files.rewind(resumed_at)
         self._files.whole("config.toml", dumps(unstructure(self._config)))
 
     def event(self, event: MutableMapping[str, Any]) -> None:
@@ -71,7 +72,7 @@ class Recorder:
     def trained(self, settled: Pending) -> None:
         """Append the row of an ordinary update, once its loss has reached the host."""
         self.final_loss = settled.read_loss()
-        if self._files is None:
+        if self._files is None or settled.step <= self._recorded:
             return
         self._files.row(
             {

@@ -45,11 +45,15 @@ class RunDirectory:
         """Give the directory back."""
         self._lock.close()
 
-    def rewind(self, step: int) -> None:
-        """Drop what was written after update `step`, so that a resumed run continues the files."""
-        _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
+    def rewind(self, step: int) -> int:
+        """Drop what was written after update `step`, so that a resumed run continues the files.
+
+        Returns the last update that still has a row.
+        """
+        rows = _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
         for name in ("metrics.jsonl", "events.jsonl"):
             _keep(self.path / name, lambda line: _json_step(line) <= step)
+        return max((int(_csv_step(row)) for row in rows if ",true," not in row), default=0)
 
     def start_afresh(self) -> None:
         """Remove the records of an earlier run; its checkpoints must be gone or refused before."""
@@ -148,13 +152,14 @@ def _locked(path: Path) -> IO[str]:
     return file
 
 
-def _keep(path: Path, wanted: Callable[[str], bool]) -> None:
+def _keep(path: Path, wanted: Callable[[str], bool]) -> list[str]:
     if not path.exists():
-        return
+        return []
     kept = [line for line in path.read_text(encoding="utf-8").splitlines() if wanted(line)]
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
+    return kept
 
 
 def _csv_step(line: str) -> float:

@@ -175,7 +175,7 @@ class HybridTrainer:
             result = self._loop.step(batch, PHASES[phase] if phase else None)
         except BaseException as error:
             self._error = error
-            self.store.zero_gradients()
+            self._loop.abandon()
             raise
         self._recorder.stepped(result, self.hooks)
         return result

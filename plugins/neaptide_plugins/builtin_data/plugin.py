@@ -34,7 +34,7 @@ class BuiltinData(Plugin[NoConfig]):
             if isinstance(options, DigitsOptions):
                 return _digits(options, spec)
             return _text(options, spec)
-        except ValueError as error:
+        except (ValueError, ModuleNotFoundError) as error:
             msg = f"{error} @ data.options"
             raise ConfigError(msg) from error
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .errors import DivergedError
+from .jumping import attempt, log_jump
 from .phases import CORRECT, PREDICT, WARMUP
-from .predict import Guard, undisturbed
+from .predict import undisturbed
 from .state import Accumulation, Pending
 from .steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
 
@@ -53,12 +54,9 @@ class Loop:
         self._record = record
         self._loss_fn = task.loss_fn or call_with_mapping
         self._norm: torch.Tensor | None = None  # measured by the update in progress
-        predict = run.config.phases.predict
-        self._guard = Guard(rise=predict.rise, halvings=predict.halvings)
         self._measure_norm = run.config.train.grad_norm or any(
             "grad_norm" in spec.needs for spec in hooks.specs.values()
         )
-        self._forecasts = any("dynamics" in spec.claims for spec in hooks.specs.values())
         self._forward = hooks.around("around_forward", self._call_model, run)
         self._backward = hooks.around("around_backward", _backward, run)
         self._optimizer_step = hooks.around("around_optimizer_step", self._update, run)
@@ -251,40 +249,16 @@ class Loop:
         jump: Jump | None = self._predict_step(
             batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
         )
-        if jump is not None and jump.accepted:
+        if jump is None or not jump.accepted:
+            state.schedule = state.schedule.declined()
+        else:
             state.predicted += jump.horizon
             state.jumps += 1
             state.schedule = state.schedule.jumped(jump.horizon)
-        else:
-            state.schedule = state.schedule.declined()
-        if jump is not None:
-            fields = {"horizon": jump.horizon, "scale": jump.scale, "norm": jump.norm}
-            self.run.log.info(
-                "jump.accepted" if jump.accepted else "jump.refused",
-                step=state.step,
-                **fields,
-                loss_before=jump.loss_before,
-                loss_after=jump.loss_after,
-                reason=jump.reason,
-                seconds=round(jump.seconds, 6),
-            )
+        log_jump(self.run.log, state.step, jump)
         return jump
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
-        started, history = time.perf_counter(), self.state.history
-        confidence = None
-        if self._forecasts:
-            forecast = self.hooks.forecast(history, horizon)
-            threshold = self._config.phases.predict.confidence
-            confidence = forecast.confidence if forecast else 0.0
-            if confidence < (DEFAULT_CONFIDENCE if threshold is None else threshold):
-                self.run.log.info("jump.declined", step=self.state.step, confidence=confidence)
-                return None
-        update = self.hooks.propose_update(self.store, history, horizon)
-        if update is None:
-            self.run.log.info("jump.declined", step=self.state.step, confidence=confidence)
-            return None
-
         def probe() -> float:
             with undisturbed(self.model):
                 loss: WeighedLoss = self._forward(
@@ -292,17 +266,13 @@ class Loop:
                 )
                 return float(loss.mean)
 
-        verdict = self._guard.judge(self.store, update, probe)
-        return Jump(
-            accepted=verdict.accepted,
-            horizon=max(1, round(min(update.horizon, horizon) * verdict.scale)),
-            scale=verdict.scale,
-            loss_before=verdict.loss_before,
-            loss_after=verdict.loss_after,
-            norm=verdict.norm,
-            confidence=confidence,
-            reason=verdict.reason,
-            seconds=time.perf_counter() - started,
+        return attempt(
+            self.hooks,
+            self.store,
+            self.state.history,
+            probe,
+            horizon=horizon,
+            settings=self._config.phases.predict,
         )
 
     # -- evaluation -------------------------------------------------------------------------------
@@ -327,9 +297,6 @@ class Loop:
                 total = total + loss.over(1.0).double()
                 count = count + loss.count
         return float(total / count) if count else math.nan
-
-
-DEFAULT_CONFIDENCE = 0.85
 
 
 def _backward(*, loss: torch.Tensor, phase: Phase) -> None:

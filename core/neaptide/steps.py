@@ -161,7 +161,7 @@ class Jump:
 
     accepted: bool
     horizon: int
-    """Updates it stands for after halving."""
+    """Updates it stands for, halvings taken off; refused, those it was to stand for."""
     scale: float
     """Share of the proposed delta that was applied; 0 when refused."""
     loss_before: float

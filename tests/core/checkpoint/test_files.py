@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,11 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
         write(tmp_path / "a" / "b")
 
 
+def test_a_name_without_room_for_the_temporary(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="File name too long; check the disk or set run.dir"):
+        write(tmp_path / ("x" * 250))
+
+
 def test_an_empty_directory_and_a_damaged_step_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "step-00000001").mkdir()
@@ -201,8 +207,8 @@ def test_strays_of_dead_processes_are_cleared(tmp_path: Path) -> None:
     for path in (stray, leftover):
         path.mkdir()
         (path / "half").write_bytes(b"x")
-    write(tmp_path / ".old-step-00000002")
     write(tmp_path / "step-00000002")
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / ".old-step-00000002")
 
     write(tmp_path / "step-00000003")
 
@@ -247,8 +253,9 @@ def test_recover_puts_the_previous_back_if_there_is_no_new_one(tmp_path: Path) -
 
 
 def test_recover_leaves_the_new_one_alone(tmp_path: Path) -> None:
-    write(tmp_path / ".old-a", b"old")
     write(tmp_path / "a", b"new")
+    write(tmp_path / "b", b"old")
+    (tmp_path / "b").rename(tmp_path / ".old-a")
 
     recover(tmp_path / "a")
 

@@ -1,0 +1,19 @@
+"""What every test starts from: one thread, fixed seeds, no time limit a loaded machine could miss."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("neaptide", deadline=None, max_examples=50)
+settings.load_profile("neaptide")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+    random.seed(0)

@@ -1,0 +1,166 @@
+"""The fixed cycle of phases, and looking ahead in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neaptide import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
+
+schedules = st.builds(
+    PhaseSchedule,
+    warmup_steps=st.integers(0, 5),
+    full_steps=st.integers(1, 6),
+    correct_steps=st.integers(0, 4),
+    correction_interval=st.integers(1, 20),
+    predicts=st.booleans(),
+)
+
+
+def schedule(**changes: Any) -> PhaseSchedule:
+    """Return a short cycle: 2 warmup, 3 full, 2 correct."""
+    lengths = {"warmup_steps": 2, "full_steps": 3, "correct_steps": 2, "correction_interval": 10}
+    return PhaseSchedule(**{**lengths, "predicts": True, **changes})
+
+
+def walk(at: PhaseSchedule, steps: int, horizon: int | None = 10) -> list[str]:
+    """Return the phases of `steps` steps; jumps stand for `horizon` updates, None declines all."""
+    seen = []
+    for _ in range(steps):
+        phase = at.due()
+        seen.append(phase.name)
+        at = at.enter(phase)
+        if not phase.applies_prediction:
+            at = at.updated()
+        elif horizon is None:
+            at = at.declined()
+        else:
+            at = at.jumped(horizon)
+    return seen
+
+
+def advanced(at: PhaseSchedule, updates: int) -> PhaseSchedule:
+    """Return the schedule after `updates` ordinary updates."""
+    while updates:
+        phase = at.due()
+        at = at.enter(phase)
+        if phase.applies_prediction:
+            at = at.jumped(at.correction_interval)
+        else:
+            at, updates = at.updated(), updates - 1
+    return at
+
+
+def test_cycle_is_warmup_then_full_predict_correct() -> None:
+    """The phases of the first two rounds, one by one."""
+    once = ["full"] * 3 + ["predict"] + ["correct"] * 2
+    assert walk(schedule(), 14) == ["warmup"] * 2 + once + once
+
+
+def test_without_a_predictor_full_never_ends() -> None:
+    """Nothing can predict: warmup, then full."""
+    assert walk(schedule(predicts=False), 9) == ["warmup"] * 2 + ["full"] * 7
+
+
+def test_without_warmup_training_begins_full() -> None:
+    """Zero warmup steps are allowed."""
+    assert walk(schedule(warmup_steps=0), 4) == ["full", "full", "full", "predict"]
+
+
+def test_short_jumps_wait_for_the_correction_interval() -> None:
+    """Two jumps of 5 make the 10 predicted updates that bring a Correct phase."""
+    round_trip = ["full"] * 3 + ["predict"]
+    expected = ["warmup"] * 2 + round_trip + round_trip + ["correct"] * 2 + ["full"]
+    assert walk(schedule(), 13, horizon=5) == expected
+
+
+def test_correct_forgets_what_was_predicted() -> None:
+    """After a Correct phase the count begins at zero."""
+    assert schedule(phase=PREDICT, uncorrected=4).jumped(6).uncorrected == 0
+
+
+def test_no_correct_steps_means_no_correct_phase() -> None:
+    """An accepted jump leads straight back to Full."""
+    assert walk(schedule(correct_steps=0, warmup_steps=0), 8) == (["full"] * 3 + ["predict"]) * 2
+
+
+def test_a_declined_jump_begins_full_anew() -> None:
+    """The next jump is due a whole Full phase later."""
+    assert walk(schedule(warmup_steps=0), 8, horizon=None) == (["full"] * 3 + ["predict"]) * 2
+
+
+def test_a_declined_jump_counts_for_nothing() -> None:
+    """Predicted updates waiting for a correction stay as many."""
+    assert schedule(phase=PREDICT, uncorrected=4).declined().uncorrected == 4
+
+
+def test_entering_the_current_phase_changes_nothing() -> None:
+    """`enter` is idempotent."""
+    at = schedule(phase=FULL, done=2, uncorrected=3)
+    assert at.enter(FULL) == at
+
+
+def test_moving_on_leaves_the_old_schedule_alone() -> None:
+    """Schedules are values."""
+    at = schedule()
+    at.enter(FULL).updated().jumped(100)
+    assert at == schedule()
+
+
+def test_phases_are_told_apart_by_what_they_do() -> None:
+    """Only Predict changes weights without a backward."""
+    assert [phase.name for phase in (WARMUP, FULL, CORRECT) if phase.runs_backward] == [
+        "warmup",
+        "full",
+        "correct",
+    ]
+    assert (PREDICT.runs_backward, PREDICT.updates_optimizer, PREDICT.applies_prediction) == (
+        False,
+        False,
+        True,
+    )
+    assert str(PREDICT) == "predict"
+
+
+def test_steps_until_by_example() -> None:
+    """From the start: 2 warmup and 3 full updates lie before the first Predict step."""
+    assert schedule().steps_until(lambda phase: phase is WARMUP) == 0
+    assert schedule().steps_until(lambda phase: phase is FULL) == 2
+    assert schedule().steps_until(lambda phase: phase is PREDICT) == 5
+    assert schedule().steps_until(lambda phase: phase is CORRECT) == 5
+
+
+def test_steps_until_a_phase_that_never_comes_is_none() -> None:
+    """Warmup does not come back, and nothing predicts without a predictor."""
+    assert schedule(phase=FULL).steps_until(lambda phase: phase is WARMUP, limit=50) is None
+    at = schedule(predicts=False)
+    assert at.steps_until(lambda phase: phase is PREDICT, limit=50) is None
+
+
+@given(schedules, st.integers(0, 30), st.sampled_from([WARMUP, FULL, PREDICT, CORRECT]))
+def test_steps_until_is_what_simulating_finds(
+    at: PhaseSchedule, start: int, wanted: Phase
+) -> None:
+    """Taking that many updates brings the phase, and none before it did."""
+    at = advanced(at, start)
+    found = at.steps_until(lambda phase: phase is wanted, limit=60)
+    seen: list[set[str]] = []
+    for updates in range(61):
+        phases = set()
+        here = advanced(at, updates)
+        phases.add(here.due().name)
+        if here.due().applies_prediction:
+            landed = here.enter(PREDICT).jumped(here.correction_interval)
+            phases.add(landed.due().name)
+        seen.append(phases)
+    first = next((index for index, phases in enumerate(seen) if wanted.name in phases), None)
+    assert found == first
+
+
+@given(schedules, st.integers(0, 40))
+def test_state_goes_round(at: PhaseSchedule, updates: int) -> None:
+    """The place in the cycle comes back from its state; the lengths are the config's."""
+    moved = advanced(at, updates)
+    assert at.restored(moved.state_dict()) == moved

@@ -1,0 +1,83 @@
+"""Small real runs for the tests: a task, strangers' plugins made on the spot, and comparisons."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from neaptide import HybridTrainer, Plugin, PluginSpec
+from neaptide.testing.tiny import tiny_loss, tiny_task
+
+_numbers = itertools.count()
+
+CYCLE: dict[str, Any] = {
+    "warmup": {"steps": 2},
+    "full": {"steps": 4},
+    "predict": {"max_horizon": 5, "correction_interval": 1, "rise": 10.0},
+    "correct": {"steps": 2},
+}
+"""All four phases within ten updates, with a guard that lets nearly everything through."""
+
+
+def stranger(cls: type[Plugin[Any]], name: str = "stranger", **manifest: Any) -> PluginSpec:
+    """Return the manifest of `cls`, importable as if it came from somebody's module."""
+    module = ModuleType(f"strangers_module_{next(_numbers)}")
+    module.__dict__["Stranger"] = cls
+    sys.modules[module.__name__] = module
+    return PluginSpec(name=name, load=f"{module.__name__}:Stranger", **manifest)
+
+
+def plugin_with(**members: Any) -> type[Plugin[Any]]:
+    """Return a plugin class with the given methods."""
+    return type("Stranger", (Plugin,), members)
+
+
+def tiny_trainer(
+    config: dict[str, Any] | None = None, plugins: Any = (), seed: int = 0, **given: Any
+) -> tuple[HybridTrainer, list[Any]]:
+    """Return a trainer of the tiny task (batch norm, dropout, tied, frozen) and its batches."""
+    task = tiny_task(seed)
+    trainer = HybridTrainer(
+        task.model, task.optimizer, loss_fn=tiny_loss, config=config, plugins=plugins, **given
+    )
+    return trainer, task.batches
+
+
+def digest_after(
+    steps: int, config: dict[str, Any] | None = None, plugins: Any = (), seed: int = 0
+) -> str:
+    """Return the digest of the tiny task after `steps` steps."""
+    trainer, batches = tiny_trainer(config, plugins, seed)
+    with trainer:
+        for batch in batches[:steps]:
+            trainer.step(batch)
+        return trainer.digest()
+
+
+def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of all parameters and buffers."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Return whether names, dtypes and bits agree."""
+    return one.keys() == other.keys() and all(
+        same_bits(one[name], other[name]) for name in one
+    )
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors hold the same bytes, NaN and signed zero included."""
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and torch.equal(
+            one.contiguous().reshape(-1).view(torch.uint8),
+            other.contiguous().reshape(-1).view(torch.uint8),
+        )
+    )

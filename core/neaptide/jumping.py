@@ -1,4 +1,4 @@
-"""One Predict step: ask for a forecast and an update, have the guard judge it, say what came out."""
+"""One Predict step: asks for a forecast and an update, and has the guard judge it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Your own loop, module, optimizer and loss: a GRU that learns to spell Python.
 
-    python examples/own_loop.py
+Run it with `python examples/own_loop.py`.
 """
 
 import sysconfig

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -51,6 +52,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_HEADER = 100_000_000
 _MAX_DIMENSIONS = 64
 _METADATA = "__metadata__"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Sink(Protocol):
@@ -205,7 +207,7 @@ def _check_item(one: TensorItem, taken: Mapping[str, Any]) -> None:
     if one.dtype not in _NAMES:
         msg = f"tensor {one.name!r}: cannot save {one.dtype}; convert it to one of {list(DTYPES)}"
         raise CheckpointError(msg)
-    if one.name in taken or any("\ud800" <= character <= "\udfff" for character in one.name):
+    if one.name in taken or _SURROGATE.search(one.name):
         msg = f"{one.name!r} cannot name a tensor; use valid Unicode, each name once"
         raise CheckpointError(msg)
     if len(one.shape) > _MAX_DIMENSIONS:

@@ -79,6 +79,15 @@ def test_round_trip(sections: dict[str, Any]) -> None:
             assert digest(tree) == digest(loaded.section(name))
 
 
+def test_a_parameter_comes_back_as_a_tensor(tmp_path: Path) -> None:
+    save(tmp_path / "c", {"state": [nn.Parameter(torch.ones(2))]}, 1, {})
+
+    (back,) = load(tmp_path / "c").section("state")
+
+    assert torch.Tensor is type(back)
+    assert not back.requires_grad
+
+
 def test_no_pickle(tmp_path: Path) -> None:
     save(tmp_path / "c", {"state": {"w": torch.ones(3), "n": 1}}, 1, {})
 

@@ -1,0 +1,331 @@
+"""Checkpoints made to harm: rejected within a second, nothing run, nothing made outside.
+
+Their manifests are right: whoever can write a file can write its digest as well.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from neaptide.checkpoint import FileEntry, Manifest, load, newest_valid, verify, writing
+from neaptide.checkpoint.manifest import render
+from neaptide.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def rejected(why: str) -> Iterator[None]:
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=why):
+        yield
+    assert time.perf_counter() - start < 1
+
+
+def craft(directory: Path, **files: bytes) -> Path:
+    with writing(directory, 1, {}) as writer:
+        for name, content in files.items():
+            writer.file(name.replace("_", ".")).write(content)
+    return directory
+
+
+def safetensors(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(start: int, stop: int, *shape: int, dtype: str = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+
+
+class Payload:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def pickled(path: Path) -> bytes:
+    return pickle.dumps(Payload(path))
+
+
+def torch_saved(path: Path) -> bytes:
+    file = io.BytesIO()
+    torch.save(Payload(path), file)
+    return file.getvalue()
+
+
+def zip_bomb(_: Path) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(50_000_000))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("make", [pickled, torch_saved, zip_bomb])
+@pytest.mark.parametrize("name", ["state_json", "state_safetensors"])
+def test_no_pickle_is_opened(tmp_path: Path, make: Any, name: str) -> None:
+    files = {"state_json": b'{"$tensor": "x"}', name: make(tmp_path / "ran")}
+    directory = craft(tmp_path / "c", **files)
+
+    with rejected("not a safetensors file|not strict JSON"):
+        load(directory).section("state")
+
+    assert [directory] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("make", [pickled, torch_saved, zip_bomb])
+def test_a_manifest_that_is_none(tmp_path: Path, make: Any) -> None:
+    directory = craft(tmp_path / "c")
+    (directory / "manifest.json").write_bytes(make(tmp_path / "ran"))
+
+    with rejected("not strict JSON"):
+        load(directory)
+
+    assert [directory] == list(tmp_path.iterdir())
+
+
+TEN = bytes(10)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x08",
+        (2**63).to_bytes(8, "little"),
+        (2**64 - 1).to_bytes(8, "little") + TEN,
+        (11).to_bytes(8, "little") + TEN,
+        safetensors(b""),
+        safetensors(b"[]"),
+        safetensors(b"null"),
+        safetensors(b"{" * 1000),
+        safetensors(b"[" * 2_000_000),
+        safetensors(b'{"x": NaN}'),
+        safetensors(b"\xff\xfe"),
+        safetensors(b'{"a": %s, "a": %s}' % ((json.dumps(entry(0, 10, 10)).encode(),) * 2), TEN),
+    ],
+)
+def test_headers(tmp_path: Path, content: bytes) -> None:
+    directory = craft(tmp_path / "c", w_safetensors=content)
+
+    with rejected(r"w\.safetensors: "):
+        load(directory).tensors("w")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": entry(0, 10, 10), "b": entry(0, 10, 10)},
+        {"a": entry(0, 6, 6), "b": entry(5, 10, 5)},
+        {"a": entry(0, 4, 4), "b": entry(6, 10, 4)},
+        {"a": entry(1, 10, 9)},
+        {"a": entry(0, 9, 9)},
+        {"a": entry(0, 11, 11)},
+        {"a": entry(10, 0, 10)},
+        {"a": entry(-10, 0, 10)},
+        {"a": entry(0, 2**40, 2**40)},
+        {"a": entry(0, 10, 2**40)},
+        {"a": entry(0, 10, 10), "b": entry(0, 0, 2**62, 2**62, 0)},
+        {"a": entry(0, 10, 10), "b": entry(10, 10, 2**62, 2**62, 0)},
+        {"a": entry(0, 10, 10), "b": entry(10, 10, 2**64, 0)},
+        {"a": entry(0, 10, *[1] * 64, 10)},
+        {"a": entry(0, 10, -10)},
+        {"a": entry(0, 10, -1, -10)},
+        {"a": entry(0, 10, 10) | {"shape": [10.0]}},
+        {"a": entry(0, 10, 10) | {"shape": [True, 10]}},
+        {"a": entry(0, 10, 10) | {"shape": "10"}},
+        {"a": entry(0, 10, 10) | {"data_offsets": [0]}},
+        {"a": entry(0, 10, 10) | {"data_offsets": [0.0, 10.0]}},
+        {"a": entry(0, 10, 10, dtype="O")},
+        {"a": entry(0, 10, 10, dtype="F64")},
+        {"a": entry(0, 10, 10) | {"dtype": ["U8"]}},
+        {"a": entry(0, 10, 10) | {"more": 1}},
+        {"a": [0, 10]},
+        {},
+    ],
+)
+def test_descriptions_of_tensors(tmp_path: Path, header: dict[str, Any]) -> None:
+    directory = craft(tmp_path / "c", w_safetensors=safetensors(header, TEN))
+
+    with rejected(r"w\.safetensors: (its tensors overlap|tensor '.')"):
+        load(directory).tensors("w")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/../../x", "..", ".", "", "a\0b", ".tmp", "manifest.json"]
+)
+def test_names_that_escape(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x").write_bytes(b"")
+    directory = craft(tmp_path / "c")
+    files = {name: FileEntry("0" * 64, 0)}
+    (directory / "manifest.json").write_bytes(render(Manifest("1", 1, files, {})))
+
+    with rejected("cannot name a file"):
+        load(directory)
+
+
+def test_a_link_that_leaves_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b'"secret"')
+    directory = craft(tmp_path / "c", state_json=b'"secret"')
+    (directory / "state.json").unlink()
+    (directory / "state.json").symlink_to(tmp_path / "secret")
+
+    with rejected("is a symbolic link"):
+        load(directory)
+
+
+def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+    directory = craft(tmp_path / "c")
+    (directory / "manifest.json").unlink()
+    os.mkfifo(directory / "manifest.json")
+
+    with rejected("not a regular file"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"format": 2}, "format 2 cannot be read"),
+        ({"step": -1}, "cannot be read"),
+        ({"step": True}, "cannot be read"),
+        ({"step": "1"}, "cannot be read"),
+        ({"neaptide": None}, "cannot be read"),
+        ({"facts": []}, "cannot be read"),
+        ({"files": []}, "cannot be read"),
+        ({"more": 1}, "cannot be read"),
+        ({"files": {"x": {"sha256": "0" * 64, "bytes": -1}}}, "no sha256 and size"),
+        ({"files": {"x": {"sha256": "0" * 64, "bytes": 1.0}}}, "no sha256 and size"),
+        ({"files": {"x": {"sha256": "0" * 63, "bytes": 1}}}, "no sha256 and size"),
+        ({"files": {"x": {"sha256": "0" * 64, "bytes": 1, "y": 1}}}, "no sha256 and size"),
+        ({"files": {"x": "0" * 64}}, "no sha256 and size"),
+        ({"files": {f"x{n}": {"sha256": "0" * 64, "bytes": 1} for n in range(10**5)}}, "99996 more"),
+    ],
+)
+def test_manifests(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    directory = craft(tmp_path / "c")
+    value: dict[str, Any] = {"format": 1, "neaptide": "1", "step": 1, "files": {}, "facts": {}}
+    sign(directory / "manifest.json", value | change)
+
+    with rejected(why):
+        load(directory)
+
+
+def sign(path: Path, value: dict[str, Any]) -> None:
+    from hashlib import sha256
+
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    path.write_text(json.dumps(value | {"sha256": sha256(canonical).hexdigest()}))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"[]", "not a manifest"),
+        (b"{}", "damaged"),
+        (b"{" + b" " * 2**24 + b"}", "16777218 bytes, at most 16777216"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"sha256": ' + b"[" * 900 + b"]" * 900 + b"}", "damaged"),
+        (b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}", "damaged|nested too deeply"),
+        (b'{"step": 1, "step": 2}', "a key occurs twice"),
+        (b'{"step": 1' + b"0" * 5000 + b"}", "Exceeds the limit"),
+    ],
+)
+def test_texts_of_a_manifest(tmp_path: Path, text: bytes, why: str) -> None:
+    directory = craft(tmp_path / "c")
+    (directory / "manifest.json").write_bytes(text)
+
+    with rejected(why):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        b"[" * 500 + b"]" * 500,
+        b'{"$tuple":[' * 400 + b"]}" * 400,
+        b'{"$tensor": "../../x"}',
+        b'{"$call": "os.system"}',
+        b'{"a": Infinity}',
+        b"[" + b"[]," * 500_001 + b"[]]",
+    ],
+)
+def test_structures(tmp_path: Path, structure: bytes) -> None:
+    directory = craft(tmp_path / "c", state_json=structure)
+
+    with rejected(r"state\.json: "):
+        load(directory).section("state")
+
+
+def test_a_run_with_a_hostile_newest_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    good = craft(tmp_path / "step-00000001", state_json=b"1")
+    bad = craft(tmp_path / "step-00000002")
+    (bad / "manifest.json").write_bytes(pickled(tmp_path / "ran"))
+
+    newest, warnings = newest_valid(tmp_path)
+
+    assert good == newest
+    assert [f"checkpoint step-00000002 is skipped: {verify(bad)[0]}"] == warnings
+    assert {good, bad} == set(tmp_path.iterdir())
+
+
+MEASURED = """
+    import sys, time
+    from pathlib import Path
+    from neaptide.checkpoint import load
+    from neaptide.errors import CheckpointError
+
+    def peak():
+        line = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in l)
+        return int(line.split()[1]) * 1024
+
+    load(Path(sys.argv[1])).sections()
+    for directory in map(Path, sys.argv[2:]):
+        Path("/proc/self/clear_refs").write_text("5")
+        before, start = peak(), time.perf_counter()
+        try:
+            loaded = load(directory)
+            loaded.tensors("w")
+        except CheckpointError:
+            size = sum(path.stat().st_size for path in directory.iterdir())
+            assert time.perf_counter() - start < 1, (directory, time.perf_counter() - start)
+            assert peak() - before < 2 * size + 64 * 2**20, (directory, peak() - before)
+        else:
+            raise AssertionError(directory)
+"""
+
+
+def test_memory_stays_in_proportion_to_the_file(tmp_path: Path) -> None:
+    entries = b",".join(b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n for n in range(90_000))
+    headers = {
+        "brackets": b"[" * 20_000_000,
+        "lists": b"[" + b"[]," * 400_000 + b"[]]",
+        "objects": b"[" + b"{}," * 450_000 + b"{}]",
+        "keys": b"{" + b",".join(b'"%d":0' % n for n in range(900_000)) + b"}",
+        "numbers": b"[" + b"1," * 900_000 + b"1]",
+        "string": b'{"' + b"x" * 20_000_000 + b'":1}',
+        "tensors": b"{" + entries + b',"last":0}',
+    }
+    directories = [
+        craft(tmp_path / name, w_safetensors=safetensors(header)) for name, header in headers.items()
+    ]
+    good = craft(tmp_path / "good", state_json=b"1")
+
+    subprocess.run([sys.executable, "-c", dedent(MEASURED), good, *directories], check=True)

@@ -1,0 +1,94 @@
+"""The ledger's arithmetic, and the probes against what was really allocated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neaptide.memory import MOMENTS, Ledger, PeakMeter, nested_tensors, sample, tensor_bytes, tier_of
+
+CPU = torch.device("cpu")
+
+
+def ledger() -> Ledger:
+    """Return weights all the time, gradients in two moments, a rollback on the host."""
+    return (
+        Ledger()
+        .add("core", "weights", "device", 100)
+        .add("core", "gradients", "device", 50, ("backward", "update"))
+        .add("offload", "rollback", "host", 30, ("predict",))
+    )
+
+
+def test_totals_are_by_tier_moment_owner_and_kind() -> None:
+    assert 180 == ledger().total()
+    assert 150 == ledger().total(tier="device")
+    assert 100 == ledger().total(tier="device", moment="forward")
+    assert 30 == ledger().total(owner="offload")
+    assert 50 == ledger().total(kind="gradients")
+    assert 0 == ledger().total(tier="disk")
+
+
+def test_the_peak_is_the_worst_moment() -> None:
+    assert ("backward", 150) == ledger().peak("device")
+    assert ("predict", 30) == ledger().peak("host")
+    assert (MOMENTS[0], 0) == ledger().peak("disk")
+
+
+def test_moving_keeps_the_bytes_and_leaves_the_old_ledger_alone() -> None:
+    before = ledger()
+    after = before.move("weights", "device", "host")
+    assert (100, 0) == (
+        after.total(tier="host", kind="weights"),
+        after.total(tier="device", kind="weights"),
+    )
+    assert before.total() == after.total()
+    assert ledger() == before
+
+
+def test_moving_takes_only_that_kind_from_that_tier() -> None:
+    assert ledger() == ledger().move("weights", "host", "disk").move("nothing", "device", "disk")
+
+
+def test_scaling_shrinks_one_kind() -> None:
+    assert (25, 130) == (
+        ledger().scale("weights", 0.25).total(kind="weights"),
+        ledger().scale("gradients", 0.0).total(),
+    )
+
+
+def test_storages_are_counted_once() -> None:
+    whole = torch.zeros(100)
+    assert 400 == tensor_bytes([whole, whole[:10], whole.view(10, 10)])
+    assert 800 == tensor_bytes([whole, torch.zeros(100)])
+
+
+def test_tensors_are_found_in_nested_trees() -> None:
+    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    tree = {"a": [one, (two, "text", None)], "b": {"c": three, "d": 1.0}}
+    assert [1, 2, 3] == [len(tensor) for tensor in nested_tensors(tree)]
+
+
+def test_tiers_are_relative_to_where_the_run_computes() -> None:
+    assert "device" == tier_of(CPU, CPU)
+    assert "host" == tier_of(CPU, torch.device("cuda", 0))
+    assert "device" == tier_of(torch.device("cuda", 1), torch.device("cuda", 0))
+
+
+def test_a_sample_sees_the_process() -> None:
+    found = sample(CPU)
+    assert found.device_bytes is None
+    assert found.host_bytes > 10_000_000
+
+
+def test_the_meter_sees_a_spike_between_two_samples() -> None:
+    meter = PeakMeter(CPU)
+    if not meter.exact_host:
+        pytest.skip("this system lets nobody reset the high-water mark")
+    before = meter.read().host_bytes
+    size = 64 * 1024 * 1024
+    spike = torch.ones(size, dtype=torch.uint8)
+    del spike
+    assert meter.read().host_bytes - before > 0.9 * size
+    meter.reset()
+    assert meter.read().host_bytes - before < 0.5 * size

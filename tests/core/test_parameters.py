@@ -1,0 +1,372 @@
+"""The laws of a parameter store, on the resident one and on one that hides everything."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import same_bits
+from torch import nn
+
+from neaptide.parameters import ParameterStore, ResidentStore, Span
+from neaptide.testing import HostileStore, tiny_task
+from neaptide.testing.tiny import tiny_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STORES = [ResidentStore, HostileStore]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+stores = pytest.mark.parametrize("kind", STORES)
+
+
+class Bag(nn.Module):
+    """Parameters of given shapes and dtypes."""
+
+    def __init__(self, shapes: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
+        super().__init__()
+        for index, (shape, dtype) in enumerate(shapes):
+            self.register_parameter(f"p{index}", nn.Parameter(torch.randn(shape).to(dtype)))
+
+
+def trained(kind: type, steps: int = 2) -> tuple[Any, Any, Any]:
+    """Return store, task and true weights after a few updates; gradients are in place."""
+    task = tiny_task()
+    store: ParameterStore = kind(task.model, task.optimizer)
+    for index, batch in enumerate(task.batches[:steps]):
+        if index:
+            store.zero_gradients()
+        with store.compute():
+            loss = tiny_loss(task.model, batch)
+            (loss.sum / loss.count).backward()
+            task.optimizer.step()
+    return store, task, weights(store)
+
+
+def weights(store: ParameterStore) -> dict[str, torch.Tensor]:
+    """Return a copy of every weight, through loans."""
+    found = {}
+    for span in store.spans():
+        with store.loan(span, "read") as weight:
+            found[span.name] = weight.clone()
+    return found
+
+
+def disturb(store: ParameterStore) -> None:
+    """Write something else into every trainable weight."""
+    for span in store.spans():
+        if span.trainable:
+            with store.loan(span, "write") as weight:
+                weight.mul_(-2.0).add_(1.0)
+
+
+def span_named(store: ParameterStore, name: str) -> Span:
+    """Return one span."""
+    return next(span for span in store.spans() if span.name == name)
+
+
+@stores
+def test_spans_name_every_parameter_once(kind: type) -> None:
+    task = tiny_task()
+    store = kind(task.model, task.optimizer)
+    names = [span.name for span in store.spans()]
+    assert sorted(dict(task.model.named_parameters())) == sorted(names)
+
+
+@stores
+def test_tied_parameters_are_one_span_with_all_their_names(kind: type) -> None:
+    task = tiny_task()
+    span = span_named(kind(task.model, task.optimizer), "blocks.0.shared.weight")
+    assert tuple(f"blocks.{index}.shared.weight" for index in (1, 2, 3)) == span.tied
+
+
+@stores
+def test_a_frozen_parameter_is_lent_but_not_trainable(kind: type) -> None:
+    task = tiny_task()
+    before = task.model.first.weight.detach().clone()
+    store = kind(task.model, task.optimizer)
+    assert not span_named(store, "first.weight").trainable
+    assert same_bits(before, weights(store)["first.weight"])
+
+
+def test_a_spans_bytes_are_its_elements_times_their_size() -> None:
+    span = Span("w", (3, 5), torch.bfloat16, "device", trainable=True)
+    assert span.bytes == 30
+
+
+@stores
+def test_what_is_written_stays(kind: type) -> None:
+    store, _, before = trained(kind)
+    disturb(store)
+    after = weights(store)
+    for span in store.spans():
+        expected = before[span.name] * -2.0 + 1.0 if span.trainable else before[span.name]
+        assert same_bits(expected, after[span.name])
+
+
+@stores
+def test_a_read_loan_changes_nothing(kind: type) -> None:
+    store, _, before = trained(kind)
+    for span in store.spans():
+        with store.loan(span, "read"):
+            pass
+    assert all(same_bits(value, before[name]) for name, value in weights(store).items())
+
+
+@stores
+def test_a_loan_elsewhere_is_written_back(kind: type) -> None:
+    store, _, _ = trained(kind)
+    span = span_named(store, "head.bias")
+    # The only second device every machine has keeps no data: what arrives there is the shape.
+    with store.loan(span, "read", on=torch.device("meta")) as away:
+        assert (torch.device("meta"), span.shape) == (away.device, tuple(away.shape))
+    with store.loan(span, "write", on=torch.device("cpu")) as weight:
+        weight.fill_(3.0)
+    assert same_bits(torch.full((8,), 3.0), weights(store)["head.bias"])
+
+
+@stores
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_a_loan_on_the_gpu_is_written_back(kind: type) -> None:
+    store, _, before = trained(kind)
+    span = span_named(store, "head.bias")
+    with store.loan(span, "write", on=torch.device("cuda")) as away:
+        away.add_(1.0)
+    assert same_bits(before["head.bias"] + 1.0, weights(store)["head.bias"])
+
+
+@stores
+def test_snapshot_and_restore_are_bitwise(kind: type) -> None:
+    store, _, before = trained(kind)
+    snapshot = store.snapshot()
+    disturb(store)
+    store.restore(snapshot)
+    assert all(same_bits(value, before[name]) for name, value in weights(store).items())
+
+
+@stores
+def test_a_snapshot_is_a_copy(kind: type) -> None:
+    store, _, before = trained(kind)
+    snapshot = store.snapshot()
+    disturb(store)
+    assert "first.weight" not in snapshot.weights
+    assert all(same_bits(before[name], value) for name, value in snapshot.weights.items())
+
+
+@stores
+def test_a_snapshot_takes_the_optimizer_along(kind: type) -> None:
+    store, task, before = trained(kind)
+    snapshot = store.snapshot(optimizer=True)
+    expected = continued(store, task)
+    store.restore(snapshot)
+    assert all(same_bits(value, before[name]) for name, value in weights(store).items())
+    store.zero_gradients()
+    again = continued(store, task)
+    assert all(same_bits(value, again[name]) for name, value in expected.items())
+
+
+def continued(store: ParameterStore, task: Any) -> dict[str, torch.Tensor]:
+    """Return the weights after one more update, without dropout."""
+    task.model.eval()
+    store.zero_gradients()
+    with store.compute():
+        tiny_loss(task.model, task.batches[5]).sum.backward()
+        task.optimizer.step()
+    return weights(store)
+
+
+shapes = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("kind", STORES)
+@given(shapes=shapes, special=st.sampled_from([math.nan, math.inf, -0.0, 1e-40, 1.0]))
+def test_any_shape_dtype_and_value_comes_back(
+    kind: type, shapes: list[Any], special: float
+) -> None:
+    model = Bag(shapes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.view(-1)[:1].fill_(special)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    snapshot = store.snapshot()
+    disturb(store)
+    store.restore(snapshot)
+    assert all(same_bits(before[name], value) for name, value in weights(store).items())
+
+
+@stores
+def test_gradient_norm_is_torchs(kind: type) -> None:
+    store, task, _ = trained(kind)
+    with store.compute():
+        expected = torch.nn.utils.get_total_norm(
+            [value.grad for value in task.model.parameters() if value.grad is not None]
+        )
+    found = store.gradient_norm()
+    assert (torch.float32, 0) == (found.dtype, found.ndim)
+    torch.testing.assert_close(expected, found, rtol=1e-6, atol=0.0)
+
+
+def test_gradient_norm_is_the_same_bits_resident_and_on_loans() -> None:
+    resident, hostile = trained(ResidentStore)[0], trained(HostileStore)[0]
+    assert same_bits(resident.gradient_norm(), hostile.gradient_norm())
+
+
+@stores
+def test_gradient_norm_without_gradients_is_zero(kind: type) -> None:
+    task = tiny_task()
+    assert float(kind(task.model, task.optimizer).gradient_norm()) == 0.0
+
+
+@stores
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradient_norm_does_not_overflow_in_half_precision(kind: type, dtype: torch.dtype) -> None:
+    model = Bag([((64,), dtype)])
+    model.p0.grad = torch.full((64,), 1024.0, dtype=dtype)
+    store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert float(store.gradient_norm()) == 8192.0
+
+
+@stores
+def test_gradient_norm_of_mixed_dtypes(kind: type) -> None:
+    model = Bag([((2,), torch.bfloat16), ((2,), torch.float64), ((1,), torch.float32)])
+    for parameter, value in zip(model.parameters(), (1.0, 2.0, 3.0), strict=True):
+        parameter.grad = torch.full_like(parameter, value)
+    store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert float(store.gradient_norm()) == pytest.approx(math.sqrt(2 + 8 + 9), rel=1e-6)
+
+
+@stores
+@pytest.mark.parametrize("factor", [0.25, torch.tensor(0.25)])
+def test_scaling_multiplies_every_gradient(kind: type, factor: Any) -> None:
+    store, _, _ = trained(kind)
+    before = gradients(store)
+    store.scale_gradients(factor)
+    after = gradients(store)
+    assert before.keys() == after.keys() != set()
+    assert all(same_bits(value * 0.25, after[name]) for name, value in before.items())
+
+
+def gradients(store: ParameterStore) -> dict[str, torch.Tensor]:
+    """Return a copy of every gradient, through loans."""
+    found = {}
+    for span in store.spans():
+        if store.has_gradient(span):
+            with store.loan(span, "read", of="gradient") as gradient:
+                found[span.name] = gradient.clone()
+    return found
+
+
+@stores
+def test_zeroed_gradients_are_gone(kind: type) -> None:
+    store, _, _ = trained(kind)
+    store.zero_gradients()
+    assert gradients(store) == {}
+
+
+@stores
+def test_reading_a_gradient_that_is_not_there_is_a_key_error(kind: type) -> None:
+    task = tiny_task()
+    store = kind(task.model, task.optimizer)
+    span = span_named(store, "head.bias")
+    with pytest.raises(KeyError, match=r"head\.bias"), store.loan(span, "read", of="gradient"):
+        pass
+
+
+@stores
+def test_writing_a_gradient_that_is_not_there_makes_it_from_zeros(kind: type) -> None:
+    task = tiny_task()
+    store = kind(task.model, task.optimizer)
+    span = span_named(store, "head.bias")
+    with store.loan(span, "write", of="gradient") as gradient:
+        gradient.add_(2.0)
+    assert same_bits(torch.full((8,), 2.0), gradients(store)["head.bias"])
+
+
+@stores
+def test_riders_see_every_trainable_span_once_an_update(kind: type) -> None:
+    store, _, true = trained(kind)
+    seen: dict[str, torch.Tensor] = {}
+    leave = store.ride(lambda span, weight, delta: seen.update({span.name: weight.clone()}))
+    store.finish_update()
+    leave()
+    expected = {span.name for span in store.spans() if span.trainable}
+    assert expected == seen.keys()
+    assert all(same_bits(true[name], value) for name, value in seen.items())
+    seen.clear()
+    store.finish_update()
+    assert seen == {}
+
+
+@stores
+def test_riders_are_told_the_delta_of_a_jump_and_none_of_an_update(kind: type) -> None:
+    store, _, _ = trained(kind)
+    deltas: list[Any] = []
+    store.ride(lambda span, weight, delta: deltas.append(delta))
+    store.finish_update()
+    assert {None} == set(deltas)
+    deltas.clear()
+    store.carry(lambda span: torch.ones(span.shape) if span.name == "head.bias" else None)
+    assert [8.0] == [float(delta.sum()) for delta in deltas if delta is not None]
+
+
+@stores
+def test_two_riders_share_one_pass_and_leave_separately(kind: type) -> None:
+    store, _, _ = trained(kind)
+    order: list[str] = []
+
+    def rider(name: str) -> Callable[..., None]:
+        return lambda span, weight, delta: order.append(name)
+
+    leave = store.ride(rider("first"))
+    store.ride(rider("second"))
+    store.finish_update()
+    trainable = sum(span.trainable for span in store.spans())
+    assert ["first", "second"] * trainable == order
+    leave()
+    order.clear()
+    store.finish_update()
+    assert ["second"] * trainable == order
+
+
+@stores
+def test_loading_optimizer_state_keeps_its_dtypes(kind: type) -> None:
+    model = Bag([((4,), torch.bfloat16)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    exact = torch.tensor([1.0 + 2.0**-20, 0.1, -3.0, 1e-30])
+    state = {
+        "state": {0: {"momentum_buffer": exact.clone()}},
+        "param_groups": optimizer.state_dict()["param_groups"],
+    }
+    store = kind(model, optimizer)
+    store.load_optimizer_state_dict(state)
+    assert same_bits(exact, store.optimizer_state_dict()["state"][0]["momentum_buffer"])
+
+
+@stores
+def test_loaded_optimizer_state_is_a_copy(kind: type) -> None:
+    store, task, _ = trained(kind)
+    saved = store.snapshot(optimizer=True).optimizer
+    assert saved is not None
+    expected = saved["state"][0]["exp_avg"].clone()
+    store.load_optimizer_state_dict(saved)
+    continued(store, task)
+    assert same_bits(expected, saved["state"][0]["exp_avg"])
+
+
+def test_hostile_weights_are_nan_outside_their_loans() -> None:
+    store, task, _ = trained(HostileStore)
+    assert all(bool(value.isnan().all()) for value in task.model.parameters())
+    with store.compute():
+        assert not any(bool(value.isnan().any()) for value in task.model.parameters())

@@ -110,7 +110,7 @@ class Fit:
         """Train to the end; see `HybridTrainer.fit`."""
         trainer, state = self._trainer, self._trainer.state
         resumed = self._resume(resume, allow_changes=allow_changes)
-        self._recorder.begin(resumed_at=state.step if resumed else None)
+        self._recorder.begin(state if resumed else None)
         feed = Feed(self._data.train, trainer._data_state if resumed else None)  # noqa: SLF001
         total = trainer.config.train.steps
         with stop_on_signals() as stop:
@@ -181,7 +181,8 @@ class Fit:
             return None
         path = checkpoint.step_directory(root, self._trainer.state.step)
         self._trainer.save(path)
-        checkpoint.prune(root, self._trainer.config.run.keep)
+        if self._trainer.config.run.keep:
+            checkpoint.prune(root, self._trainer.config.run.keep)
         return path
 
     def _leave(self, received: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from . import rng
 from .enabling import DYNAMICS
 from .predict import Guard
 from .steps import Jump
@@ -32,8 +33,21 @@ def attempt(
 ) -> Jump | None:
     """Return the judged jump, or None where nothing was proposed.
 
-    `probe()` is the loss of the weights as they are, by a forward that leaves no trace.
+    `probe()` is the loss of the weights as they are, by a forward that leaves no trace. What a
+    predictor draws at random does not move the run's generators.
     """
+    with rng.preserved():
+        return _attempted(hooks, store, history, probe, horizon, settings)
+
+
+def _attempted(
+    hooks: HookManager,
+    store: ParameterStore,
+    history: History,
+    probe: Callable[[], float],
+    horizon: int,
+    settings: PredictSection,
+) -> Jump | None:
     started = time.perf_counter()
     confidence = None
     if any(DYNAMICS in spec.claims for spec in hooks.specs.values()):

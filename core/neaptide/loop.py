@@ -173,6 +173,14 @@ class Loop:
         return trained
 
     def _train(self, *, batch: Any, phase: Phase) -> Trained:
+        try:
+            self._accumulate(batch, phase)
+            return self._apply_gradients(phase)
+        except BaseException:
+            self.abandon()  # so that a middleware can run the step again
+            raise
+
+    def _accumulate(self, batch: Any, phase: Phase) -> None:
         accumulation = self.state.accumulation
         for micro_batch in self.hooks.plan_micro_batches(batch):
             self._notify("before_forward", phase, model=self.model, batch=micro_batch)
@@ -183,7 +191,6 @@ class Loop:
             with self.store.compute():
                 self._backward(loss=loss, phase=phase)
             self._notify("after_backward", phase, model=self.model)
-        return self._apply_gradients(phase)
 
     def _apply_gradients(self, phase: Phase) -> Trained:
         accumulation = self.state.accumulation
@@ -255,7 +262,7 @@ class Loop:
             state.predicted += jump.horizon
             state.jumps += 1
             state.schedule = state.schedule.jumped(jump.horizon)
-        log_jump(self.run.log, state.step, jump)
+        log_jump(self.run.log, state.step + 1, jump)  # the update it comes before
         return jump
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:

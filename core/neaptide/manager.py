@@ -7,6 +7,7 @@ list of them, because pluggy's call cannot say which plugin raised or returned n
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,7 +22,7 @@ from .plugin import PROJECT
 from .steps import Forecast, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .history import History
     from .parameters import ParameterStore
@@ -65,6 +66,7 @@ class HookManager:
         for spec, plugin in reversed(plugins):  # pluggy calls the last registered first
             _check_hooks(spec, plugin)
             self._pluggy.register(plugin, spec.name)
+        self._quarantine: set[str] = set()
         self._calls: dict[str, tuple[_Implementation, ...]] = {}
         self._index()
 
@@ -73,6 +75,7 @@ class HookManager:
             name: tuple(
                 _Implementation(impl.plugin_name, impl.function, tuple(impl.argnames))
                 for impl in reversed(getattr(self._pluggy.hook, name).get_hookimpls())
+                if impl.plugin_name not in self._quarantine or name == "on_run_end"
             )
             for name in _SPECS
         }
@@ -83,10 +86,12 @@ class HookManager:
 
     # -- ways of calling --------------------------------------------------------------------------
 
-    def _collect(self, hook: str, **given: Any) -> Iterator[tuple[str, Any]]:
+    def _collect(self, hook: str, expected: Any, **given: Any) -> Iterator[tuple[str, Any]]:
         for implementation in self._calls[hook]:
             try:
                 value = implementation(hook, given)
+                if value is not None:
+                    _expect(value, expected, implementation.plugin, hook)
             except Exception as error:
                 if not self._quarantined(implementation.plugin, hook, error):
                     raise
@@ -96,8 +101,8 @@ class HookManager:
 
     def notify(self, hook: str, **given: Any) -> None:
         """Call a notification; a plugin that returns something is told so."""
-        for plugin, value in self._collect(hook, **given):
-            _expect(value, type(None), plugin, hook)
+        for _ in self._collect(hook, type(None), **given):
+            pass
 
     def first(self, hook: str, expected: Any, **given: Any) -> Any:
         """Return the first answer that is not None, which must be of type `expected`."""
@@ -109,14 +114,14 @@ class HookManager:
 
     def around(self, hook: str, core: Callable[..., Any], run: Run) -> Callable[..., Any]:
         """Return `core` wrapped in the middleware the plugins return for `hook`."""
-        return compose(hook, core, self._collect(hook, run=run))
+        return compose(hook, core, self._collect(hook, object, run=run))
 
     def _quarantined(self, name: str, hook: str, error: Exception) -> bool:
         spec = self.specs.get(name)
         if spec is None or not spec.observer:
             return False
         self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=repr(error))
-        self._pluggy.unregister(name=name)
+        self._quarantine.add(name)  # it is called once more, to undo what it patched
         self._index()
         return True
 
@@ -152,7 +157,8 @@ class HookManager:
             try:
                 implementation(hook, given)
             except Exception as error:  # noqa: BLE001 - gathered: everyone else's teardown runs
-                errors.append(error)
+                if not self._quarantined(implementation.plugin, hook, error):
+                    errors.append(error)
         return errors
 
     def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase:
@@ -184,15 +190,18 @@ class HookManager:
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
         """Fold the plugins over the ledger of `phase`."""
         for implementation in self._calls["estimate_memory"]:
-            value = implementation("estimate_memory", {"ledger": ledger, "phase": phase})
-            ledger = _expect(value, Ledger, implementation.plugin, "estimate_memory")
+            try:
+                value = implementation("estimate_memory", {"ledger": ledger, "phase": phase})
+                ledger = _expect(value, Ledger, implementation.plugin, "estimate_memory")
+            except Exception as error:
+                if not self._quarantined(implementation.plugin, "estimate_memory", error):
+                    raise
         return ledger
 
     def collect_metrics(self, step: int, phase: Phase) -> dict[str, float]:
         """Return every plugin's numbers as `"plugin.name"`."""
         metrics: dict[str, float] = {}
-        for plugin, values in self._collect("collect_metrics", step=step, phase=phase):
-            _expect(values, dict, plugin, "collect_metrics")
+        for plugin, values in self._collect("collect_metrics", Mapping, step=step, phase=phase):
             metrics.update({f"{plugin}.{name}": value for name, value in values.items()})
         return metrics
 

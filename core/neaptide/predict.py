@@ -63,8 +63,12 @@ class Guard:
         after = math.nan
         for halving in range(self.halvings + 1):
             scale = 0.5**halving
-            apply(store, update, scale)
-            after = probe()
+            try:
+                apply(store, update, scale)
+                after = probe()
+            except BaseException:
+                store.restore(snapshot)  # nobody is left with half a jump
+                raise
             if after <= limit:
                 store.carry(_scaled(update, scale))
                 return Verdict(True, scale, before, after, norm, "")

@@ -54,14 +54,17 @@ class Recorder:
         if self._files:
             self._meter = PeakMeter(device)
 
-    def begin(self, *, resumed_at: int | None) -> None:
-        """Prepare the files: continue them after update `resumed_at`, or start anew."""
+    def begin(self, resumed: TrainState | None) -> None:
+        """Prepare the files: continue them where `resumed` stands, or start anew."""
+        if resumed is not None and resumed.history.losses:
+            self.final_loss = resumed.history.losses[-1]
         if self._files is None:
             return
-        if resumed_at is None:
+        if resumed is None:
             self._files.start_afresh()
         else:
-            self._recorded = self._files.rewind(resumed_at)
+            self._recorded = self._files.rewind(resumed.step)
+            self._phase = (resumed.pending or resumed.schedule).phase
         self._files.whole("config.toml", dumps(unstructure(self._config)))
 
     def event(self, event: MutableMapping[str, Any]) -> None:

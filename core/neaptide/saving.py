@@ -90,9 +90,11 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     _check_weights(weights, parts.store)
     optimizer, training = loaded.section("optimizer"), loaded.section("training")
     _check_optimizer(optimizer, parts.store.optimizer)
+    saved_buffers = loaded.section("buffers")
+    _check_buffers(saved_buffers, dict(buffers(parts.model)), allow_changes=allow_changes)
 
     store = parts.store
-    _load_tensors(parts, weights, loaded.section("buffers"), loaded.section("gradients"))
+    _load_tensors(parts, weights, saved_buffers, loaded.section("gradients"))
     with store.compute():
         store.load_optimizer_state_dict(optimizer)
     parts.state.load_state_dict(training)
@@ -225,3 +227,29 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
             f"build it the same way"
         )
         raise CheckpointError(msg)
+    # Classes differ in their settings; one more that was saved came from a scheduler.
+    for group, settings in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        missing = sorted(settings.keys() - group.keys())
+        if missing:
+            msg = (
+                f"the checkpoint is of another optimizer than {type(optimizer).__name__}: it has "
+                f"no {', '.join(missing)}; build the one it was saved with"
+            )
+            raise CheckpointError(msg)
+
+
+def _check_buffers(
+    saved: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor], *, allow_changes: bool
+) -> None:
+    for name in sorted(saved.keys() ^ here.keys()):
+        if not allow_changes:  # another plugin may have brought or taken it
+            where = "the checkpoint" if name in saved else "the model"
+            msg = f"buffer {name!r} is only in {where}; load it into the model it was saved from"
+            raise CheckpointError(msg)
+    for name in sorted(saved.keys() & here.keys()):
+        if saved[name].shape != here[name].shape:
+            msg = (
+                f"buffer {name!r} has shape {tuple(saved[name].shape)} in the checkpoint but "
+                f"{tuple(here[name].shape)} in the model"
+            )
+            raise CheckpointError(msg)

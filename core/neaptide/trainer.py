@@ -14,6 +14,7 @@ from .fit import Fit
 from .logging import run_logger
 from .loop import Loop
 from .memory import sample
+from .parameters import ParameterStore
 from .phases import PHASES
 from .recorder import Recorder
 from .schedule import LearningRate
@@ -101,23 +102,24 @@ class HybridTrainer:
         self._error: BaseException | None = None
         self._closed = False
         self.config = config
-        if config.train.deterministic:
-            torch.use_deterministic_algorithms(mode=True)
         self._recorder = Recorder(config)
         log = run_logger(self._recorder.event)
         try:
+            if config.train.deterministic:
+                torch.use_deterministic_algorithms(mode=True)
             self.hooks = assembly.create_plugins(config, ordered, log)
             task: Task = build(self.hooks)
             self.model = task.module
             device = assembly.choose_device("auto", self.model)
+            self.state = TrainState(assembly.schedule_of(config, ordered))
+            # From here on the model may be patched, and `on_run_end` runs whatever happens.
+            self.run = Run(config, self._recorder.directory, device, log)
             self.hooks.convert_model(self.model)
             optimizer = optimizer or assembly.build_optimizer(config, self.model, self.hooks)
             _check_optimizer(optimizer, self.model)
             self.store = self.hooks.first(
-                "provide_parameters", object, model=self.model, optimizer=optimizer
+                "provide_parameters", ParameterStore, model=self.model, optimizer=optimizer
             )
-            self.state = TrainState(assembly.schedule_of(config, ordered))
-            self.run = Run(config, self._recorder.directory, device, log)
             self._recorder.measure_on(device)
             self._loop = Loop(
                 task,
@@ -177,6 +179,7 @@ class HybridTrainer:
             self._error = error
             self._loop.abandon()
             raise
+        self._error = None  # whatever an earlier step raised, the run went on
         self._recorder.stepped(result, self.hooks)
         return result
 

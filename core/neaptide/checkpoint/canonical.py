@@ -9,7 +9,7 @@ from typing import Any
 from neaptide.errors import CheckpointError
 
 MAX_VALUES = 1_000_000
-"""Commas and opening brackets in one file; bounds what parsing can allocate (about 100 MiB)."""
+"""Commas and opening brackets in one file; bounds parsing to about 200 MiB and a second."""
 
 
 def dumps(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> bytes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MANIFEST = "manifest.json"
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 4 * 2**20
 FORMAT = 1
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")

@@ -225,7 +225,8 @@ def _read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, Tens
         msg = f"{where}: not a safetensors file: its header is no JSON object"
         raise CheckpointError(msg)
     header.pop(_METADATA, None)
-    entries = {name: _entry(name, value, where) for name, value in header.items()}
+    # Popped, so that a long header is not held twice.
+    entries = {name: _entry(name, header.pop(name), where) for name in list(header)}
     _check_layout(entries, size - 8 - length, where)
     return entries, 8 + length
 

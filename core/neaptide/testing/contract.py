@@ -146,13 +146,13 @@ def resume_is_exact(subject: Subject) -> None:
 
 
 def numerics_are_as_declared(subject: Subject) -> None:
-    """Weights end where the manifest says: bitwise, or within `rtol`, of a run without it."""
+    """Weights and buffers end where the manifest says, bitwise or within `rtol` of without it."""
     if subject.spec.numerics == "changes-training":
         return
     plain = _run(attrs.evolve(subject, spec=STEADY_PREDICTOR, settings={}, beside=()))
     own = _run(subject)
     for name, weight in plain.weights.items():
-        if subject.spec.numerics == "exact":
+        if subject.spec.numerics == "exact" or not weight.is_floating_point():
             _require(torch.equal(weight, own.weights[name]), f"declared exact, but {name} differs")
         else:
             gap = float((weight - own.weights[name]).abs().max() / weight.abs().max())
@@ -236,7 +236,7 @@ def _run(
                 break
         evaluated = trainer.evaluate(task.batches[STEPS:])
         digest = trainer.digest()
-    weights = {name: value.detach().clone() for name, value in task.model.named_parameters()}
+    weights = {name: value.detach().clone() for name, value in task.model.state_dict().items()}
     return _Result(weights, evaluated, digest)
 
 

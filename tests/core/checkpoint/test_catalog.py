@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from neaptide.checkpoint import checkpoints, newest_valid, prune, step_directory, verify, writing
 from neaptide.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def write(root: Path, *steps: int) -> list[Path]:
@@ -116,9 +119,7 @@ def test_prune_keeps_at_least_one(tmp_path: Path) -> None:
         prune(tmp_path, keep=0)
 
 
-def test_prune_names_what_it_cannot_delete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prune_names_what_it_cannot_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = write(tmp_path, 1, 2)
 
     def rename(*_: object) -> None:

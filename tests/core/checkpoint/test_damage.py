@@ -6,13 +6,16 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from neaptide.checkpoint import load, read_manifest, save, verify
 from neaptide.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILES = ("manifest.json", "model.json", "model.safetensors", "rng.json")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from neaptide.checkpoint import digest, load, save
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def state() -> dict[str, Any]:

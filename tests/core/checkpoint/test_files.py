@@ -21,6 +21,12 @@ def write(directory: Path, content: bytes = b"content", step: int = 3) -> None:
         file.write(content)
 
 
+def fail(directory: Path, error: type[BaseException]) -> None:
+    with writing(directory, 4, {}) as writer:
+        writer.file("data.bin").write(b"new")
+        raise error
+
+
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
@@ -67,15 +73,14 @@ def test_files_left_open_are_finished(tmp_path: Path) -> None:
 
 
 def test_no_descriptor_stays_open(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = len(names(Path("/proc/self/fd")))
     write(tmp_path / "a")
     write(tmp_path / "a")
     assert [] == verify(tmp_path / "a")
-    with pytest.raises(KeyboardInterrupt), writing(tmp_path / "a", 1, {}) as writer:
-        writer.file("data.bin")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        fail(tmp_path / "a", KeyboardInterrupt)
 
-    assert len(before) == len(os.listdir("/proc/self/fd"))
+    assert before == len(names(Path("/proc/self/fd")))
 
 
 def test_replacing_leaves_only_the_new(tmp_path: Path) -> None:
@@ -90,9 +95,8 @@ def test_replacing_leaves_only_the_new(tmp_path: Path) -> None:
 def test_an_exception_leaves_the_old(tmp_path: Path, error: type[BaseException]) -> None:
     write(tmp_path / "a", b"old")
 
-    with pytest.raises(error), writing(tmp_path / "a", 4, {}) as writer:
-        writer.file("data.bin").write(b"new")
-        raise error
+    with pytest.raises(error):
+        fail(tmp_path / "a", error)
 
     assert b"old" == (tmp_path / "a" / "data.bin").read_bytes()
     assert [] == verify(tmp_path / "a")
@@ -101,7 +105,9 @@ def test_an_exception_leaves_the_old(tmp_path: Path, error: type[BaseException])
 
 def test_an_oserror_of_the_body_becomes_a_checkpoint_error(tmp_path: Path) -> None:
     with (
-        pytest.raises(CheckpointError, match=r"cannot write checkpoint .*/a: No such file") as caught,
+        pytest.raises(
+            CheckpointError, match=r"cannot write checkpoint .*/a: No such file"
+        ) as caught,
         writing(tmp_path / "a", 4, {}),
     ):
         (tmp_path / "missing").read_bytes()
@@ -123,19 +129,20 @@ def test_bad_names(tmp_path: Path, name: str) -> None:
 
 
 def test_a_name_twice(tmp_path: Path) -> None:
-    with (
-        pytest.raises(CheckpointError, match="one file 'x'"),
-        writing(tmp_path / "a", 1, {}) as writer,
-    ):
+    with writing(tmp_path / "a", 1, {}) as writer:
         writer.file("x")
-        writer.file("x")
+        with pytest.raises(CheckpointError, match="one file 'x'"):
+            writer.file("x")
 
 
 @pytest.mark.parametrize(
     "facts", [{"x": float("nan")}, {"x": (1, 2)}, {"x": {1: 2}}, {"x": {1, 2}}, {1: 2}]
 )
 def test_facts_that_are_not_json(tmp_path: Path, facts: dict[str, object]) -> None:
-    with pytest.raises(CheckpointError, match="must be plain JSON"), writing(tmp_path / "a", 1, facts):
+    with (
+        pytest.raises(CheckpointError, match="must be plain JSON"),
+        writing(tmp_path / "a", 1, facts),
+    ):
         pass
 
     assert set() == names(tmp_path)
@@ -145,8 +152,8 @@ def test_facts_too_long_for_a_manifest(tmp_path: Path) -> None:
     write(tmp_path / "a", b"old")
 
     with (
-        pytest.raises(CheckpointError, match="at most 16777216"),
-        writing(tmp_path / "a", 1, {"x": "x" * 2**24}),
+        pytest.raises(CheckpointError, match="at most 4194304"),
+        writing(tmp_path / "a", 1, {"x": "x" * 2**22}),
     ):
         pass
 
@@ -175,7 +182,7 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
 
 
 def test_a_name_without_room_for_the_temporary(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="File name too long; check the disk or set run.dir"):
+    with pytest.raises(CheckpointError, match="File name too long; check the disk or"):
         write(tmp_path / ("x" * 250))
 
 

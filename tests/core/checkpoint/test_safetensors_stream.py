@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +26,7 @@ from neaptide.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def random_bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -92,8 +92,7 @@ def test_we_read_what_the_library_wrote(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.sampled_from([*DTYPES]), st.lists(st.integers(0, 4), max_size=4))))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, kinds: list[Any]) -> None:
     tensors = {
-        str(index): random_bits(DTYPES[dtype], *shape)
-        for index, (dtype, shape) in enumerate(kinds)
+        str(index): random_bits(DTYPES[dtype], *shape) for index, (dtype, shape) in enumerate(kinds)
     }
     path = write(tmp_path_factory.getbasetemp() / "round-trip.safetensors", tensors)
 
@@ -153,9 +152,7 @@ def test_one_tensor_is_loaded_at_a_time_and_each_once(tmp_path: Path) -> None:
         yield torch.full((2,), float(name))
         events.append(f"-{name}")
 
-    items = [
-        (name, torch.float32, (2,), lambda name=name: load(name)) for name in ("3", "1", "2")
-    ]
+    items = [(name, torch.float32, (2,), lambda name=name: load(name)) for name in ("3", "1", "2")]
     with (tmp_path / "x").open("wb") as file:
         write_tensors(file, items)
 

@@ -1,0 +1,184 @@
+"""What a block was called with, kept so that it can be called again the same way.
+
+A tensor that an earlier block of the segment returned is kept as a reference to that output and
+costs nothing; every other tensor is kept, without its graph. Objects that the block may change,
+such as a key-value cache, are copied in structure: their tensors are shared, their lists are not.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+_IMMUTABLE_TYPES = (
+    str
+    | bytes
+    | int
+    | float
+    | complex
+    | None
+    | type
+    | torch.dtype
+    | torch.device
+    | torch.Size
+    | torch.Generator
+    | nn.Module
+    | ModuleType
+    | FunctionType
+    | BuiltinFunctionType
+    | MethodType
+)
+
+
+class ChangedInPlaceError(RuntimeError):
+    """A tensor that has to be seen again was changed after the block had used it."""
+
+
+@attrs.define(eq=False)
+class Kept:
+    """A tensor as it was passed: detached (a graph held here would never be freed)."""
+
+    tensor: torch.Tensor
+    requires_grad: bool
+    version: int
+    copied: bool
+    """It is a copy from before the call, because the block may change its input in place."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, *, copied: bool) -> Kept:
+        """Keep `tensor`, or a copy of it."""
+        held = tensor.detach().clone() if copied else tensor.detach()
+        return cls(held, tensor.requires_grad, held._version, copied)
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Let go of the copy: the call has left `tensor`, the original, as it was."""
+        self.tensor, self.copied = tensor.detach(), False
+        self.version = self.tensor._version
+
+    def again(self) -> torch.Tensor:
+        """Return a tensor like the one passed, at the root of a graph of its own."""
+        if self.tensor._version != self.version:
+            msg = "an input was changed in place between its forward and backward"
+            raise ChangedInPlaceError(msg)
+        tensor = self.tensor.detach().requires_grad_(self.requires_grad)
+        # A leaf that requires grad may not be changed in place, its copy may.
+        return tensor.clone() if self.copied else tensor
+
+
+@attrs.frozen
+class Output:
+    """The `leaf`-th leaf of what call number `call` of the segment returned."""
+
+    call: int
+    leaf: int
+
+
+@attrs.frozen(eq=False)
+class Structure:
+    """A copy of an object that the block may change."""
+
+    value: Any
+
+
+@attrs.define(eq=False)
+class Arguments:
+    """One call's arguments, flattened."""
+
+    leaves: list[Any]
+    spec: TreeSpec
+    passed: list[tuple[torch.Tensor, int, Kept | Output]] = attrs.field(factory=list)
+    """Each tensor passed, its version and what is kept of it, for the duration of the call."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the call has changed one of its tensors in place so far."""
+        return any(tensor._version != version for tensor, version, _ in self.passed)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes kept, until `settle`."""
+        return sum(kept.tensor.nbytes for _, _, kept in self.passed if isinstance(kept, Kept))
+
+    def share(self) -> None:
+        """Let go of the copies: the call turned out to change nothing."""
+        for tensor, _, kept in self.passed:
+            if isinstance(kept, Kept):
+                kept.share(tensor)
+
+    def settle(self) -> None:
+        """Let go of the tensors passed: the call is over."""
+        self.passed = []
+
+    def again(self, outputs: list[list[Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs to call the block again with, given the outputs so far."""
+        memo: dict[int, Any] = {}
+
+        def revive(leaf: Any) -> Any:
+            if isinstance(leaf, Kept):
+                if id(leaf) not in memo:
+                    memo[id(leaf)] = leaf.again()
+                return memo[id(leaf)]
+            if isinstance(leaf, Output):
+                return outputs[leaf.call][leaf.leaf]
+            if isinstance(leaf, Structure):
+                return copy_structure(leaf.value, revive)
+            return leaf
+
+        args, kwargs = tree_unflatten([revive(leaf) for leaf in self.leaves], self.spec)
+        return args, kwargs
+
+
+def record(
+    args: tuple[Any, ...], kwargs: dict[str, Any], origin: Any, *, copied: bool
+) -> tuple[Arguments, bool]:
+    """Record a call's arguments; also say whether a changeable object was among them.
+
+    `origin(tensor)` returns the Output a tensor is, or None; `copied` keeps copies of tensors.
+    """
+    flat, spec = tree_flatten((args, kwargs))
+    arguments = Arguments([], spec)
+    memo: dict[int, Kept | Output] = {}
+    structured = False
+
+    def keep(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in memo:
+            kept = memo[id(leaf)] = origin(leaf) or Kept.of(leaf, copied=copied)
+            arguments.passed.append((leaf, leaf._version, kept))
+        return memo[id(leaf)]
+
+    for leaf in flat:
+        if isinstance(leaf, torch.Tensor | _IMMUTABLE_TYPES):
+            arguments.leaves.append(keep(leaf))
+        else:
+            structured = True
+            arguments.leaves.append(Structure(copy_structure(leaf, keep)))
+    return arguments, structured
+
+
+def copy_structure(value: Any, leaf: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Copy containers and objects, and put `leaf(x)` in place of each thing x inside them."""
+    memo = {} if memo is None else memo
+    if isinstance(value, torch.Tensor | Kept | Output | _IMMUTABLE_TYPES):
+        return leaf(value)
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(copy_structure(item, leaf, memo) for item in value)
+    copied = memo[id(value)] = copy.copy(value)
+    if isinstance(copied, list):
+        copied[:] = [copy_structure(item, leaf, memo) for item in value]
+    elif isinstance(copied, dict):
+        for key, item in value.items():
+            copied[key] = copy_structure(item, leaf, memo)
+    if hasattr(copied, "__dict__"):
+        for name, item in vars(value).items():
+            object.__setattr__(copied, name, copy_structure(item, leaf, memo))
+    return copied

@@ -1,0 +1,72 @@
+"""Finds the repeated blocks of a model."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_REPEATED = 2
+
+
+def find_blocks(
+    model: nn.Module, pattern: str | None = None, exclude: Sequence[str] = ()
+) -> list[tuple[str, nn.Module]]:
+    """Return the model's blocks in order, as (qualified name, module).
+
+    Without a `pattern`: the children of every ModuleList and Sequential that holds at least two of
+    the same class with parameters, the outermost such container where they nest. A pattern is
+    matched against whole qualified names, `*` within one of them. ValueError where a pattern
+    matches nothing.
+    """
+    named = [(name, module) for name, module in model.named_modules() if name]
+    if pattern is None:
+        found = _repeated_children(model)
+    else:
+        found = [(name, module) for name, module in named if _matches(name, pattern)]
+        if not found:
+            raise ValueError(_unmatched(pattern, [name for name, _ in named]))
+    for entry in exclude:
+        if not any(_matches(name, entry) for name, _ in found):
+            raise ValueError(_unmatched(entry, [name for name, _ in found]))
+    return [
+        (name, module)
+        for name, module in found
+        if not any(_matches(name, entry) for entry in exclude)
+    ]
+
+
+def _repeated_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    chosen: list[str] = []
+    blocks: list[tuple[str, nn.Module]] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        if any(name.startswith(f"{outer}.") or not outer for outer in chosen):
+            continue
+        children = [
+            (f"{name}.{key}" if name else key, child) for key, child in module.named_children()
+        ]
+        classes = [type(child) for _, child in children if any(True for _ in child.parameters())]
+        repeated = {cls for cls in classes if classes.count(cls) >= _REPEATED}
+        members = [(path, child) for path, child in children if type(child) in repeated]
+        if members:
+            chosen.append(name)
+            blocks += members
+    return blocks
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _unmatched(pattern: str, names: list[str]) -> str:
+    close = get_close_matches(pattern, names, n=1, cutoff=0.4)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"no module is named like {pattern!r}{hint}"

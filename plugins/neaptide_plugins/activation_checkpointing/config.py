@@ -1,0 +1,52 @@
+"""Settings and manifest of `activation-checkpointing`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+from attrs.validators import and_, ge, gt, le
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+
+Trained = Literal["warmup", "full", "correct"]
+
+
+@attrs.frozen(kw_only=True)
+class ActivationCheckpointingConfig:
+    """`[plugins.activation-checkpointing]`."""
+
+    interval: int = field(
+        8, validator=ge(1), help="blocks in a segment; only the inputs of the first are kept"
+    )
+    ratio: float = field(
+        1.0,
+        validator=and_(gt(0.0), le(1.0)),
+        help="share of the segments that is checkpointed, evenly spread",
+    )
+    blocks: str | None = field(
+        None,
+        help="pattern of the blocks' names, such as `model.layers.*`; left out, the repeated "
+        "children of module lists are found",
+    )
+    exclude: tuple[str, ...] = field((), help="patterns of blocks that keep their activations")
+    save_ops: tuple[str, ...] = field(
+        (),
+        help="ops whose outputs are kept and not computed again: `matmul`, `attention`, or "
+        "names such as `aten.convolution`",
+    )
+    phases: tuple[Trained, ...] = field(
+        ("warmup", "full", "correct"), help="phases in which to checkpoint"
+    )
+
+
+SPEC = PluginSpec(
+    name="activation-checkpointing",
+    load="neaptide_plugins.activation_checkpointing.plugin:ActivationCheckpointing",
+    config=ActivationCheckpointingConfig,
+    summary="Keeps only the inputs of segments of blocks and computes the rest again, exactly.",
+    claims={"activations"},
+    phases={"warmup", "full", "correct"},
+    numerics="exact",
+)

@@ -1,0 +1,280 @@
+"""Activation checkpointing in segments of blocks, exact: loss, gradients, buffers, random state.
+
+The original graph stays, as in torch's non-reentrant checkpoint; only what its nodes would save is
+dropped, and computed again when the first of it is asked for. Unlike there, a segment spans several
+calls that the model makes in its own code, and buffers a block changes (BatchNorm's statistics)
+are changed once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from .arguments import Arguments, ChangedInPlaceError, Output, record
+from .surroundings import Buffers, Surroundings, selective_contexts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+
+class _Enough(BaseException):
+    """All dropped tensors have been seen again."""
+
+
+@attrs.define(eq=False)
+class _Block:
+    """A block with what has been learned of it, standing in for its `forward`."""
+
+    name: str
+    module: nn.Module
+    index: int
+    group: str
+    forward: Callable[..., Any]
+    segments: Segments
+    buffers: Buffers
+    changes_inputs: bool | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.segments.call(self, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # The copy of a patched block runs its own class's forward on itself, never the original's.
+        module = memo[id(self.module)]
+        return MethodType(type(module).forward, module)
+
+
+@attrs.define(eq=False)
+class _Call:
+    block: _Block
+    arguments: Arguments
+    surroundings: Surroundings
+    again: Any
+    """A context under which selected ops take their outputs from the forward."""
+
+
+@attrs.define(eq=False, slots=True)
+class _Holder:
+    segment: _Segment
+    index: int
+
+
+@attrs.define(eq=False)
+class _Segment:
+    """The calls of consecutive blocks in one forward. Only the graph keeps it alive."""
+
+    key: tuple[str, int]
+    last: int = -1
+    calls: list[_Call] = attrs.field(factory=list)
+    saved: list[tuple[torch.Size, torch.dtype]] = attrs.field(factory=list)
+    values: dict[int, tuple[torch.Tensor, int]] = attrs.field(factory=dict)
+    outputs: dict[int, tuple[Any, Output, int]] = attrs.field(factory=dict)
+
+    def origin(self, tensor: torch.Tensor) -> Output | None:
+        """Return which output `tensor` is, if it still is what the block returned."""
+        reference, output, version = self.outputs.get(id(tensor), (None, None, 0))
+        if reference is None or reference() is not tensor or tensor._version != version:
+            return None
+        return output
+
+    def unpack(self, index: int) -> torch.Tensor:
+        if index not in self.values:
+            self.replay()
+        value, version = self.values.pop(index)
+        if value._version != version:
+            msg = "a tensor needed for the backward was changed in place by a later operation"
+            raise ChangedInPlaceError(msg)
+        return value
+
+    def replay(self) -> None:
+        """Run the calls again and catch what they save."""
+        seen = 0
+        name = self.calls[0].block.name
+
+        def catch(tensor: torch.Tensor) -> None:
+            nonlocal seen
+            if seen < len(self.saved):
+                if (tensor.shape, tensor.dtype) != self.saved[seen]:
+                    raise _differs(name)
+                self.values[seen] = (tensor.detach(), tensor._version)
+            seen += 1
+            if seen == len(self.saved):
+                raise _Enough
+
+        outputs: list[list[Any]] = []
+        try:
+            for call in self.calls:
+                name = call.block.name
+                with torch.enable_grad(), call.surroundings.restored():
+                    args, kwargs = call.arguments.again(outputs)
+                    with call.again, saved_tensors_hooks(catch, _never):
+                        outputs.append(tree_leaves(call.block.forward(*args, **kwargs)))
+        except _Enough:
+            return
+        except ChangedInPlaceError as error:
+            msg = f"activation checkpointing of block {name!r}: {error}; exclude the block"
+            raise ChangedInPlaceError(msg) from None
+        raise _differs(name)
+
+
+class Segments:
+    """Patches blocks so that they are checkpointed in segments.
+
+    Args:
+        interval: consecutive blocks in a segment, of which only the first one's inputs are kept.
+        ratio: share of the segments that is checkpointed, evenly spread, at least one.
+        save_ops: ops whose outputs are kept; see `surroundings.selective_contexts`.
+        enabled: asked at each call of a block.
+    """
+
+    def __init__(
+        self,
+        *,
+        interval: int,
+        ratio: float = 1.0,
+        save_ops: Sequence[str] = (),
+        enabled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.notes: list[str] = []
+        """What a user should know, each said once."""
+        self.dropped_bytes = 0
+        """Bytes of activations not kept since `reset_statistics`."""
+        self.kept_bytes = 0
+        """Bytes of inputs kept instead."""
+        self._interval = interval
+        self._ratio = ratio
+        self._contexts = selective_contexts(save_ops)
+        self._enabled = enabled
+        self._blocks: list[_Block] = []
+        self._chosen: set[tuple[str, int]] = set()
+        self._inside = False
+        self._current: Callable[[], _Segment | None] = lambda: None
+
+    def attach(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
+        """Patch the blocks' forward; the segments follow the order given, within one parent."""
+        places: dict[str, int] = {}
+        keys: list[tuple[str, int]] = []
+        for name, module in blocks:
+            group = name.rpartition(".")[0]
+            index = places[group] = places.get(group, -1) + 1
+            keys.append((group, index // self._interval))
+            block = _Block(name, module, index, group, module.forward, self, Buffers(module))
+            self._blocks.append(block)
+        for block in self._blocks:
+            block.module.__dict__["forward"] = block
+        ordered = list(dict.fromkeys(keys))
+        count = max(1, round(len(ordered) * self._ratio))
+        self._chosen = {ordered[place * len(ordered) // count] for place in range(count)}
+
+    def detach(self) -> None:
+        """Put back every forward as it was."""
+        for block in self._blocks:
+            if isinstance(block.forward, MethodType) and block.forward.__self__ is block.module:
+                block.module.__dict__.pop("forward", None)
+            else:
+                block.module.__dict__["forward"] = block.forward
+        self._blocks = []
+
+    def reset_statistics(self) -> None:
+        """Count bytes anew."""
+        self.dropped_bytes = self.kept_bytes = 0
+
+    def call(self, block: _Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a block's forward, dropping what it saves."""
+        key = (block.group, block.index // self._interval)
+        if (
+            self._inside
+            or key not in self._chosen
+            or not torch.is_grad_enabled()
+            or not self._enabled()
+        ):
+            return block.forward(*args, **kwargs)
+        segment = self._current()
+        if segment is None or segment.key != key or block.index <= segment.last:
+            segment = _Segment(key)
+        self._current = weakref.ref(segment)
+        self._inside = True
+        try:
+            return self._recorded(segment, block, args, kwargs)
+        except BaseException:
+            self._current = lambda: None  # what was recorded of this call cannot be replayed
+            raise
+        finally:
+            self._inside = False
+
+    def _recorded(
+        self, segment: _Segment, block: _Block, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        arguments, structured = record(
+            args, kwargs, segment.origin, copied=block.changes_inputs is not False
+        )
+        if structured:
+            self._note(
+                f"block {block.name!r} is passed an object it may change (a cache?), which is kept "
+                f"until the backward; pass use_cache=False where there is such a switch"
+            )
+        forward_context, again = self._contexts()
+        call = _Call(block, arguments, Surroundings.now(block.buffers.before()), again)
+        index, seen = len(segment.calls), set[int]()
+        segment.calls.append(call)
+        segment.last = block.index
+        with forward_context, saved_tensors_hooks(partial(self._drop, segment, seen), _take):
+            returned = block.forward(*args, **kwargs)
+        self._learn(block, call)
+        for leaf, value in enumerate(tree_leaves(returned)):
+            if isinstance(value, torch.Tensor):
+                entry = (weakref.ref(value), Output(index, leaf), value._version)
+                segment.outputs[id(value)] = entry
+        return returned
+
+    def _drop(self, segment: _Segment, seen: set[int], tensor: torch.Tensor) -> _Holder:
+        segment.saved.append((tensor.shape, tensor.dtype))
+        if not isinstance(tensor, torch.nn.Parameter) and tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            self.dropped_bytes += tensor.nbytes
+        return _Holder(segment, len(segment.saved) - 1)
+
+    def _learn(self, block: _Block, call: _Call) -> None:
+        arguments = call.arguments
+        if block.changes_inputs is None:
+            block.changes_inputs = arguments.changed
+            if not arguments.changed:
+                arguments.share()
+        elif arguments.changed and not block.changes_inputs:
+            msg = (
+                f"block {block.name!r} changes an input in place that it did not change before; "
+                f"exclude it from activation checkpointing"
+            )
+            raise ChangedInPlaceError(msg)
+        self.kept_bytes += arguments.kept_bytes
+        arguments.settle()
+        call.surroundings.buffers.settle(block.name)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _take(holder: _Holder) -> torch.Tensor:
+    return holder.segment.unpack(holder.index)
+
+
+def _never(_: object) -> torch.Tensor:
+    msg = "a replay's own graph is never run backward"
+    raise AssertionError(msg)
+
+
+def _differs(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"block {name!r} computed something else the second time, so its activations cannot be "
+        f"recomputed; exclude it from activation checkpointing"
+    )

@@ -1,0 +1,180 @@
+"""What a forward depends on besides its arguments: buffers, random state, autocast, saved ops."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager, nullcontext
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+_SMALL = 65_536
+_DEVICE_TYPES = ("cpu", "cuda")
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+_FAMILIES = {"matmul": ("mm", "addmm", "bmm", "baddbmm"), "attention": _ATTENTION}
+
+
+@attrs.define(eq=False)
+class _Buffer:
+    owner: nn.Module
+    name: str
+    live: torch.Tensor
+    version: int
+    copy: torch.Tensor | None
+
+
+@attrs.define(eq=False)
+class Buffers:
+    """A block's buffers, and which of the large ones its calls have been seen to change."""
+
+    module: nn.Module
+    changing: set[tuple[nn.Module, str]] = attrs.field(factory=set)
+    called: bool = False
+
+    def before(self) -> BuffersBefore:
+        """Copy what the coming call may change: all at first, later what is small or known to."""
+        entries = []
+        for owner in self.module.modules():
+            for name, live in owner._buffers.items():
+                if live is not None:
+                    known = live.numel() <= _SMALL or (owner, name) in self.changing
+                    copy = None if self.called and not known else live.clone()
+                    entries.append(_Buffer(owner, name, live, live._version, copy))
+        first, self.called = not self.called, True
+        return BuffersBefore(self, entries, first)
+
+
+@attrs.define(eq=False)
+class BuffersBefore:
+    """The buffers as they were before one call."""
+
+    buffers: Buffers
+    entries: list[_Buffer]
+    first: bool
+
+    def settle(self, block: str) -> None:
+        """After the call, let go of the copies of large buffers that it left alone.
+
+        torch's batch norm writes its statistics without counting up their version, so that small
+        buffers are not asked, and large ones are compared by value after the first call.
+        """
+        for entry in self.entries:
+            now = entry.owner._buffers[entry.name]
+            changed = now is not entry.live or entry.live._version != entry.version
+            if entry.copy is None and changed:
+                msg = (
+                    f"block {block!r} changes its buffer {entry.name!r}, which it did not before; "
+                    f"exclude it from activation checkpointing"
+                )
+                raise RuntimeError(msg)
+            if self.first and entry.copy is not None and entry.live.numel() > _SMALL:
+                if changed or not torch.equal(entry.copy, entry.live):
+                    self.buffers.changing.add((entry.owner, entry.name))
+                else:
+                    entry.copy = None
+        self.entries = [entry for entry in self.entries if entry.copy is not None]
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Show the module copies to change; the live buffers are not touched."""
+        live = [(entry, entry.owner._buffers[entry.name]) for entry in self.entries]
+        for entry in self.entries:
+            assert entry.copy is not None, "settled entries have one"
+            entry.owner._buffers[entry.name] = entry.copy.clone()
+        try:
+            yield
+        finally:
+            for entry, buffer in live:
+                entry.owner._buffers[entry.name] = buffer
+
+
+@attrs.frozen(eq=False)
+class Surroundings:
+    """Random state, autocast and buffers at the start of one call."""
+
+    buffers: BuffersBefore
+    cpu_random: torch.Tensor
+    cuda_random: tuple[int, torch.Tensor] | None
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls, buffers: BuffersBefore) -> Surroundings:
+        """Note them as they are."""
+        cuda = None
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            device = torch.cuda.current_device()
+            cuda = (device, torch.cuda.get_rng_state(device))
+        autocast = tuple(
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in (_DEVICE_TYPES if torch.cuda.is_available() else _DEVICE_TYPES[:1])
+        )
+        return cls(buffers, torch.get_rng_state(), cuda, autocast)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Bring them back meanwhile, and leave everything as it was."""
+        now = Surroundings.now(self.buffers)
+        with ExitStack() as stack:
+            stack.callback(now._set_random)
+            stack.enter_context(self.buffers.swapped_in())
+            for kind, enabled, dtype in self.autocast:
+                # Without the cache: it would hold casts of weights beyond this replay.
+                stack.enter_context(
+                    torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False)
+                )
+            self._set_random()
+            yield
+
+    def _set_random(self) -> None:
+        torch.set_rng_state(self.cpu_random)
+        if self.cuda_random is not None:
+            device, state = self.cuda_random
+            torch.cuda.set_rng_state(state, device)
+
+
+def selective_contexts(save_ops: Sequence[str]) -> Callable[[], tuple[Any, Any]]:
+    """Return what makes a pair of contexts, for a forward and its replay.
+
+    Under them the outputs of `save_ops` are kept instead of computed again, by torch's own
+    selective checkpointing. `matmul` and `attention` stand for their families, other names are
+    those of aten ops. ValueError for a name that is none.
+    """
+    if not save_ops:
+        return lambda: (nullcontext(), nullcontext())
+    kept = {overload for name in save_ops for overload in _overloads(name)}
+
+    def policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        if op in kept:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts: Callable[[], tuple[Any, Any]] = partial(create_selective_checkpoint_contexts, policy)
+    return contexts
+
+
+def _overloads(name: str) -> list[Any]:
+    found = []
+    for op in _FAMILIES.get(name, (name.removeprefix("aten."),)):
+        packet = getattr(torch.ops.aten, op, None) if op.isidentifier() else None
+        if packet is not None:
+            found += [getattr(packet, overload) for overload in packet.overloads()]
+    if not found:
+        known = [*_FAMILIES, *(f"aten.{op}" for op in dir(torch.ops.aten))]
+        close = get_close_matches(name, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        msg = f"there is no op {name!r}{hint}; use matmul, attention or a name such as aten.mm"
+        raise ValueError(msg)
+    return found

@@ -1,7 +1,7 @@
 """Writes docs/configuration.md from the attrs classes that check a configuration.
 
-    python docs/generate_configuration.py            writes the page
-    python docs/generate_configuration.py --check    exits 1 where the page is out of date
+python docs/generate_configuration.py            writes the page
+python docs/generate_configuration.py --check    exits 1 where the page is out of date
 """
 # ruff: noqa: INP001 - a script beside the pages, not a package
 
@@ -69,6 +69,9 @@ A table under `[plugins]` enables a plugin; an empty one is enough. Three things
 - `preset = "name"` takes the values of one of the plugin's presets, where it has any. Keys beside
   it win.
 - The environment variable `NEAPTIDE_DISABLED_PLUGINS=a,b` blocks plugins whatever the sources say.
+
+A plugin that builds a model or data is enabled by the name in `[model]` or `[data]`; it needs no
+table.
 """
 
 
@@ -100,7 +103,7 @@ def rows(cls: type[Any]) -> Iterator[tuple[str, str, str, str]]:
 
 def section_class(field: attrs.Attribute[Any]) -> type[Any] | None:
     """Return the class of a field that is a section, or None."""
-    factory = field.default.factory if isinstance(field.default, attrs.Factory) else None
+    factory = getattr(field.default, "factory", None)
     return factory if isinstance(factory, type) and attrs.has(factory) else None
 
 
@@ -128,8 +131,8 @@ def default_text(field: attrs.Attribute[Any]) -> str:
     """Return a default as TOML, `none` or `required`."""
     if field.default is attrs.NOTHING:
         return "required"
-    factory = isinstance(field.default, attrs.Factory)
-    return toml_text(field.default.factory() if factory else field.default)
+    factory = getattr(field.default, "factory", None)
+    return toml_text(field.default if factory is None else factory())
 
 
 def toml_text(value: Any) -> str:

@@ -77,6 +77,13 @@ def test_the_error_says_which_checkpoint_stands(tmp_path: Path, fault: str, star
             )
 
 
+@pytest.mark.parametrize("start", ["replace", "interrupted", "leftover"])
+def test_a_failed_save_puts_the_previous_back_at_once(tmp_path: Path, start: str) -> None:
+    found = outcomes(tmp_path, "error", start)
+
+    assert [True] * len(found) == [one["in place"] for one in found]
+
+
 def test_the_sweep_meets_every_kind_of_operation(tmp_path: Path) -> None:
     found = [one["operation"] for one in outcomes(tmp_path, "exit", "replace")]
 

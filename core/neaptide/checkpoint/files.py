@@ -152,7 +152,6 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
     _active.add(temporary)
     try:
         _make_directories(directory.parent)
-        put_back(directory)
         check_replaceable(directory)
         clear_strays(directory, _active)
         temporary.mkdir()
@@ -163,7 +162,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
         temporary.rename(directory)
     except BaseException as error:
         writer.abandon()
-        # The error below says what failed; the next load or save repeats what fails here as well.
+        # Loading puts it back as well, if that fails here; the error below says what failed first.
         with suppress(OSError):
             put_back(directory)
         shutil.rmtree(temporary, ignore_errors=True)

@@ -198,12 +198,14 @@ def main(root: Path, kind: str, start: str) -> None:
         directory = root / str(at) / "step-00000007"
         prepare(directory, start)
         status, operation, message = crash(directory, kind, at)
+        in_place = directory.exists()
         after = loaded(directory)
         save(directory, "next")
         record = {
             "operation": operation,
             "status": status,
             "message": message,
+            "in place": in_place,
             "loaded": after,
             "next": loaded(directory),
             "entries": sorted(path.name for path in directory.parent.iterdir()),

@@ -103,6 +103,15 @@ def test_prune_does_not_count_incomplete_ones(tmp_path: Path) -> None:
     assert ["step-00000002", "step-00000003", "step-00000004"] == names(tmp_path)
 
 
+def test_prune_counts_an_interrupted_save(tmp_path: Path) -> None:
+    _, second = write(tmp_path, 1, 2)
+    second.rename(tmp_path / ".old-step-00000002")
+
+    prune(tmp_path, keep=1)
+
+    assert ["step-00000002"] == names(tmp_path)
+
+
 def test_prune_takes_the_replaced_one_along(tmp_path: Path) -> None:
     first, _ = write(tmp_path, 1, 2)
     first.rename(tmp_path / "aside")

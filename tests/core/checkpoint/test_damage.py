@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from neaptide.checkpoint import load, read_manifest, save, verify
+from neaptide.checkpoint.verify import opened
 from neaptide.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -185,6 +186,17 @@ def test_a_file_changed_between_two_tensors(checkpoint: Path) -> None:
 
     with pytest.raises(CheckpointError, match="changed after it was verified"):
         tensors["/weight"]
+
+
+def test_a_file_changed_while_it_is_read(checkpoint: Path) -> None:
+    path = checkpoint / "rng.json"
+
+    with (
+        pytest.raises(CheckpointError, match="changed while it was read"),
+        opened(path) as (descriptor, identity),
+    ):
+        assert identity.bytes == len(os.read(descriptor, 1000))
+        path.write_bytes(b"longer" * 100)
 
 
 def test_pruned_after_it_was_verified(checkpoint: Path) -> None:

@@ -54,6 +54,7 @@ def test_strides_and_parameters_do_not_matter() -> None:
         {"w": torch.arange(6, dtype=torch.float64).reshape(2, 3)},
         {"w": torch.arange(6, dtype=torch.float32).reshape(3, 2)},
         {"m": {0: torch.zeros(2), 1: torch.zeros(5, 0)}},
+        {"m": {0: torch.zeros(2, dtype=torch.int32), 1: torch.zeros(0, 5)}},
         {"m": {0: -torch.zeros(2), 1: torch.zeros(0, 5)}},
         {"m": {0: torch.zeros(2), 2: torch.zeros(0, 5)}},
         {"m": {"0": torch.zeros(2), 1: torch.zeros(0, 5)}},

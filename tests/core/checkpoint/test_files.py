@@ -209,11 +209,17 @@ def test_a_symlink_to_a_checkpoint_stays_one(tmp_path: Path) -> None:
 
 
 def test_strays_of_dead_processes_are_cleared(tmp_path: Path) -> None:
-    stray = tmp_path / f".tmp-step-00000001-{dead_pid()}-0123abcd.neaptide"
-    leftover = tmp_path / f".tmp-other-{os.getpid()}-0123abcd.neaptide"
-    for path in (stray, leftover):
-        path.mkdir()
-        (path / "half").write_bytes(b"x")
+    with subprocess.Popen([sys.executable, "-c", ""]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        for pid in (dead_pid(), zombie.pid, os.getpid()):
+            path = tmp_path / f".tmp-step-00000001-{pid}-0123abcd.neaptide"
+            path.mkdir()
+            (path / "half").write_bytes(b"x")
+        write(tmp_path / "step-00000001")
+        assert {"step-00000001"} == names(tmp_path)
+
+
+def test_what_was_replaced_is_cleared(tmp_path: Path) -> None:
     write(tmp_path / "step-00000002")
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".old-step-00000002")
 

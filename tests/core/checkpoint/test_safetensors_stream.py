@@ -64,7 +64,8 @@ EVERY_SHAPE = {
     "channels last": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
     "view with an offset": torch.arange(10, dtype=torch.int16)[3:],
     "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
-    "negative": torch.randn(3, dtype=torch.complex64).conj().imag,
+    "negative": torch._neg_view(torch.randn(3)),
+    "negative and strided": torch.randn(3, dtype=torch.complex64).conj().imag,
     "requires grad": torch.nn.Parameter(torch.randn(3)),
 }
 NAMES = {"": torch.ones(1), "é\n\0": torch.ones(2), "../x": torch.ones(3), "/a~1": torch.ones(4)}

@@ -119,6 +119,14 @@ def test_what_cannot_be_saved_leaves_the_previous(tmp_path: Path) -> None:
     assert [tmp_path / "c"] == list(tmp_path.iterdir())
 
 
+def test_an_interrupted_save_is_recovered(tmp_path: Path) -> None:
+    save(tmp_path / "c", {"state": 5}, 1, {})
+    (tmp_path / "c").rename(tmp_path / ".old-c")
+
+    assert 5 == load(tmp_path / "c").section("state")
+    assert [tmp_path / "c"] == list(tmp_path.iterdir())
+
+
 def test_a_section_and_a_stream_of_one_name(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
 

@@ -1,0 +1,59 @@
+"""`neaptide presets`: configurations that ship with Neaptide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cyclopts import App
+
+from neaptide.config import presets
+from neaptide.errors import ConfigError
+
+from .output import AsJson, print_json, print_table, print_text
+
+app = App(name="presets", help="Show and copy the presets.")
+
+
+@app.command(name="list")
+def list_(*, json: AsJson = False) -> None:
+    """List the presets."""
+    named = {name: _headline(presets.text(name)) for name in presets.names()}
+    if json:
+        print_json([{"name": name, "summary": summary} for name, summary in named.items()])
+    else:
+        print_table(named.items())
+
+
+@app.command
+def show(name: str, *, json: AsJson = False) -> None:
+    """Print a preset."""
+    text = presets.text(name)
+    if json:
+        print_json({"name": name, "toml": text})
+    else:
+        print_text(text)
+
+
+@app.command
+def copy(name: str, path: Path | None = None, *, json: AsJson = False) -> None:
+    """Copy a preset to a file of your own; an existing file is never overwritten."""
+    text = presets.text(name)
+    target = path or Path(f"{name}.toml")
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        msg = f"{target} exists already; name another file"
+        raise ConfigError(msg) from None
+    except OSError as error:
+        msg = f"cannot write {target}: {error.strerror}"
+        raise ConfigError(msg) from error
+    if json:
+        print_json({"name": name, "path": str(target)})
+    else:
+        print_text(f"copied to {target}; run it with: neaptide run {target}")
+
+
+def _headline(text: str) -> str:
+    first = text.splitlines()[0] if text else ""
+    return first.removeprefix("#").strip()

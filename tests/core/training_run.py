@@ -16,6 +16,7 @@ import torch
 from support import tiny_trainer
 
 from neaptide import NeaptideError
+from neaptide.rng import seed_all
 
 torch.set_num_threads(1)
 
@@ -33,6 +34,7 @@ def main(directory: str, steps: str, seconds: str, *flags: str) -> int:
         },
         "plugins": {"ema": {}, "predictor-drift": {"min_window": 4, "sample_every": 1}},
     }
+    seed_all(0)  # of random and numpy, too
     trainer, batches = tiny_trainer(config)
 
     def observe(result: object, state: object) -> None:

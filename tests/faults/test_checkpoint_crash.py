@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from os import kill
 from pathlib import Path
 from signal import SIGKILL
@@ -27,9 +29,20 @@ def run(*arguments: object, prefix: tuple[str, ...] = ()) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def outcomes(root: Path, fault: str, start: str) -> list[dict[str, object]]:
-    lines = run(SCRIPTS / "crash_points.py", root, fault, start).splitlines()
-    return [json.loads(line) for line in lines]
+Outcomes = Callable[[str, str], list[dict[str, object]]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Give what each operation of a save led to, for a fault and a start; every sweep runs once."""
+
+    @cache
+    def sweep(fault: str, start: str) -> list[dict[str, object]]:
+        root = tmp_path_factory.mktemp(f"{fault}-{start}")
+        lines = run(SCRIPTS / "crash_points.py", root, fault, start).splitlines()
+        return [json.loads(line) for line in lines]
+
+    return sweep
 
 
 def before(start: str) -> str:
@@ -49,9 +62,9 @@ def before(start: str) -> str:
     ],
 )
 def test_every_operation_leaves_the_old_or_the_new(
-    tmp_path: Path, fault: str, statuses: set[int], start: str
+    outcomes: Outcomes, fault: str, statuses: set[int], start: str
 ) -> None:
-    found = outcomes(tmp_path, fault, start)
+    found = outcomes(fault, start)
 
     assert statuses == {one["status"] for one in found}
     assert {before(start), "new"} == {one["loaded"] for one in found}
@@ -62,8 +75,8 @@ def test_every_operation_leaves_the_old_or_the_new(
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("fault", ["error", "errors"])
-def test_the_error_says_which_checkpoint_stands(tmp_path: Path, fault: str, start: str) -> None:
-    refused = [one for one in outcomes(tmp_path, fault, start) if one["status"] == REFUSED]
+def test_the_error_says_which_checkpoint_stands(outcomes: Outcomes, fault: str, start: str) -> None:
+    refused = [one for one in outcomes(fault, start) if one["status"] == REFUSED]
 
     for one in refused:
         message = str(one["message"])
@@ -78,22 +91,22 @@ def test_the_error_says_which_checkpoint_stands(tmp_path: Path, fault: str, star
 
 
 @pytest.mark.parametrize("start", ["replace", "interrupted", "leftover"])
-def test_a_failed_save_puts_the_previous_back_at_once(tmp_path: Path, start: str) -> None:
-    found = outcomes(tmp_path, "error", start)
+def test_a_failed_save_puts_the_previous_back_at_once(outcomes: Outcomes, start: str) -> None:
+    found = outcomes("error", start)
 
     assert [True] * len(found) == [one["in place"] for one in found]
 
 
-def test_the_sweep_meets_every_kind_of_operation(tmp_path: Path) -> None:
-    found = [one["operation"] for one in outcomes(tmp_path, "exit", "replace")]
+def test_the_sweep_meets_every_kind_of_operation(outcomes: Outcomes) -> None:
+    found = [one["operation"] for one in outcomes("exit", "replace")]
 
     assert {"open", "write", "fsync", "close", "mkdir", "rename", "unlink", "rmdir", ""} == {*found}
     assert 3 == found.count("rename")  # aside, into place, and away before deleting
     assert 5 == found.count("fsync")  # two data files, the manifest and both directories
 
 
-def test_short_writes_are_completed(tmp_path: Path) -> None:
-    (found,) = outcomes(tmp_path, "short", "replace")
+def test_short_writes_are_completed(outcomes: Outcomes) -> None:
+    (found,) = outcomes("short", "replace")
 
     assert (OK, "new") == (found["status"], found["loaded"])
 

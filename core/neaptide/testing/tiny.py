@@ -20,15 +20,15 @@ CLASSES = 8
 
 
 class Block(nn.Module):
-    """A residual block with batch norm and dropout."""
+    """A residual block; `coupled`, its samples depend on each other and on chance."""
 
-    def __init__(self, shared: nn.Linear) -> None:
+    def __init__(self, shared: nn.Linear, *, coupled: bool) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
+        self.norm: nn.Module = nn.BatchNorm1d(WIDTH) if coupled else nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 2 * WIDTH)
         self.down = nn.Linear(2 * WIDTH, WIDTH)
         self.shared = shared
-        self.drop = nn.Dropout(0.1)
+        self.drop = nn.Dropout(0.1 if coupled else 0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `[N, 16]` to `[N, 16]`."""
@@ -40,12 +40,12 @@ class Block(nn.Module):
 class TinyNet(nn.Module):
     """Four blocks that share a layer, after a frozen projection."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, coupled: bool = True) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
         self.first.weight.requires_grad_(False)
         shared = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(shared) for _ in range(4))
+        self.blocks = nn.ModuleList(Block(shared, coupled=coupled) for _ in range(4))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,10 +73,13 @@ class TinyTask:
     batches: list[dict[str, torch.Tensor]]
 
 
-def tiny_task(seed: int = 0, steps: int = 32) -> TinyTask:
-    """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples."""
+def tiny_task(seed: int = 0, steps: int = 32, *, coupled: bool = True) -> TinyTask:
+    """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples.
+
+    Not `coupled` it has no batch norm and no dropout, so that a split batch is the same batch.
+    """
     torch.manual_seed(seed)
-    model = TinyNet()
+    model = TinyNet(coupled=coupled)
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
     )

@@ -191,12 +191,8 @@ def test_a_file_changed_between_two_tensors(checkpoint: Path) -> None:
 def test_a_file_changed_while_it_is_read(checkpoint: Path) -> None:
     path = checkpoint / "rng.json"
 
-    with (
-        pytest.raises(CheckpointError, match="changed while it was read"),
-        opened(path) as (descriptor, identity),
-    ):
-        assert identity.bytes == len(os.read(descriptor, 1000))
-        path.write_bytes(b"longer" * 100)
+    with pytest.raises(CheckpointError, match="changed while it was read"), opened(path):
+        path.write_bytes(b"longer")
 
 
 def test_pruned_after_it_was_verified(checkpoint: Path) -> None:

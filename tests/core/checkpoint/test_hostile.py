@@ -269,7 +269,7 @@ def test_a_manifest_at_the_limit_of_recursion(tmp_path: Path) -> None:
     for depth in range(1, 1000):
         text = b'{"facts": ' + b"[" * depth + b"]" * depth + b"}"
         (directory / "manifest.json").write_bytes(text)
-        with pytest.raises(CheckpointError, match="damaged|nested too deeply"):
+        with pytest.raises(CheckpointError, match=r"damaged|nested too deeply"):
             load(directory)
 
 

@@ -1,0 +1,70 @@
+"""Settings, presets and manifest of `mixed-precision`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import attrs
+from attrs.validators import and_, ge, gt, in_, lt
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+
+Precision = Literal["fp32", "bf16", "fp16", "auto"]
+
+_precision = in_(("fp32", "bf16", "fp16", "auto"))
+
+
+def _power_of_two(_: Any, attribute: attrs.Attribute[float], value: float) -> None:
+    # A scale that is a power of two changes no bit of a gradient that neither over- nor underflows.
+    if value <= 0 or math.frexp(value)[0] != 0.5:  # noqa: PLR2004 - the mantissa of a power of two
+        msg = f"{attribute.name!r} must be a power of two (got {value})"
+        raise ValueError(msg)
+
+
+@attrs.frozen(kw_only=True)
+class MixedPrecisionConfig:
+    """`[plugins.mixed-precision]`."""
+
+    warmup: Precision = field("fp32", validator=_precision, help="dtype of Warmup")
+    full: Precision = field("fp32", validator=_precision, help="dtype of Full")
+    predict: Precision = field("bf16", validator=_precision, help="dtype of the probes in Predict")
+    correct: Precision = field("fp32", validator=_precision, help="dtype of Correct")
+    evaluate: Precision = field("fp32", validator=_precision, help="dtype of evaluations")
+    initial_scale: float = field(
+        65536.0, validator=_power_of_two, help="loss scale at the start, in phases that run in fp16"
+    )
+    growth_factor: float = field(
+        2.0,
+        validator=and_(_power_of_two, gt(1.0)),
+        help="what the scale is multiplied by after `growth_interval` updates without overflow",
+    )
+    backoff_factor: float = field(
+        0.5,
+        validator=and_(_power_of_two, lt(1.0)),
+        help="what the scale is multiplied by after an overflow",
+    )
+    growth_interval: int = field(
+        2000, validator=ge(1), help="updates without overflow before the scale grows"
+    )
+
+
+SPEC = PluginSpec(
+    name="mixed-precision",
+    load="neaptide_plugins.mixed_precision.plugin:MixedPrecision",
+    config=MixedPrecisionConfig,
+    summary="Autocast with a dtype per phase; loss scaling with skipped updates in fp16.",
+    claims={"autocast"},
+    presets={
+        "conservative": {"predict": "bf16"},
+        "aggressive": {
+            "warmup": "auto",
+            "full": "auto",
+            "predict": "auto",
+            "correct": "auto",
+            "evaluate": "auto",
+        },
+    },
+    numerics="changes-training",
+)

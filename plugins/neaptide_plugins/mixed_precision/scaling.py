@@ -1,0 +1,28 @@
+"""Dynamic loss scaling, after Micikevicius et al., Mixed Precision Training (2018), section 3.2."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class LossScale:
+    """The scale as a value; the methods return the next one."""
+
+    scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    clean: int = 0
+    """Updates without overflow since the scale last changed."""
+
+    def overflowed(self) -> LossScale:
+        """Return the scale after an update that was skipped; it never leaves the normal range."""
+        smaller = max(self.scale * self.backoff_factor, 2.0**-126)
+        return attrs.evolve(self, scale=smaller, clean=0)
+
+    def applied(self) -> LossScale:
+        """Return the scale after an update that was made."""
+        if self.clean + 1 < self.growth_interval:
+            return attrs.evolve(self, clean=self.clean + 1)
+        return attrs.evolve(self, scale=min(self.scale * self.growth_factor, 2.0**127), clean=0)

@@ -53,7 +53,8 @@ Sources, later ones win:
 
 Unknown keys, wrong types and values out of range are errors. All of them are reported at once,
 each on a line with its path, its value and, for a typo, a suggestion. Nothing is converted
-silently: `1.9` is no integer and `"false"` is no boolean.
+silently: `1.9` is no integer and `"false"` is no boolean. `neaptide config check FILE` checks
+without building anything; `neaptide config show FILE` prints the whole result.
 
 In Python a configuration is a file name, a mapping of the same form, or a `RunConfig`.
 

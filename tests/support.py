@@ -66,9 +66,7 @@ def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Return whether names, dtypes and bits agree."""
-    return one.keys() == other.keys() and all(
-        same_bits(one[name], other[name]) for name in one
-    )
+    return one.keys() == other.keys() and all(same_bits(one[name], other[name]) for name in one)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

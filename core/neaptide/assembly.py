@@ -68,7 +68,7 @@ def build_task(config: RunConfig, hooks: HookManager) -> Task:
     if not config.model.name:
         msg = "name a model: 'builtin:byte-gpt' or 'package.module:factory' @ model.name"
         raise ConfigError(msg)
-    scheme, name = split_name(config.model.name)
+    scheme, name = split_name(config.model.name, hooks.specs.values())
     spec = ModelSpec(scheme, name, config.model.options)
     built = hooks.first("build_model", (torch.nn.Module, Task), spec=spec)
     if built is None:
@@ -82,7 +82,7 @@ def build_data(config: RunConfig, hooks: HookManager) -> Data:
     if not config.data.name:
         msg = "name the data: 'builtin:python-stdlib' or 'package.module:factory' @ data.name"
         raise ConfigError(msg)
-    scheme, name = split_name(config.data.name)
+    scheme, name = split_name(config.data.name, hooks.specs.values())
     spec = DataSpec(
         scheme,
         name,

@@ -130,7 +130,10 @@ def import_object(name: str, where: str) -> Any:
 
 def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for the first option `function` does not take, with a suggestion."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a builtin without a signature checks its arguments itself
+        return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for option in options:
@@ -141,7 +144,11 @@ def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> No
 
 def _optimizer_class(name: str) -> Any:
     if ":" in name:
-        return import_object(name, "optimizer.name")
+        found = import_object(name, "optimizer.name")
+        if not callable(found):
+            msg = f"{name!r} must be callable (got {type(found).__name__}) @ optimizer.name"
+            raise ConfigError(msg)
+        return found
     known = {
         found.lower(): value
         for found, value in vars(torch.optim).items()

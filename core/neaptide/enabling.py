@@ -56,16 +56,16 @@ def configured(
     ), ordered
 
 
-def split_name(name: str) -> tuple[str, str]:
+def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]:
     """Split `"builtin:byte-gpt"` into scheme and name; a `package.module:factory` has no scheme.
 
-    A scheme is a word that an installed plugin builds, or else whatever stands before something
+    A scheme is a word that an installed or `enabled` plugin builds, or else whatever stands before something
     that could not be a Python name.
     """
     scheme, colon, rest = name.partition(":")
     known = {
         entry.partition(":")[2]
-        for spec in installed_plugins().usable().values()
+        for spec in (*installed_plugins().usable().values(), *enabled)
         for entry in spec.schemes
     }
     if colon and (scheme in known or not rest.replace(".", "_").isidentifier()):
@@ -97,10 +97,10 @@ def _load(config: Any, specs: Mapping[str, PluginSpec]) -> RunConfig:
 
 
 def _builder(
-    kind: str, name: str, options: Mapping[str, Any], enabled: Iterable[PluginSpec]
+    kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
     """Return the plugin that builds `name`, once the options it is given have been checked."""
-    scheme, rest = split_name(name)
+    scheme, rest = split_name(name, enabled)
     if not scheme:
         return None
     wanted = f"{kind}:{scheme}"

@@ -225,9 +225,7 @@ def poisoned(kind: str, when: set[int]) -> Callable[..., Any]:
 def test_a_non_finite_update_is_skipped_bitwise(kind: str) -> None:
     task = tiny_task()
     batches = task.batches
-    trainer = HybridTrainer(
-        task.model, task.optimizer, loss_fn=poisoned(kind, {4}), config=CLIPPED
-    )
+    trainer = HybridTrainer(task.model, task.optimizer, loss_fn=poisoned(kind, {4}), config=CLIPPED)
     with trainer:
         for batch in batches[:3]:
             trainer.step(batch)
@@ -359,9 +357,7 @@ def test_a_run_that_recovered_ends_without_error() -> None:
     def on_run_end(self: Any, error: BaseException | None) -> None:
         seen.append(error)
 
-    eval_mode_weights(
-        failing({2}), [stranger(plugin_with(on_run_end=on_run_end))], range(3)
-    )
+    eval_mode_weights(failing({2}), [stranger(plugin_with(on_run_end=on_run_end))], range(3))
     assert [None] == seen
 
 
@@ -404,13 +400,9 @@ def test_plugins_are_told_of_phases_in_order() -> None:
         return {"on_phase_enter": on_phase_enter, "on_phase_exit": on_phase_exit}[hook]
 
     spec = stranger(
-        plugin_with(
-            on_phase_enter=record("on_phase_enter"), on_phase_exit=record("on_phase_exit")
-        )
+        plugin_with(on_phase_enter=record("on_phase_enter"), on_phase_exit=record("on_phase_exit"))
     )
-    trainer, batches = tiny_trainer(
-        {"phases": CYCLE}, [spec, "predictor-drift"]
-    )
+    trainer, batches = tiny_trainer({"phases": CYCLE}, [spec, "predictor-drift"])
     with trainer:
         for batch in batches[:7]:
             trainer.step(batch)

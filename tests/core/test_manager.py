@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 
     from neaptide import PluginSpec
 
-HOOKS = sorted(
-    name for name, value in vars(hookspecs).items() if hasattr(value, "neaptide_spec")
-)
+HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, "neaptide_spec"))
 AROUND = [name for name in HOOKS if name.startswith("around_")]
 FIRST = [name for name in HOOKS if getattr(hookspecs, name).neaptide_spec["firstresult"]]
 TEARDOWN = ["on_run_end"]
 NOTIFICATIONS = [
-    "after_backward", "after_forward", "after_step", "before_forward", "convert_model",
-    "on_phase_enter", "on_phase_exit", "on_run_start",
+    "after_backward",
+    "after_forward",
+    "after_step",
+    "before_forward",
+    "convert_model",
+    "on_phase_enter",
+    "on_phase_exit",
+    "on_run_start",
 ]
 
 
@@ -55,9 +59,7 @@ def raising(hook: str, error: type[BaseException] = Boom, **manifest: Any) -> Pl
 
 def returning(hook: str, value: Any, **manifest: Any) -> PluginSpec:
     """Return a plugin that answers `hook` with `value`."""
-    return stranger(
-        plugin_with(**implementing(hook, lambda self: value)), "broken", **manifest
-    )
+    return stranger(plugin_with(**implementing(hook, lambda self: value)), "broken", **manifest)
 
 
 def witness(seen: list[Any]) -> PluginSpec:
@@ -137,9 +139,7 @@ def test_an_exception_inside_a_middleware_names_the_plugin(tmp_path: Path, hook:
         raise Boom
 
     with pytest.raises(Boom) as caught:
-        whole_run(
-            tmp_path / "run", [returning(hook, middleware), STEADY_PREDICTOR], tiny_task()
-        )
+        whole_run(tmp_path / "run", [returning(hook, middleware), STEADY_PREDICTOR], tiny_task())
     assert [f"raised by plugin 'broken' in hook {hook!r}"] == caught.value.__notes__
 
 
@@ -158,10 +158,14 @@ def test_a_builder_that_raises_is_named(hook: str, section: str) -> None:
     from neaptide import assembly
 
     broken = raising(hook, schemes={f"{section}:broken"})
-    config = {"model": {"name": "broken:thing"}} if section == "model" else {
-        "model": {"name": "builtin:byte-gpt", "options": {"layers": 1, "width": 8, "heads": 1}},
-        "data": {"name": "broken:thing"},
-    }
+    config = (
+        {"model": {"name": "broken:thing"}}
+        if section == "model"
+        else {
+            "model": {"name": "builtin:byte-gpt", "options": {"layers": 1, "width": 8, "heads": 1}},
+            "data": {"name": "broken:thing"},
+        }
+    )
     with pytest.raises(Boom) as caught:
         with HybridTrainer.from_config(config, plugins=[broken]) as trainer:
             assembly.build_data(trainer.config, trainer.hooks)
@@ -374,9 +378,9 @@ def test_metrics_carry_the_plugins_name(tmp_path: Path) -> None:
         plugin_with(**implementing("collect_metrics", lambda self: {"speed": 3.0})), "racer"
     )
     with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, plugins=[spec]) as trainer:
-        assert {"racer.speed": 3.0} == trainer.hooks.collect_metrics(0, trainer.step(
-            task.batches[0]
-        ).phase)
+        assert {"racer.speed": 3.0} == trainer.hooks.collect_metrics(
+            0, trainer.step(task.batches[0]).phase
+        )
 
 
 def test_all_that_fails_at_the_end_comes_in_one_group() -> None:
@@ -393,12 +397,11 @@ def test_all_that_fails_at_the_end_comes_in_one_group() -> None:
 
 def test_a_failing_end_does_not_hide_the_error_that_ended_the_run() -> None:
     task = tiny_task()
-    with pytest.raises(ZeroDivisionError) as caught:
-        with HybridTrainer(
-            task.model,
-            task.optimizer,
-            loss_fn=lambda model, batch: 1 / 0,
-            plugins=[raising("on_run_end")],
-        ) as trainer:
-            trainer.step(task.batches[0])
+    with pytest.raises(ZeroDivisionError) as caught, HybridTrainer(
+        task.model,
+        task.optimizer,
+        loss_fn=lambda model, batch: 1 / 0,
+        plugins=[raising("on_run_end")],
+    ) as trainer:
+        trainer.step(task.batches[0])
     assert any("plugins failed while the run ended" in note for note in caught.value.__notes__)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neaptide.memory import MOMENTS, Ledger, PeakMeter, nested_tensors, sample, tensor_bytes, tier_of
+from neaptide.memory import (
+    MOMENTS,
+    Ledger,
+    PeakMeter,
+    nested_tensors,
+    sample,
+    tensor_bytes,
+    tier_of,
+)
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,6 @@ from neaptide.middleware import RETURNS, blame, compose, culprit
 from neaptide.testing import tiny_task
 from neaptide.testing.tiny import tiny_loss
 
-
 WHERE = "around_evaluate"
 
 
@@ -67,7 +66,9 @@ def test_a_layer_may_retry_skip_and_change_both_ways() -> None:
 
 
 def test_what_is_not_callable_is_refused_by_name() -> None:
-    with pytest.raises(PluginError, match=r"plugin 'p' must return a function .* from 'around_evaluate'"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'p' must return a function .* from 'around_evaluate'"
+    ):
         compose(WHERE, print, [("p", 3)])  # type: ignore[list-item]  # the mistake under test
 
 
@@ -146,16 +147,17 @@ def around(hook: str, middleware: Any, name: str = "around") -> PluginSpec:
 def run(plugins: list[Any], loss_fn: Any = tiny_loss, steps: int = 4) -> dict[str, torch.Tensor]:
     """Return weights and buffers after a short run."""
     task = tiny_task()
-    with HybridTrainer(
-        task.model, task.optimizer, loss_fn=loss_fn, plugins=plugins
-    ) as trainer:
+    with HybridTrainer(task.model, task.optimizer, loss_fn=loss_fn, plugins=plugins) as trainer:
         for batch in task.batches[:steps]:
             trainer.step(batch)
     return tensors_of(task.model)
 
 
 HOOKS = [
-    "around_train_step", "around_forward", "around_backward", "around_optimizer_step",
+    "around_train_step",
+    "around_forward",
+    "around_backward",
+    "around_optimizer_step",
 ]
 
 
@@ -217,9 +219,7 @@ def test_an_update_can_be_left_out() -> None:
     task = tiny_task()
     before = {name: value.detach().clone() for name, value in task.model.named_parameters()}
     spec = around("around_optimizer_step", skipped)
-    with HybridTrainer(
-        task.model, task.optimizer, loss_fn=tiny_loss, plugins=[spec]
-    ) as trainer:
+    with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, plugins=[spec]) as trainer:
         assert Outcome.SKIPPED is trainer.step(task.batches[0]).outcome
         assert all(parameter.grad is None for parameter in task.model.parameters())
     assert same_tensors(

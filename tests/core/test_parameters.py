@@ -181,9 +181,7 @@ def continued(store: ParameterStore, task: Any) -> dict[str, torch.Tensor]:
 
 
 shapes = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES)
-    ),
+    st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES)),
     min_size=1,
     max_size=4,
 )

@@ -56,80 +56,80 @@ def advanced(at: PhaseSchedule, updates: int) -> PhaseSchedule:
 def test_cycle_is_warmup_then_full_predict_correct() -> None:
     """The phases of the first two rounds, one by one."""
     once = ["full"] * 3 + ["predict"] + ["correct"] * 2
-    assert walk(schedule(), 14) == ["warmup"] * 2 + once + once
+    assert ["warmup"] * 2 + once + once == walk(schedule(), 14)
 
 
 def test_without_a_predictor_full_never_ends() -> None:
     """Nothing can predict: warmup, then full."""
-    assert walk(schedule(predicts=False), 9) == ["warmup"] * 2 + ["full"] * 7
+    assert ["warmup"] * 2 + ["full"] * 7 == walk(schedule(predicts=False), 9)
 
 
 def test_without_warmup_training_begins_full() -> None:
     """Zero warmup steps are allowed."""
-    assert walk(schedule(warmup_steps=0), 4) == ["full", "full", "full", "predict"]
+    assert ["full", "full", "full", "predict"] == walk(schedule(warmup_steps=0), 4)
 
 
 def test_short_jumps_wait_for_the_correction_interval() -> None:
     """Two jumps of 5 make the 10 predicted updates that bring a Correct phase."""
     round_trip = ["full"] * 3 + ["predict"]
     expected = ["warmup"] * 2 + round_trip + round_trip + ["correct"] * 2 + ["full"]
-    assert walk(schedule(), 13, horizon=5) == expected
+    assert expected == walk(schedule(), 13, horizon=5)
 
 
 def test_correct_forgets_what_was_predicted() -> None:
     """After a Correct phase the count begins at zero."""
-    assert schedule(phase=PREDICT, uncorrected=4).jumped(6).uncorrected == 0
+    assert 0 == schedule(phase=PREDICT, uncorrected=4).jumped(6).uncorrected
 
 
 def test_no_correct_steps_means_no_correct_phase() -> None:
     """An accepted jump leads straight back to Full."""
-    assert walk(schedule(correct_steps=0, warmup_steps=0), 8) == (["full"] * 3 + ["predict"]) * 2
+    assert (["full"] * 3 + ["predict"]) * 2 == walk(schedule(correct_steps=0, warmup_steps=0), 8)
 
 
 def test_a_declined_jump_begins_full_anew() -> None:
     """The next jump is due a whole Full phase later."""
-    assert walk(schedule(warmup_steps=0), 8, horizon=None) == (["full"] * 3 + ["predict"]) * 2
+    assert (["full"] * 3 + ["predict"]) * 2 == walk(schedule(warmup_steps=0), 8, horizon=None)
 
 
 def test_a_declined_jump_counts_for_nothing() -> None:
     """Predicted updates waiting for a correction stay as many."""
-    assert schedule(phase=PREDICT, uncorrected=4).declined().uncorrected == 4
+    assert 4 == schedule(phase=PREDICT, uncorrected=4).declined().uncorrected
 
 
 def test_entering_the_current_phase_changes_nothing() -> None:
     """`enter` is idempotent."""
     at = schedule(phase=FULL, done=2, uncorrected=3)
-    assert at.enter(FULL) == at
+    assert at == at.enter(FULL)
 
 
 def test_moving_on_leaves_the_old_schedule_alone() -> None:
     """Schedules are values."""
     at = schedule()
     at.enter(FULL).updated().jumped(100)
-    assert at == schedule()
+    assert schedule() == at
 
 
 def test_phases_are_told_apart_by_what_they_do() -> None:
     """Only Predict changes weights without a backward."""
-    assert [phase.name for phase in (WARMUP, FULL, CORRECT) if phase.runs_backward] == [
+    assert [
         "warmup",
         "full",
         "correct",
-    ]
-    assert (PREDICT.runs_backward, PREDICT.updates_optimizer, PREDICT.applies_prediction) == (
+    ] == [phase.name for phase in (WARMUP, FULL, CORRECT) if phase.runs_backward]
+    assert (
         False,
         False,
         True,
-    )
-    assert str(PREDICT) == "predict"
+    ) == (PREDICT.runs_backward, PREDICT.updates_optimizer, PREDICT.applies_prediction)
+    assert "predict" == str(PREDICT)
 
 
 def test_steps_until_by_example() -> None:
     """From the start: 2 warmup and 3 full updates lie before the first Predict step."""
-    assert schedule().steps_until(lambda phase: phase is WARMUP) == 0
-    assert schedule().steps_until(lambda phase: phase is FULL) == 2
-    assert schedule().steps_until(lambda phase: phase is PREDICT) == 5
-    assert schedule().steps_until(lambda phase: phase is CORRECT) == 5
+    assert 0 == schedule().steps_until(lambda phase: phase is WARMUP)
+    assert 2 == schedule().steps_until(lambda phase: phase is FULL)
+    assert 5 == schedule().steps_until(lambda phase: phase is PREDICT)
+    assert 5 == schedule().steps_until(lambda phase: phase is CORRECT)
 
 
 def test_steps_until_a_phase_that_never_comes_is_none() -> None:
@@ -140,9 +140,7 @@ def test_steps_until_a_phase_that_never_comes_is_none() -> None:
 
 
 @given(schedules, st.integers(0, 30), st.sampled_from([WARMUP, FULL, PREDICT, CORRECT]))
-def test_steps_until_is_what_simulating_finds(
-    at: PhaseSchedule, start: int, wanted: Phase
-) -> None:
+def test_steps_until_is_what_simulating_finds(at: PhaseSchedule, start: int, wanted: Phase) -> None:
     """Taking that many updates brings the phase, and none before it did."""
     at = advanced(at, start)
     found = at.steps_until(lambda phase: phase is wanted, limit=60)
@@ -156,11 +154,11 @@ def test_steps_until_is_what_simulating_finds(
             phases.add(landed.due().name)
         seen.append(phases)
     first = next((index for index, phases in enumerate(seen) if wanted.name in phases), None)
-    assert found == first
+    assert first == found
 
 
 @given(schedules, st.integers(0, 40))
 def test_state_goes_round(at: PhaseSchedule, updates: int) -> None:
     """The place in the cycle comes back from its state; the lengths are the config's."""
     moved = advanced(at, updates)
-    assert at.restored(moved.state_dict()) == moved
+    assert moved == at.restored(moved.state_dict())

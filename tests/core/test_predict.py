@@ -298,8 +298,7 @@ def test_a_halved_jump_stands_for_half_as_many_updates() -> None:
     with trainer:
         first = trainer.model.first.bias.detach().clone()
         trainer._loop._loss_fn = lambda model, batch: (
-            (model.first.bias.detach() - first).mean().clamp(min=0.6)
-            + 0.0 * model.head.bias.sum()
+            (model.first.bias.detach() - first).mean().clamp(min=0.6) + 0.0 * model.head.bias.sum()
         )
         result = trainer.step(batches[0], phase="predict")
     assert (True, 0.5, 4) == (result.jump.accepted, result.jump.scale, result.jump.horizon)
@@ -323,9 +322,7 @@ def test_a_refused_jump_is_an_event_with_its_reason(tmp_path: Any) -> None:
     with trainer:
         for batch in batches[:7]:
             trainer.step(batch)
-    events = [
-        json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()
-    ]
+    events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     (event,) = [event for event in events if event["event"] == "jump.refused"]
     assert "the delta of first.bias is not finite" == event["reason"]
 

@@ -32,69 +32,69 @@ def problems(*enabled: PluginSpec, installed: tuple[str, ...] = ()) -> tuple[str
 
 def test_the_configs_order_holds() -> None:
     """Nothing asks for anything: nothing moves."""
-    assert names(spec("c"), spec("a"), spec("b")) == ["c", "a", "b"]
+    assert ["c", "a", "b"] == names(spec("c"), spec("a"), spec("b"))
 
 
 def test_before_and_after_move_plugins() -> None:
     """Both ways of asking."""
-    assert names(spec("a", after={"b"}), spec("b")) == ["b", "a"]
-    assert names(spec("a"), spec("b", before={"a"})) == ["b", "a"]
+    assert ["b", "a"] == names(spec("a", after={"b"}), spec("b"))
+    assert ["b", "a"] == names(spec("a"), spec("b", before={"a"}))
 
 
 def test_ties_keep_the_configs_order() -> None:
     """Only `d` has to move; the others stay as they were."""
     order = names(spec("b"), spec("a"), spec("c"), spec("d", before={"a"}))
-    assert order == ["b", "c", "d", "a"]
+    assert ["b", "c", "d", "a"] == order
 
 
 def test_asking_about_plugins_that_are_absent_is_no_problem() -> None:
     """`before` and `after` order, they do not require."""
-    assert names(spec("a", after={"gone"}, before={"lost"})) == ["a"]
+    assert ["a"] == names(spec("a", after={"gone"}, before={"lost"}))
 
 
 def test_nothing_enabled_is_fine() -> None:
     """An empty list resolves to itself."""
-    assert names() == []
+    assert [] == names()
 
 
 def test_a_claim_is_held_once() -> None:
     """Two strangers conflict without knowing each other."""
     found = problems(spec("int8", claims={"linear.weight"}), spec("fp8", claims={"linear.weight"}))
-    assert found == (
+    assert (
         "'int8' and 'fp8' both claim 'linear.weight'; "
         "keep one (set enabled = false in the other's table) @ plugins",
-    )
+    ) == found
 
 
 def test_conflicts_name_plugins_or_claims() -> None:
     """Either way one line, at the plugin that objects."""
-    assert problems(spec("a", conflicts={"b"}), spec("b")) == (
-        "'a' cannot run beside 'b' (it conflicts with 'b') @ plugins.a",
+    assert ("'a' cannot run beside 'b' (it conflicts with 'b') @ plugins.a",) == problems(
+        spec("a", conflicts={"b"}), spec("b")
     )
-    assert problems(spec("a", conflicts={"activations"}), spec("b", claims={"activations"})) == (
-        "'a' cannot run beside 'b' (it conflicts with 'activations') @ plugins.a",
+    assert ("'a' cannot run beside 'b' (it conflicts with 'activations') @ plugins.a",) == problems(
+        spec("a", conflicts={"activations"}), spec("b", claims={"activations"})
     )
 
 
 def test_a_plugin_does_not_conflict_with_itself() -> None:
     """It may object to others of its own claim."""
-    assert names(spec("a", claims={"activations"}, conflicts={"activations"})) == ["a"]
+    assert ["a"] == names(spec("a", claims={"activations"}, conflicts={"activations"}))
 
 
 def test_a_requirement_says_what_to_do() -> None:
     """Enable what is installed, or install something."""
-    assert problems(spec("a", requires={"b"}), installed=("b",)) == (
-        "'a' requires 'b', which nothing provides; add [plugins.b] @ plugins",
+    assert ("'a' requires 'b', which nothing provides; add [plugins.b] @ plugins",) == problems(
+        spec("a", requires={"b"}), installed=("b",)
     )
-    assert problems(spec("a", requires={"predictor"})) == (
+    assert (
         "'a' requires 'predictor', which nothing provides; install a plugin that does @ plugins",
-    )
+    ) == problems(spec("a", requires={"predictor"}))
 
 
 def test_a_requirement_is_met_by_name_or_claim() -> None:
     """Who provides it does not matter."""
-    assert names(spec("a", requires={"b"}), spec("b")) == ["a", "b"]
-    assert names(spec("a", requires={"predictor"}), spec("b", claims={"predictor"})) == ["a", "b"]
+    assert ["a", "b"] == names(spec("a", requires={"b"}), spec("b"))
+    assert ["a", "b"] == names(spec("a", requires={"predictor"}), spec("b", claims={"predictor"}))
 
 
 def test_a_cycle_is_spelled_out() -> None:
@@ -102,21 +102,21 @@ def test_a_cycle_is_spelled_out() -> None:
     (found,) = problems(spec("a", after={"b"}), spec("b", after={"c"}), spec("c", after={"a"}))
     path = found.removeprefix("plugins ask to come before each other: ").removesuffix(" @ plugins")
     around = path.split(" -> ")
-    assert len(around) == 4
-    assert around[0] == around[-1]
-    assert set(around) == {"'a'", "'b'", "'c'"}
+    assert 4 == len(around)
+    assert around[-1] == around[0]
+    assert {"'a'", "'b'", "'c'"} == set(around)
 
 
 def test_a_plugin_after_itself_is_a_cycle() -> None:
     """The smallest one."""
-    assert problems(spec("a", after={"a"})) == (
-        "plugins ask to come before each other: 'a' -> 'a' @ plugins",
+    assert ("plugins ask to come before each other: 'a' -> 'a' @ plugins",) == problems(
+        spec("a", after={"a"})
     )
 
 
 def test_enabled_twice_is_said_once() -> None:
     """However many times it is there."""
-    assert problems(spec("a"), spec("a"), spec("a")) == ("plugin 'a' is enabled twice @ plugins",)
+    assert ("plugin 'a' is enabled twice @ plugins",) == problems(spec("a"), spec("a"), spec("a"))
 
 
 def test_all_problems_come_at_once() -> None:
@@ -127,13 +127,13 @@ def test_all_problems_come_at_once() -> None:
         spec("c", conflicts={"a"}, requires={"ema"}),
         installed=("ema",),
     )
-    assert found == (
+    assert (
         "'a' and 'b' both claim 'predictor'; "
         "keep one (set enabled = false in the other's table) @ plugins",
         "'c' cannot run beside 'a' (it conflicts with 'a') @ plugins.c",
         "'c' requires 'ema', which nothing provides; add [plugins.ema] @ plugins",
         "plugins ask to come before each other: 'a' -> 'b' -> 'a' @ plugins",
-    )
+    ) == found
 
 
 @given(st.permutations("abcdef"), st.sets(st.tuples(*[st.sampled_from("abcdef")] * 2), max_size=8))
@@ -144,7 +144,7 @@ def test_every_wish_is_kept(enabled: list[str], wishes: set[tuple[str, str]]) ->
         spec(name, before={late for early, late in edges if early == name}) for name in enabled
     ]
     order = names(*specs)
-    assert sorted(order) == sorted(enabled)
+    assert sorted(enabled) == sorted(order)
     assert all(order.index(early) < order.index(late) for early, late in edges)
     if not edges:
-        assert order == list(itertools.chain(enabled))
+        assert list(itertools.chain(enabled)) == order

@@ -43,9 +43,7 @@ def config(
         **more,
     }
     if directory is not None:
-        table["run"] = {
-            "dir": str(directory), "checkpoint_every": every, "keep": 0, "log_every": 4
-        }
+        table["run"] = {"dir": str(directory), "checkpoint_every": every, "keep": 0, "log_every": 4}
     return table
 
 
@@ -190,8 +188,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     """Return a .jsonl file without times."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
-        {key: value for key, value in row.items() if key not in {"time", "seconds"}}
-        for row in rows
+        {key: value for key, value in row.items() if key not in {"time", "seconds"}} for row in rows
     ]
 
 
@@ -405,7 +402,7 @@ def test_another_config_is_refused_with_the_keys(saved: Path) -> None:
 
 
 def test_a_plugins_other_setting_is_refused_with_its_key(saved: Path) -> None:
-    trainer, _ = trainer_for(plugins=(), **{"eval": {"every": 3}})
+    trainer, _ = trainer_for(plugins=(), eval={"every": 3})
     with trainer:
         trainer.load(saved)
     changed = config()

@@ -40,8 +40,16 @@ def directory(tmp_path: Path) -> Iterator[RunDirectory]:
 def row(step: int, **values: Any) -> dict[str, Any]:
     """Return a row of steps.csv."""
     return {
-        "step": step, "phase": "full", "loss": 0.5, "was_predicted": False, "grad_norm": None,
-        "confidence": None, "seconds": 0.1, "device_bytes": None, "host_bytes": 7, **values,
+        "step": step,
+        "phase": "full",
+        "loss": 0.5,
+        "was_predicted": False,
+        "grad_norm": None,
+        "confidence": None,
+        "seconds": 0.1,
+        "device_bytes": None,
+        "host_bytes": 7,
+        **values,
     }
 
 
@@ -79,9 +87,8 @@ def test_a_trainer_that_failed_gives_the_directory_back(tmp_path: Path) -> None:
     trainer, _ = tiny_trainer(config)
     with trainer, pytest.raises(RunDirectoryError):
         tiny_trainer(config)
-    with pytest.raises(ZeroDivisionError):
-        with tiny_trainer(config)[0]:
-            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), tiny_trainer(config)[0]:
+        raise ZeroDivisionError
     tiny_trainer(config)[0].close()
 
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import runpy
+import signal
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,7 +15,8 @@ import pytest
 from pages import PLUGINS, READMES, ROOT, headings, section, tables, text_of
 from support import CYCLE, tiny_trainer
 
-from neaptide import PluginSpec, RunConfig, StepResult, hookspecs
+from neaptide import Interrupted, NeaptideError, PluginSpec, RunConfig, StepResult, hookspecs
+from neaptide.cli import app as cli
 from neaptide.manager import _AROUND, _SPECS
 from neaptide.registry import installed_plugins
 from neaptide.testing import LAWS
@@ -192,6 +194,14 @@ def test_the_run_directory_is_as_described(tmp_path: Path) -> None:
         assert [row["column"].strip("`") for row in columns] == next(csv.reader(file))
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert [row["key"].strip("`") for row in keys] == list(summary)
+
+
+def test_every_exit_code_is_described() -> None:
+    (table,) = tables(section(ARCHITECTURE, "Exit codes"))
+    errors = {error.exit_code for error in (NeaptideError, *NeaptideError.__subclasses__())}
+    signals = {Interrupted(number, "").exit_code for number in (signal.SIGINT, signal.SIGTERM)}
+    expected = {0, cli._USAGE, cli._OUT_OF_MEMORY, *errors, *signals}
+    assert expected == {int(row["code"]) for row in table}
 
 
 def test_the_sections_of_a_checkpoint_are_as_described(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""The level of alarm as a pure state machine."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import attrs
+
+
+class Level(IntEnum):
+    """How bad it is."""
+
+    NORMAL = 0
+    CAUTION = 1
+    WARNING = 2
+    CRITICAL = 3
+
+
+@attrs.frozen
+class Alarm:
+    """The level, and how many updates have been quiet since it last moved."""
+
+    level: Level = Level.NORMAL
+    quiet: int = 0
+
+    def after(self, findings: int, *, critical: bool, calm: int) -> Alarm:
+        """Return the alarm after one more update.
+
+        A finding raises the level by one, up to WARNING; several at once raise it to WARNING; a
+        critical one to CRITICAL. `calm` updates without any lower it by one.
+        """
+        if critical:
+            return Alarm(Level.CRITICAL)
+        if findings:
+            raised = Level.WARNING if findings > 1 else Level(min(self.level + 1, Level.WARNING))
+            return Alarm(max(self.level, raised))
+        if self.level is Level.NORMAL:
+            return self
+        if self.quiet + 1 >= calm:
+            return Alarm(Level(self.level - 1))
+        return attrs.evolve(self, quiet=self.quiet + 1)

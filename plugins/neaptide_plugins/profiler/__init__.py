@@ -1,0 +1,5 @@
+"""Watches memory per step, phase and moment."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

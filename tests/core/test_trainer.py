@@ -1,0 +1,277 @@
+"""HybridTrainer: how a run is put together, asked, and taken apart again."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
+from torch import nn
+
+from neaptide import ConfigError, Data, HybridTrainer, Task, hookimpl
+from neaptide.testing import HOSTILE_STORE, tiny_task
+from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def test_a_closed_trainer_does_not_step() -> None:
+    trainer, batches = tiny_trainer()
+    trainer.close()
+    trainer.close()
+    with pytest.raises(RuntimeError, match="closed; make a new one"):
+        trainer.step(batches[0])
+
+
+def test_a_model_can_be_trained_on_by_another_trainer() -> None:
+    task = tiny_task()
+    for _ in range(2):
+        with HybridTrainer(
+            task.model, task.optimizer, loss_fn=tiny_loss, plugins=["ema"]
+        ) as trainer:
+            assert 1 == trainer.step(task.batches[0]).step
+
+
+def test_the_optimizer_comes_from_the_config_where_none_is_given() -> None:
+    model = nn.Linear(2, 2)
+    config = {"optimizer": {"name": "SGD", "lr": 0.5, "options": {"momentum": 0.9}}}
+    with HybridTrainer(model, config=config) as trainer:
+        assert isinstance(trainer.optimizer, torch.optim.SGD)
+        (group,) = trainer.optimizer.param_groups
+        assert (0.5, 0.9) == (group["lr"], group["momentum"])
+
+
+def test_frozen_parameters_are_not_the_optimizers() -> None:
+    with HybridTrainer(tiny_task().model) as trainer:
+        (group,) = trainer.optimizer.param_groups
+        assert all(parameter.requires_grad for parameter in group["params"])
+
+
+OPTIMIZERS = [
+    (
+        {"name": "adamww"},
+        "unknown optimizer 'adamww' (did you mean 'adamw'?); there is ",
+    ),
+    (
+        {"name": "lbfgs"},
+        "unknown optimizer 'lbfgs'",
+    ),
+    (
+        {"options": {"betaz": 1}},
+        "unknown option 'betaz' (did you mean 'betas'?) @ optimizer.options.betaz",
+    ),
+    (
+        {"options": {"betas": [2.0, 3.0]}},
+        "AdamW refused its settings: Invalid beta parameter at index 0: 2.0 @ optimizer.options",
+    ),
+    (
+        {"name": "collections:OrderedDict"},
+        "'collections:OrderedDict' must be a torch.optim.Optimizer @ optimizer.name",
+    ),
+    (
+        {"name": "builtins:dict"},
+        "'builtins:dict' must be a torch.optim.Optimizer @ optimizer.name",
+    ),
+    (
+        {"name": "math:pi"},
+        "'math:pi' must be callable (got float) @ optimizer.name",
+    ),
+    (
+        {"name": "no_such_module:X"},
+        "cannot import 'no_such_module': No module named 'no_such_module'; is it on PYTHONPATH?",
+    ),
+    (
+        {"name": "torch.optim:AdamV"},
+        "'torch.optim' has no 'AdamV'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("section", "problem"), OPTIMIZERS)
+def test_a_wrong_optimizer_is_a_config_error(section: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        HybridTrainer(nn.Linear(2, 2), config={"optimizer": section})
+    assert str(caught.value).startswith(problem)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="holds none of the model's parameters"):
+        HybridTrainer(model, torch.optim.SGD(other.parameters(), lr=0.1))
+
+
+def test_an_optimizer_that_runs_the_model_itself_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="LBFGS runs the model several times a step"):
+        HybridTrainer(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    model = nn.Linear(2, 2).requires_grad_(requires_grad=False)
+    with pytest.raises(ConfigError, match="no trainable parameters"):
+        HybridTrainer(model)
+
+
+def test_a_plugin_may_replace_modules_before_the_optimizer_is_built() -> None:
+    @hookimpl
+    def convert_model(self: Any, model: nn.Module) -> None:
+        self.model, self.old, model[0] = model, model[0], nn.Linear(4, 4, bias=False)
+
+    @hookimpl
+    def on_run_end(self: Any) -> None:
+        self.model[0] = self.old
+
+    spec = stranger(plugin_with(convert_model=convert_model, on_run_end=on_run_end))
+    model = nn.Sequential(nn.Linear(4, 4))
+    old = model[0]
+    with HybridTrainer(model, plugins=[spec]) as trainer:
+        assert ["0.weight"] == [span.name for span in trainer.store.spans()]
+    assert old is model[0]
+
+
+def test_a_run_on_a_hostile_store_is_bitwise_the_resident_one() -> None:
+    weights = []
+    for plugins in ([], [HOSTILE_STORE]):
+        trainer, batches = tiny_trainer(
+            {"phases": CYCLE, "train": {"clip_norm": 0.5}}, [STEADY_PREDICTOR, "ema", *plugins]
+        )
+        with trainer:
+            jumps = sum(trainer.step(batch).was_predicted for batch in batches[:14])
+            trainer.evaluate(batches[14:16])
+        assert 2 == jumps
+        weights.append(tensors_of(trainer.model))
+    assert same_tensors(*weights)
+
+
+def test_the_ledger_of_a_resident_run_is_its_tensors() -> None:
+    trainer, batches = tiny_trainer()
+    with trainer:
+        trainer.step(batches[0])
+        parameters = list(trainer.model.parameters())
+        every = sum(parameter.nbytes for parameter in parameters)
+        trainable = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+        counters = 4 * sum(parameter.requires_grad for parameter in parameters)
+        full, predict = trainer.estimate_memory("full"), trainer.estimate_memory("predict")
+    assert every == full.total(kind="weights")
+    assert trainable == full.total(kind="gradients", moment="backward")
+    assert 0 == full.total(kind="gradients", moment="forward")
+    assert 2 * trainable + counters == full.total(kind="optimizer.state")
+    assert 0 == predict.total(kind="gradients")
+    assert trainable == predict.total(kind="rollback", tier="host", moment="predict")
+
+
+def test_a_report_comes_from_its_plugin() -> None:
+    spec = stranger(plugin_with(report=lambda self: "all well"), "doctor")
+    trainer, _ = tiny_trainer(plugins=[spec, "ema"])
+    with trainer:
+        assert "all well" == trainer.report("doctor")
+        assert trainer.report("ema") is None
+        with pytest.raises(ValueError, match=r"no plugin 'doktor' .*did you mean 'doctor'"):
+            trainer.report("doktor")
+
+
+def test_deterministic_algorithms_are_asked_for_while_the_run_lasts() -> None:
+    trainer, batches = tiny_trainer({"train": {"deterministic": True}})
+    with trainer:
+        trainer.step(batches[0])
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_stepping_trains_even_after_the_user_evaluated() -> None:
+    trainer, batches = tiny_trainer()
+    with trainer:
+        trainer.model.eval()
+        trainer.step(batches[0])
+        assert all(module.training for module in trainer.model.modules())
+
+
+# -- from a config --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def factories() -> Iterator[str]:
+    """Return the name of a module with a user's own factories."""
+
+    def model(width: int = 4) -> tuple[nn.Module, Any]:
+        return nn.Linear(width, 1), lambda model, batch: model(batch).square().mean()
+
+    def task() -> Task:
+        return Task(*model())
+
+    def wrong() -> str:
+        return "a model"
+
+    def batches(count: int = 3) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        return [torch.randn(2, 4) for _ in range(count)], [torch.ones(2, 4)]
+
+    def nothing() -> int:
+        return 3
+
+    module = ModuleType("users_own_factories")
+    module.__dict__.update(
+        model=model, task=task, wrong=wrong, batches=batches, nothing=nothing, constant=3
+    )
+    sys.modules[module.__name__] = module
+    yield module.__name__
+    del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize("name", ["model", "task"])
+def test_a_users_factories_make_a_run(factories: str, name: str) -> None:
+    from neaptide.assembly import build_data
+
+    config = {
+        "model": {"name": f"{factories}:{name}"},
+        "data": {"name": f"{factories}:batches", "options": {"count": 2}},
+        "train": {"steps": 5},
+    }
+    with HybridTrainer.from_config(config) as trainer:
+        data: Data = build_data(trainer.config, trainer.hooks)
+        summary = trainer.fit(data)
+    assert (5, True) == (summary["steps"], summary["val_loss"] is not None)
+
+
+def test_the_seed_decides_the_model(factories: str) -> None:
+    def digest(seed: int) -> str:
+        config = {"model": {"name": f"{factories}:model"}, "seed": seed}
+        with HybridTrainer.from_config(config) as trainer:
+            return trainer.digest()
+
+    assert digest(1) == digest(1)
+    assert digest(1) != digest(2)
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"name": ""}, "name a model: 'builtin:byte-gpt' or 'package.module:factory' @ model.name"),
+        ({"name": "FACTORIES:modell"}, "'FACTORIES' has no 'modell' (did you mean 'model'?)"),
+        ({"name": "FACTORIES:constant"}, "'FACTORIES:constant' must be callable (got int)"),
+        ({"name": "FACTORIES:wrong"}, "'FACTORIES:wrong' must return an nn.Module, "),
+        (
+            {"name": "FACTORIES:model", "options": {"widht": 3}},
+            "unknown option 'widht' (did you mean 'width'?) @ model.options.widht",
+        ),
+    ],
+)
+def test_a_wrong_factory_is_a_config_error(
+    factories: str, section: dict[str, Any], problem: str
+) -> None:
+    section = {**section, "name": section["name"].replace("FACTORIES", factories)}
+    with pytest.raises(ConfigError) as caught:
+        HybridTrainer.from_config({"model": section})
+    assert str(caught.value).startswith(problem.replace("FACTORIES", factories))
+
+
+def test_data_that_cannot_be_iterated_is_a_config_error(factories: str) -> None:
+    from neaptide.assembly import build_data
+
+    config = {"model": {"name": f"{factories}:model"}, "data": {"name": f"{factories}:nothing"}}
+    with HybridTrainer.from_config(config) as trainer:
+        with pytest.raises(ConfigError, match=r"must return an iterable of batches.*\(got int\)"):
+            build_data(trainer.config, trainer.hooks)

@@ -1,4 +1,4 @@
-"""What every test starts from: one thread, fixed seeds, no time limit a loaded machine could miss."""
+"""What every test starts from: one thread, fixed seeds, no deadline a loaded machine could miss."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def configured(
 def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]:
     """Split `"builtin:byte-gpt"` into scheme and name; a `package.module:factory` has no scheme.
 
-    A scheme is a word that an installed or `enabled` plugin builds, or else whatever stands before something
-    that could not be a Python name.
+    A scheme is a word that an installed or `enabled` plugin builds, or else whatever stands before
+    something that could not be a Python name.
     """
     scheme, colon, rest = name.partition(":")
     known = {

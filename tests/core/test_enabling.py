@@ -1,4 +1,4 @@
-"""Which plugins a config and a call enable, and what is wrong with it before anything is imported."""
+"""Which plugins a config and a call enable, and what is found wrong before an import."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_run_config_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_a_file_is_read(tmp_path: Path, as_text: bool) -> None:
+def test_a_file_is_read(tmp_path: Path, *, as_text: bool) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[train]\nsteps = 7\n[plugins.ema]\n", encoding="utf-8")
     full, ordered = configured(str(path) if as_text else path)

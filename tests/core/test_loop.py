@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +30,7 @@ def micro_batches(*cuts: int) -> Any:
         edges = [0, *cuts, 12]
         return [
             {key: value[start:end] for key, value in batch.items()}
-            for start, end in zip(edges, edges[1:], strict=False)
+            for start, end in pairwise(edges)
         ]
 
     return stranger(plugin_with(plan_micro_batches=plan_micro_batches), "splitter")
@@ -111,7 +112,7 @@ def test_unequal_micro_batches_give_the_whole_batchs_gradient(
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_a_micro_batch_without_targets_weighs_nothing(as_tensor: bool) -> None:
+def test_a_micro_batch_without_targets_weighs_nothing(*, as_tensor: bool) -> None:
     def masked(model: nn.Module, batch: Any) -> Loss:
         kept = batch["x"][:, 0] > 0
         error = (model(batch["x"]) - batch["y"]).square().sum(dim=1)
@@ -197,12 +198,9 @@ def test_without_loss_fn_a_batch_must_be_a_mapping() -> None:
     with HybridTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1)) as trainer:
         with pytest.raises(DataError, match=r"must be a mapping .* \(got list\); pass loss_fn"):
             trainer.step([torch.ones(2, 4)])
+        model.output = lambda loss: loss
         with pytest.raises(DataError, match=r"object with \.loss \(got Tensor"):
-            model.output = lambda loss: loss
             trainer.step({"x": torch.ones(2, 4)})
-
-
-# -- updates that are not finite ------------------------------------------------------------------
 
 
 def poisoned(kind: str, when: set[int]) -> Callable[..., Any]:
@@ -295,9 +293,6 @@ def test_without_the_check_nothing_is_skipped() -> None:
     assert task.model.head.weight.isnan().all()
 
 
-# -- steps that raise -----------------------------------------------------------------------------
-
-
 def failing(calls: set[int]) -> Callable[..., Any]:
     """Return the tiny loss, raising at the calls in `calls`."""
     count = iter(range(1, 1000))
@@ -361,9 +356,6 @@ def test_a_run_that_recovered_ends_without_error() -> None:
     assert [None] == seen
 
 
-# -- phases ---------------------------------------------------------------------------------------
-
-
 def test_a_forced_phase_is_what_the_step_is() -> None:
     trainer, batches = tiny_trainer({"phases": CYCLE})
     with trainer:
@@ -418,9 +410,6 @@ def test_plugins_are_told_of_phases_in_order() -> None:
     ] == told
 
 
-# -- results --------------------------------------------------------------------------------------
-
-
 def test_a_result_of_an_ordinary_step() -> None:
     trainer, batches = tiny_trainer()
     with trainer:
@@ -470,9 +459,6 @@ def test_memory_is_measured_for_a_run_directory(tmp_path: Any) -> None:
         memory = trainer.step(batches[0]).memory
         assert memory is not None
         assert memory.host_bytes > 10_000_000
-
-
-# -- evaluation -----------------------------------------------------------------------------------
 
 
 def test_evaluation_leaves_everything_untouched() -> None:

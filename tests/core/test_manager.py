@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -34,7 +35,7 @@ NOTIFICATIONS = [
 ]
 
 
-class Boom(Exception):
+class BoomError(Exception):
     """A stranger's own error."""
 
 
@@ -48,7 +49,7 @@ def implementing(hook: str, body: Any) -> dict[str, Any]:
     return {hook: hookimpl(implementation)}
 
 
-def raising(hook: str, error: type[BaseException] = Boom, **manifest: Any) -> PluginSpec:
+def raising(hook: str, error: type[BaseException] = BoomError, **manifest: Any) -> PluginSpec:
     """Return a plugin that raises in `hook`."""
 
     def body(self: Any) -> Any:
@@ -68,7 +69,7 @@ def witness(seen: list[Any]) -> PluginSpec:
     @hookimpl
     def convert_model(self: Any, model: Any) -> None:
         self.model, self.forward = model, model.forward
-        model.forward = lambda *arguments: self.forward(*arguments)
+        model.forward = partial(self.forward)
 
     @hookimpl
     def on_run_end(self: Any, error: BaseException | None) -> None:
@@ -105,7 +106,7 @@ DYNAMICS = {"forecast": {"claims": {"dynamics"}}, "propose_update": {"claims": {
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook not in BUILDERS])
 def test_an_exception_keeps_its_type_and_names_the_plugin(
-    tmp_path: Path, hook: str, first: bool
+    tmp_path: Path, hook: str, *, first: bool
 ) -> None:
     task, seen = tiny_task(), []
     broken = raising(hook, **DYNAMICS.get(hook, {}))
@@ -117,10 +118,10 @@ def test_an_exception_keeps_its_type_and_names_the_plugin(
             whole_run(tmp_path / "run", plugins, task)
         (error,) = group.value.exceptions
     else:
-        with pytest.raises(Boom) as caught:
+        with pytest.raises(BoomError) as caught:
             whole_run(tmp_path / "run", plugins, task)
         error = caught.value
-    assert isinstance(error, Boom)
+    assert isinstance(error, BoomError)
     assert f"raised by plugin 'broken' in hook {hook!r}" in error.__notes__
     assert 1 == len([note for note in error.__notes__ if note.startswith("raised by")])
     assert [None if hook == "on_run_end" else error] == seen
@@ -136,9 +137,9 @@ def test_an_exception_keeps_its_type_and_names_the_plugin(
 def test_an_exception_inside_a_middleware_names_the_plugin(tmp_path: Path, hook: str) -> None:
     def middleware(following: Any, **arguments: Any) -> Any:
         following(**arguments)
-        raise Boom
+        raise BoomError
 
-    with pytest.raises(Boom) as caught:
+    with pytest.raises(BoomError) as caught:
         whole_run(tmp_path / "run", [returning(hook, middleware), STEADY_PREDICTOR], tiny_task())
     assert [f"raised by plugin 'broken' in hook {hook!r}"] == caught.value.__notes__
 
@@ -166,13 +167,13 @@ def test_a_builder_that_raises_is_named(hook: str, section: str) -> None:
             "data": {"name": "broken:thing"},
         }
     )
-    with pytest.raises(Boom) as caught:
-        with HybridTrainer.from_config(config, plugins=[broken]) as trainer:
-            assembly.build_data(trainer.config, trainer.hooks)
+    with (
+        pytest.raises(BoomError) as caught,
+        HybridTrainer.from_config(config, plugins=[broken]) as trainer,
+    ):
+        assembly.build_data(trainer.config, trainer.hooks)
     assert f"raised by plugin 'broken' in hook {hook!r}" in caught.value.__notes__
 
-
-# -- wrong answers --------------------------------------------------------------------------------
 
 EXPECTED = {
     "build_model": "Module or Task",
@@ -211,9 +212,6 @@ def test_what_is_no_middleware_is_refused(tmp_path: Path, hook: str) -> None:
 
 def test_every_hook_has_an_expected_answer() -> None:
     assert set(HOOKS) == {*EXPECTED, *AROUND, *TEARDOWN}
-
-
-# -- wrong declarations -----------------------------------------------------------------------------
 
 
 def refusal(cls: type[Any], **manifest: Any) -> str:
@@ -283,17 +281,15 @@ def test_a_class_that_is_missing_or_no_plugin_is_refused() -> None:
 
 def test_a_class_that_cannot_be_created_is_named() -> None:
     def explode(self: Any) -> None:
-        raise Boom
+        raise BoomError
 
     cls = plugin_with(__attrs_post_init__=explode)
     cls.__init__ = lambda self, config: explode(self)
     task = tiny_task()
-    with pytest.raises(Boom) as caught:
+    with pytest.raises(BoomError) as caught:
         HybridTrainer(task.model, task.optimizer, plugins=[stranger(cls, "broken")])
     assert ["raised by plugin 'broken' while it was created"] == caught.value.__notes__
 
-
-# -- observers --------------------------------------------------------------------------------------
 
 OBSERVABLE = [hook for hook in HOOKS if hook not in {*AROUND, *FIRST}]
 
@@ -323,7 +319,7 @@ def test_a_removed_observer_is_asked_once_more_to_clean_up() -> None:
 
     def fail(self: Any) -> None:
         calls.append("after_step")
-        raise Boom
+        raise BoomError
 
     members = {
         **implementing("after_step", fail),
@@ -332,9 +328,6 @@ def test_a_removed_observer_is_asked_once_more_to_clean_up() -> None:
     }
     digest_after(3, plugins=[stranger(plugin_with(**members), "broken", observer=True)])
     assert ["before_forward", "after_step", "on_run_end"] == calls
-
-
-# -- order and answers ------------------------------------------------------------------------------
 
 
 def test_hooks_run_in_resolved_order_and_end_in_reverse() -> None:
@@ -386,7 +379,7 @@ def test_metrics_carry_the_plugins_name(tmp_path: Path) -> None:
 def test_all_that_fails_at_the_end_comes_in_one_group() -> None:
     def broken(name: str) -> PluginSpec:
         def fail(self: Any) -> None:
-            raise Boom(name)
+            raise BoomError(name)
 
         return stranger(plugin_with(**implementing("on_run_end", fail)), name)
 
@@ -397,11 +390,14 @@ def test_all_that_fails_at_the_end_comes_in_one_group() -> None:
 
 def test_a_failing_end_does_not_hide_the_error_that_ended_the_run() -> None:
     task = tiny_task()
-    with pytest.raises(ZeroDivisionError) as caught, HybridTrainer(
-        task.model,
-        task.optimizer,
-        loss_fn=lambda model, batch: 1 / 0,
-        plugins=[raising("on_run_end")],
-    ) as trainer:
+    with (
+        pytest.raises(ZeroDivisionError) as caught,
+        HybridTrainer(
+            task.model,
+            task.optimizer,
+            loss_fn=lambda model, batch: 1 / 0,
+            plugins=[raising("on_run_end")],
+        ) as trainer,
+    ):
         trainer.step(task.batches[0])
     assert any("plugins failed while the run ended" in note for note in caught.value.__notes__)

@@ -60,10 +60,11 @@ def test_nothing_enabled_is_fine() -> None:
 def test_a_claim_is_held_once() -> None:
     """Two strangers conflict without knowing each other."""
     found = problems(spec("int8", claims={"linear.weight"}), spec("fp8", claims={"linear.weight"}))
+    (problem,) = found
     assert (
         "'int8' and 'fp8' both claim 'linear.weight'; "
-        "keep one (set enabled = false in the other's table) @ plugins",
-    ) == found
+        "keep one (set enabled = false in the other's table) @ plugins"
+    ) == problem
 
 
 def test_conflicts_name_plugins_or_claims() -> None:
@@ -128,8 +129,10 @@ def test_all_problems_come_at_once() -> None:
         installed=("ema",),
     )
     assert (
-        "'a' and 'b' both claim 'predictor'; "
-        "keep one (set enabled = false in the other's table) @ plugins",
+        (
+            "'a' and 'b' both claim 'predictor'; "
+            "keep one (set enabled = false in the other's table) @ plugins"
+        ),
         "'c' cannot run beside 'a' (it conflicts with 'a') @ plugins.c",
         "'c' requires 'ema', which nothing provides; add [plugins.ema] @ plugins",
         "plugins ask to come before each other: 'a' -> 'b' -> 'a' @ plugins",

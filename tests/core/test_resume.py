@@ -54,7 +54,7 @@ def trainer_for(
     return tiny_trainer(config(directory, **changes), plugins, seed)
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """Stands for a kill: nothing of the run gets to say goodbye."""
 
 
@@ -63,12 +63,9 @@ def killed_after(step: int) -> Any:
 
     def observe(result: Any, state: Any) -> None:
         if state.step == step:
-            raise Killed
+            raise KilledError
 
     return observe
-
-
-# -- save and load in one's own loop ---------------------------------------------------------------
 
 
 def test_resume_from_every_step_is_bitwise(tmp_path: Path) -> None:
@@ -171,9 +168,6 @@ def test_the_users_own_objects_come_along(tmp_path: Path) -> None:
         assert expected == own.digest()
 
 
-# -- fit: kill, resume, and the files in between ----------------------------------------------------
-
-
 def table(path: Path) -> list[dict[str, str]]:
     """Return steps.csv without what depends on clock and machine."""
     with path.open(newline="", encoding="utf-8") as file:
@@ -223,7 +217,7 @@ def test_a_killed_run_resumes_to_the_same_end_and_the_same_files(
 ) -> None:
     directory = tmp_path / "run"
     trainer, batches = trainer_for(directory, every=every, **EVAL)
-    with pytest.raises(Killed), trainer:
+    with pytest.raises(KilledError), trainer:
         trainer.fit(batches, validation=batches[-3:], observe=killed_after(kill))
     trainer, batches = trainer_for(directory, every=every, **EVAL)
     with trainer:
@@ -264,7 +258,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     directory = tmp_path / "run"
     trainer, batches = trainer_for(directory, every=5, **EVAL)
-    with pytest.raises(Killed), trainer:
+    with pytest.raises(KilledError), trainer:
         trainer.fit(batches, validation=batches[-3:], observe=killed_after(17))
     newest = directory / "checkpoints" / "step-00000015"
     weights = next(path for path in newest.iterdir() if path.suffix == ".safetensors")
@@ -276,9 +270,6 @@ def test_a_damaged_checkpoint_is_passed_over(
         summary = trainer.fit(batches, validation=batches[-3:], resume="auto")
     assert "step-00000015" in caplog.text
     assert uninterrupted[0]["digest"] == summary["digest"]
-
-
-# -- data -----------------------------------------------------------------------------------------
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):
@@ -335,10 +326,10 @@ def test_data_goes_on_where_it_was(tmp_path: Path, source: str) -> None:
     for kill in (None, 3, 8, 13):
         directory = tmp_path / f"{kill}"
         if kill is not None:
-            trainer, batches = trainer_for(directory, every=1)
-            with pytest.raises(Killed), trainer:
-                trainer.fit(make(batches), observe=killed_after(kill))
-        trainer, batches = trainer_for(directory, every=1)
+            trainer, batches = trainer_for(directory, every=kill)
+            with pytest.raises(KilledError), trainer:
+                trainer.fit(make(batches), observe=killed_after(kill + 1))
+        trainer, batches = trainer_for(directory)
         with trainer:
             if kill is not None:
                 torch.manual_seed(5)  # what the new process happens to start with
@@ -349,7 +340,7 @@ def test_data_goes_on_where_it_was(tmp_path: Path, source: str) -> None:
 
 def test_data_that_became_shorter_is_an_error(tmp_path: Path) -> None:
     trainer, batches = trainer_for(tmp_path / "run", every=1)
-    with pytest.raises(Killed), trainer:
+    with pytest.raises(KilledError), trainer:
         trainer.fit(batches, observe=killed_after(8))
     trainer, batches = trainer_for(tmp_path / "run", every=1)
     with trainer, pytest.raises(DataError) as caught:
@@ -362,14 +353,11 @@ def test_data_that_became_shorter_is_an_error(tmp_path: Path) -> None:
 
 def test_data_of_another_kind_is_an_error(tmp_path: Path) -> None:
     trainer, batches = trainer_for(tmp_path / "run", every=1)
-    with pytest.raises(Killed), trainer:
+    with pytest.raises(KilledError), trainer:
         trainer.fit(batches, observe=killed_after(8))
     trainer, batches = trainer_for(tmp_path / "run", every=1)
     with trainer, pytest.raises(CheckpointError, match="of another kind of data"):
         trainer.fit(Stateful(batches), resume="auto")
-
-
-# -- what does not fit together --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -495,7 +483,7 @@ def test_other_buffers_are_refused(saved_linear: Path, size: int | None) -> None
 
 def test_a_run_directory_with_checkpoints_is_not_started_over(tmp_path: Path) -> None:
     trainer, batches = trainer_for(tmp_path / "run", every=1)
-    with pytest.raises(Killed), trainer:
+    with pytest.raises(KilledError), trainer:
         trainer.fit(batches, observe=killed_after(3))
     trainer, batches = trainer_for(tmp_path / "run", every=1)
     with trainer, pytest.raises(CheckpointError, match="go on from them with --resume auto"):

@@ -93,9 +93,6 @@ def test_a_full_disk_costs_checkpoints_but_not_the_run(tmp_path: Path, uninterru
     assert not [path for path in (directory / "checkpoints").iterdir() if path.name[0] == "."]
 
 
-# -- in this process --------------------------------------------------------------------------------
-
-
 def test_handlers_come_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_on_signals() as stop:

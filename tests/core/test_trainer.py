@@ -190,9 +190,6 @@ def test_stepping_trains_even_after_the_user_evaluated() -> None:
         assert all(module.training for module in trainer.model.modules())
 
 
-# -- from a config --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def factories() -> Iterator[str]:
     """Return the name of a module with a user's own factories."""
@@ -272,6 +269,6 @@ def test_data_that_cannot_be_iterated_is_a_config_error(factories: str) -> None:
     from neaptide.assembly import build_data
 
     config = {"model": {"name": f"{factories}:model"}, "data": {"name": f"{factories}:nothing"}}
-    with HybridTrainer.from_config(config) as trainer:
-        with pytest.raises(ConfigError, match=r"must return an iterable of batches.*\(got int\)"):
-            build_data(trainer.config, trainer.hooks)
+    problem = r"must return an iterable of batches.*\(got int\)"
+    with HybridTrainer.from_config(config) as trainer, pytest.raises(ConfigError, match=problem):
+        build_data(trainer.config, trainer.hooks)

@@ -21,6 +21,12 @@ from neaptide.rng import seed_all
 torch.set_num_threads(1)
 
 
+def say(*words: object) -> None:
+    """Write a line at once, for whoever waits for it."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
 def main(directory: str, steps: str, seconds: str, *flags: str) -> int:
     """Run to the end or to a signal; return the exit status."""
     config = {
@@ -44,14 +50,14 @@ def main(directory: str, steps: str, seconds: str, *flags: str) -> int:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             soft = 4096 if step == 4 else resource.RLIM_INFINITY
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
-        print("step", step, flush=True)
+        say("step", step)
         time.sleep(float(seconds))
 
     try:
         with trainer:
-            print("digest", trainer.fit(batches, resume="auto", observe=observe)["digest"])
+            say("digest", trainer.fit(batches, resume="auto", observe=observe)["digest"])
     except NeaptideError as error:
-        print("stopped:", error, flush=True)
+        say("stopped:", error)
         return error.exit_code
     return 0
 

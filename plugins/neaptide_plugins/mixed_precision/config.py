@@ -6,10 +6,12 @@ import math
 from typing import Any, Literal
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, lt
+from attrs.validators import and_, ge, gt, in_, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
+
+from .scaling import LARGEST, SMALLEST
 
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 
@@ -17,7 +19,7 @@ _precision = in_(("fp32", "bf16", "fp16", "auto"))
 
 
 def _power_of_two(_: Any, attribute: attrs.Attribute[float], value: float) -> None:
-    # A scale that is a power of two changes no bit of a gradient that neither over- nor underflows.
+    # Other factors would round every gradient on the way in and out.
     if value <= 0 or math.frexp(value)[0] != 0.5:  # noqa: PLR2004 - the mantissa of a power of two
         msg = f"{attribute.name!r} must be a power of two (got {value})"
         raise ValueError(msg)
@@ -33,7 +35,9 @@ class MixedPrecisionConfig:
     correct: Precision = field("fp32", validator=_precision, help="dtype of Correct")
     evaluate: Precision = field("fp32", validator=_precision, help="dtype of evaluations")
     initial_scale: float = field(
-        65536.0, validator=_power_of_two, help="loss scale at the start, in phases that run in fp16"
+        65536.0,
+        validator=and_(_power_of_two, ge(SMALLEST), le(LARGEST)),
+        help="loss scale at the start, in phases that run in fp16",
     )
     growth_factor: float = field(
         2.0,
@@ -57,14 +61,8 @@ SPEC = PluginSpec(
     summary="Autocast with a dtype per phase; loss scaling with skipped updates in fp16.",
     claims={"autocast"},
     presets={
-        "conservative": {"predict": "bf16"},
-        "aggressive": {
-            "warmup": "auto",
-            "full": "auto",
-            "predict": "auto",
-            "correct": "auto",
-            "evaluate": "auto",
-        },
+        "conservative": {"warmup": "fp32", "full": "fp32", "predict": "bf16", "correct": "fp32"},
+        "aggressive": {"warmup": "auto", "full": "auto", "predict": "auto", "correct": "auto"},
     },
     numerics="changes-training",
 )

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import attrs
 
+SMALLEST = 2.0**-126
+LARGEST = 2.0**126
+"""Scales between these are normal float32 numbers, and so are their inverses."""
+
 
 @attrs.frozen(kw_only=True)
 class LossScale:
-    """The scale as a value; the methods return the next one."""
+    """The scale as a value; the methods return the next one.
+
+    All three factors are powers of two, so that scaling and unscaling change no bit of a gradient
+    that neither over- nor underflows. The policy is that of `torch.amp.GradScaler`.
+    """
 
     scale: float
     growth_factor: float
@@ -17,12 +25,11 @@ class LossScale:
     """Updates without overflow since the scale last changed."""
 
     def overflowed(self) -> LossScale:
-        """Return the scale after an update that was skipped; it never leaves the normal range."""
-        smaller = max(self.scale * self.backoff_factor, 2.0**-126)
-        return attrs.evolve(self, scale=smaller, clean=0)
+        """Return the scale after an update that was skipped."""
+        return attrs.evolve(self, scale=max(self.scale * self.backoff_factor, SMALLEST), clean=0)
 
     def applied(self) -> LossScale:
         """Return the scale after an update that was made."""
         if self.clean + 1 < self.growth_interval:
             return attrs.evolve(self, clean=self.clean + 1)
-        return attrs.evolve(self, scale=min(self.scale * self.growth_factor, 2.0**127), clean=0)
+        return attrs.evolve(self, scale=min(self.scale * self.growth_factor, LARGEST), clean=0)

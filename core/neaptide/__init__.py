@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import RunConfig, field
+    from .config import RunConfig, field, structure_options
     from .errors import (
         CheckpointError,
         ConfigError,
@@ -20,19 +20,29 @@ if TYPE_CHECKING:
     from .parameters import ParameterStore, Span
     from .phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
     from .plugin import NoConfig, Plugin, PluginSpec, hookimpl
-    from .signals import Interrupted
+    from .signals import Interrupted, stop_on_signals
     from .stash import StashKey
-    from .steps import Forecast, Loss, Outcome, StepResult, Update
-    from .task import Data, Run, Task
+    from .steps import (
+        Forecast,
+        Jump,
+        Loss,
+        Outcome,
+        StepResult,
+        Trained,
+        Update,
+        WeighedLoss,
+    )
+    from .task import Data, DataSpec, ModelSpec, Run, Task
     from .trainer import HybridTrainer
 
 # Lazy (PEP 562), so that a manifest or a config check never imports torch.
 _HOME = {
-    "config": ("RunConfig", "field"),
+    "config": ("RunConfig", "field", "structure_options"),
     "errors": (
         "CheckpointError",
         "ConfigError",
         "DataError",
+        "DataSpec",
         "DivergedError",
         "NeaptideError",
         "PluginError",
@@ -42,10 +52,21 @@ _HOME = {
     "parameters": ("ParameterStore", "Span"),
     "phases": ("CORRECT", "FULL", "PREDICT", "WARMUP", "Phase", "PhaseSchedule"),
     "plugin": ("NoConfig", "Plugin", "PluginSpec", "hookimpl"),
-    "signals": ("Interrupted",),
+    "signals": ("Interrupted", "stop_on_signals"),
     "stash": ("StashKey",),
-    "steps": ("Forecast", "Loss", "Outcome", "StepResult", "Update"),
-    "task": ("Data", "Run", "Task"),
+    "steps": (
+        "Forecast",
+        "Jump",
+        "Loss",
+        "ModelSpec",
+        "Outcome",
+        "StepResult",
+        "Trained",
+        "Update",
+        "WeighedLoss",
+        "WeighedLoss",
+    ),
+    "task": ("Data", "DataSpec", "ModelSpec", "Run", "Task"),
     "trainer": ("HybridTrainer",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -59,12 +80,15 @@ __all__ = [
     "ConfigError",
     "Data",
     "DataError",
+    "DataSpec",
     "DivergedError",
     "Forecast",
     "HybridTrainer",
     "Interrupted",
+    "Jump",
     "Ledger",
     "Loss",
+    "ModelSpec",
     "NeaptideError",
     "NoConfig",
     "Outcome",
@@ -81,9 +105,13 @@ __all__ = [
     "StashKey",
     "StepResult",
     "Task",
+    "Trained",
     "Update",
+    "WeighedLoss",
     "field",
     "hookimpl",
+    "stop_on_signals",
+    "structure_options",
 ]
 
 

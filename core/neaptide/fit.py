@@ -110,7 +110,7 @@ class Fit:
         """Train to the end; see `HybridTrainer.fit`."""
         trainer, state = self._trainer, self._trainer.state
         resumed = self._resume(resume, allow_changes=allow_changes)
-        self._recorder.begin(state if resumed else None)
+        trainer._begin()  # noqa: SLF001 - also where no step is left to make
         feed = Feed(self._data.train, trainer._data_state if resumed else None)  # noqa: SLF001
         total = trainer.config.train.steps
         with stop_on_signals() as stop:

@@ -48,7 +48,7 @@ def build_model(spec: ModelSpec) -> nn.Module | Task | None:
 
 @hookspec(firstresult=True)
 def build_data(spec: DataSpec) -> Data | None:
-    """Build the training and validation batches a config names, after the model."""
+    """Build the training and validation batches a config names, once the trainer is assembled."""
 
 
 @hookspec
@@ -71,7 +71,7 @@ def provide_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Pa
     """Provide the only way to weights, gradients and optimizer state; default: all resident."""
 
 
-# --- around: each returns a middleware or None; called once, after assembly -----------------------
+# --- around: each returns a middleware or None; called once, after `on_run_start` ----------------
 
 
 @hookspec

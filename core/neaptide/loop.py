@@ -12,7 +12,7 @@ from .errors import DivergedError
 from .jumping import attempt, log_jump
 from .phases import CORRECT, PREDICT, WARMUP
 from .predict import undisturbed
-from .state import Accumulation, Pending
+from .state import Accumulation, LateScalar, Pending
 from .steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
 
 if TYPE_CHECKING:
@@ -54,8 +54,13 @@ class Loop:
         self._record = record
         self._loss_fn = task.loss_fn or call_with_mapping
         self._norm: torch.Tensor | None = None  # measured by the update in progress
-        self._measure_norm = run.config.train.grad_norm or any(
-            "grad_norm" in spec.needs for spec in hooks.specs.values()
+        # A gradient that is not finite shows in its norm, whatever the loss looks like.
+        train = run.config.train
+        self._measure_norm = (
+            train.grad_norm
+            or train.check_finite
+            or train.clip_norm is not None
+            or any("grad_norm" in spec.needs for spec in hooks.specs.values())
         )
         self._forward = hooks.around("around_forward", self._call_model, run)
         self._backward = hooks.around("around_backward", _backward, run)
@@ -110,8 +115,8 @@ class Loop:
         now = Pending(
             state.step,
             phase,
-            trained.loss,
-            trained.gradient_norm,
+            LateScalar(trained.loss),
+            None if trained.gradient_norm is None else LateScalar(trained.gradient_norm),
             seconds,
             memory,
             trained.outcome is Outcome.APPLIED,
@@ -184,10 +189,12 @@ class Loop:
         accumulation = self.state.accumulation
         for micro_batch in self.hooks.plan_micro_batches(batch):
             self._notify("before_forward", phase, model=self.model, batch=micro_batch)
-            loss = accumulation.add(
-                self._forward(model=self.model, batch=micro_batch, phase=phase, moment="train")
+            weighed: WeighedLoss = self._forward(
+                model=self.model, batch=micro_batch, phase=phase, moment="train"
             )
-            self._notify("after_forward", phase, loss=loss.detach())
+            if self._notifies["after_forward"]:
+                self._notify("after_forward", phase, loss=weighed.mean.detach())
+            loss = accumulation.add(weighed)
             with self.store.compute():
                 self._backward(loss=loss, phase=phase)
             self._notify("after_backward", phase, model=self.model)
@@ -220,7 +227,7 @@ class Loop:
         train, store = self._config.train, self.store
         if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
             store.scale_gradients(gradient_scale)
-        if self._measure_norm or check_norm or train.clip_norm is not None:
+        if self._measure_norm or check_norm:
             self._norm = store.gradient_norm()
         if train.check_finite and not self._finite():
             return Outcome.SKIPPED

@@ -44,6 +44,10 @@ Rider = Callable[[Span, torch.Tensor, "torch.Tensor | None"], None]
 what a jump added to it, or None after an ordinary update."""
 
 DeltaOf = Callable[[Span], "torch.Tensor | None"]
+"""What a predicted update adds to a span."""
+
+Change = Callable[[Span, torch.Tensor], "torch.Tensor | None"]
+"""`change(span, weight)`: what a jump has added to `weight`; None after an ordinary update."""
 
 
 @attrs.frozen(eq=False)
@@ -114,16 +118,16 @@ class ParameterStore(ABC):
 
     def finish_update(self) -> None:
         """Carry the riders over the spans just updated; a store may have done so in backward."""
-        self.carry(lambda _: None)
+        self.carry(lambda _span, _weight: None)
 
-    def carry(self, delta_of: DeltaOf) -> None:
-        """Call every rider on every trainable span, with the delta a jump added to it."""
+    def carry(self, change: Change) -> None:
+        """Call every rider on every trainable span, with what `change` says was added to it."""
         if not self._riders:
             return
         for span in self.spans():
             if span.trainable:
                 with self.loan(span, "read") as weight, torch.no_grad():
-                    delta = delta_of(span)
+                    delta = change(span, weight)
                     for rider in self._riders:
                         rider(span, weight, delta)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .parameters import DeltaOf, ParameterStore, Span
+    from .parameters import Change, ParameterStore, Snapshot, Span
     from .steps import Update
 
 
@@ -70,7 +70,7 @@ class Guard:
                 store.restore(snapshot)  # nobody is left with half a jump
                 raise
             if after <= limit:
-                store.carry(_scaled(update, scale))
+                store.carry(_change_since(snapshot))
                 return Verdict(True, scale, before, after, norm, "")
             store.restore(snapshot)
         reason = f"the probe loss rose from {before:.6g} to {after:.6g}, over {limit:.6g}"
@@ -88,12 +88,13 @@ def apply(store: ParameterStore, update: Update, scale: float) -> None:
                 weight.add_(delta.to(weight.device, weight.dtype), alpha=scale)
 
 
-def _scaled(update: Update, scale: float) -> DeltaOf:
-    def delta_of(span: Span) -> torch.Tensor | None:
-        delta = update.delta(span)
-        return None if delta is None else delta * scale
+def _change_since(snapshot: Snapshot) -> Change:
+    """Return what the jump really added to a weight, rounding included."""
 
-    return delta_of
+    def change(span: Span, weight: torch.Tensor) -> torch.Tensor:
+        return weight - snapshot.weights[span.name].to(weight.device)
+
+    return change
 
 
 def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:

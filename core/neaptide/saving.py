@@ -14,9 +14,10 @@ from .checkpoint.digests import digest as digest_of
 from .checkpoint.safetensors_stream import TensorItem
 from .config import unstructure
 from .errors import CheckpointError
+from .middleware import blame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import nn
@@ -53,7 +54,10 @@ def sections(parts: Parts, data: Any) -> dict[str, Any]:
         "training": state.state_dict(),
         "rng": rng.capture(),
         "data": data,
-        "plugins": {name: plugin.state_dict() for name, plugin in parts.hooks.plugins.items()},
+        "plugins": {
+            name: _of_plugin(name, "state_dict", plugin.state_dict)
+            for name, plugin in parts.hooks.plugins.items()
+        },
         "extra": {name: value.state_dict() for name, value in parts.extra.items()},
     }
 
@@ -100,7 +104,8 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     parts.state.load_state_dict(training)
     for name, state in loaded.section("plugins").items():
         if name in parts.hooks.plugins:
-            parts.hooks.plugins[name].load_state_dict(state)
+            load_state = partial(parts.hooks.plugins[name].load_state_dict, state)
+            _of_plugin(name, "load_state_dict", load_state)
     for name, state in loaded.section("extra").items():
         if name in parts.extra:
             parts.extra[name].load_state_dict(state)
@@ -140,6 +145,14 @@ def digest(parts: Parts, data: Any) -> str:
             with store.loan(span, "read") as weight:
                 weights[span.name] = digest_of(weight)
     return digest_of({**trees, "weights": weights})
+
+
+def _of_plugin(name: str, where: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except BaseException as error:
+        blame(error, name, where)
+        raise
 
 
 def buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -59,14 +59,36 @@ class Accumulation:
         return attrs.asdict(self, recurse=False)
 
 
+class LateScalar:
+    """A 0-dim tensor on its way to the host: nothing waits for the device until it is read.
+
+    On a CUDA device the copy is queued at once, behind what computes the value, so that reading it
+    later waits for that alone and not for the work queued since.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._value = tensor
+        if tensor.device.type == "cuda":
+            self._value = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+            self._value.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._event.record()
+
+    def __float__(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._value)
+
+
 @attrs.define(eq=False)
 class Pending:
     """One update whose loss and norm have not been read from the device yet."""
 
     step: int
     phase: Phase
-    loss: torch.Tensor | float
-    gradient_norm: torch.Tensor | float | None
+    loss: LateScalar | float
+    gradient_norm: LateScalar | float | None
     seconds: float
     memory: MemorySample | None = None
     applied: bool = True

@@ -101,6 +101,7 @@ class HybridTrainer:
     ) -> None:
         self._error: BaseException | None = None
         self._closed = False
+        self._begun = self._loaded = False
         self.config = config
         self._recorder = Recorder(config)
         log = run_logger(self._recorder.event)
@@ -120,6 +121,7 @@ class HybridTrainer:
             self.store = self.hooks.first(
                 "provide_parameters", ParameterStore, model=self.model, optimizer=optimizer
             )
+            self.hooks.on_run_start(self.run, self.model, self.store)
             self._recorder.measure_on(device)
             self._loop = Loop(
                 task,
@@ -140,7 +142,6 @@ class HybridTrainer:
             self._parts = saving.Parts(
                 self.model, self.store, self.hooks, self.state, config, stateful or {}
             )
-            self.hooks.on_run_start(self.run, self.model, self.store)
         except BaseException as error:
             self._tear_down(error)
             raise
@@ -172,6 +173,7 @@ class HybridTrainer:
                 f"phase must be one of {', '.join(PHASES)} (got {phase!r}){suggest(phase, PHASES)}"
             )
             raise ValueError(msg)
+        self._begin()
         self.model.train()
         try:
             result = self._loop.step(batch, PHASES[phase] if phase else None)
@@ -232,6 +234,7 @@ class HybridTrainer:
         Raises CheckpointError before anything is changed when it is damaged or of another run.
         """
         self._data_state = saving.load(Path(directory), self._parts, allow_changes=allow_changes)
+        self._begun, self._loaded = False, True
 
     def digest(self) -> str:
         """Return the sha256 over everything a result may depend on."""
@@ -270,6 +273,11 @@ class HybridTrainer:
         """Close, telling the plugins of the error that ends the run."""
         self._error = error or self._error
         self.close()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._recorder.begin(self.state if self._loaded else None)
 
     def _write(self, *, directory: Path) -> Path:
         return saving.save(directory, self._parts, self._data_state)

@@ -315,7 +315,7 @@ def test_riders_are_told_the_delta_of_a_jump_and_none_of_an_update(kind: type) -
     store.finish_update()
     assert {None} == set(deltas)
     deltas.clear()
-    store.carry(lambda span: torch.ones(span.shape) if span.name == "head.bias" else None)
+    store.carry(lambda span, _weight: torch.ones(span.shape) if span.name == "head.bias" else None)
     assert [8.0] == [float(delta.sum()) for delta in deltas if delta is not None]
 
 

@@ -121,7 +121,9 @@ class TrainSection:
     clip_norm: float | None = field(
         None, validator=optional(_positive), help="largest gradient norm; left out: no clipping"
     )
-    grad_norm: bool = field(default=False, validator=_flag, help="measure the gradient norm")
+    grad_norm: bool = field(
+        default=False, validator=_flag, help="measure the gradient norm, also without the check"
+    )
     check_finite: bool = field(
         default=True, validator=_flag, help="skip an update whose loss or gradients are not finite"
     )

@@ -1,103 +1,87 @@
-"""Reads the history, moves the level, and shortens, falls back or rolls back."""
+"""Shows the history to the watch, and shortens jumps, keeps to Full or rolls back."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
 from neaptide import FULL, Outcome, Plugin, hookimpl
 
-from . import detect
 from .config import DivergenceMonitorConfig
 from .levels import Alarm, Level
+from .rollback import Rollback
+from .watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from neaptide import Ledger, ParameterStore, Phase, Run, StepResult
+    from torch import nn
+
+    from neaptide import Ledger, ParameterStore, Phase, PhaseSchedule, Run, StepResult
     from neaptide.history import History
-    from neaptide.parameters import Snapshot
-    from neaptide.phases import PhaseSchedule
 
-_CRITICAL_SIGMAS = 10.0
+    from .watch import Change
 
 
 @attrs.define(eq=False)
 class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
-    """Sees each update once, one step late; a skipped one at once."""
+    """Sees an update once the history has it, one that was skipped at once."""
 
-    _run: Run | None = attrs.field(init=False, default=None)
-    _store: ParameterStore | None = attrs.field(init=False, default=None)
-    _alarm: Alarm = attrs.field(init=False, factory=Alarm)
-    _seen: int = attrs.field(init=False, default=0)
-    _findings: int = attrs.field(init=False, default=0)
-    _rolled_back: bool = attrs.field(init=False, default=False)
-    _snapshot: Snapshot | None = attrs.field(init=False, default=None)
+    _watch: Watch = attrs.field(init=False)
+    _rollback: Rollback | None = attrs.field(init=False, default=None)
+    _log: Any = attrs.field(init=False, default=None)
+    _step: int = attrs.field(init=False, default=0)
+
+    @_watch.default
+    def _begin(self) -> Watch:
+        return Watch(self.config)
 
     @hookimpl
-    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+    def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
         """Remember where to log and what to restore."""
-        self._run, self._store = run, store
-        self._keep()
+        self._log = run.log
+        if self.config.recovery == "rollback":
+            self._rollback = Rollback(model, store)
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase | None:
-        """Take in the newest update, and keep to Full while it looks bad."""
-        if history.updates > self._seen:
-            self._seen = history.updates
-            found, critical = self._look(history)
-            self._move(found, critical=critical)
-            if self._alarm.level is Level.NORMAL and self._seen % self.config.snapshot_every == 0:
-                self._keep()
-        fall_back = self.config.recovery != "log" and self._alarm.level >= Level.WARNING
-        return FULL if fall_back and schedule.due().applies_prediction else None
+        """Take in the updates since the last look, and keep to Full while they look bad."""
+        changes = self._watch.read(history.updates, history.losses, history.gradient_norms)
+        self._tell(changes, self._step + 1)
+        return FULL if self._falls_back() and schedule.due().applies_prediction else None
 
     @hookimpl
-    def after_step(self, result: StepResult) -> None:
-        """A skipped update is critical, and does not wait for the history."""
+    def after_step(self, step: int, result: StepResult) -> None:
+        """Take in a skipped update, which never gets into the history."""
+        self._step = step
         if result.outcome is Outcome.SKIPPED:
-            self._move(["non-finite"], critical=True)
+            self._tell(self._watch.skipped(), step)
 
-    def _look(self, history: History) -> tuple[list[str], bool]:
-        config = self.config
-        losses = history.losses[-config.window :]
-        norms = history.gradient_norms[-config.window :]
-        checks = {
-            "loss spike": detect.loss_spike(losses, config.loss_sigma),
-            "exploding gradient": bool(norms)
-            and detect.exploded(norms, config.gradient_multiplier),
-            "vanishing gradient": bool(norms) and detect.vanished(norms, config.vanishing),
-            "oscillation": detect.oscillates(losses, config.oscillation),
-        }
-        critical = detect.loss_spike(losses, max(config.loss_sigma, _CRITICAL_SIGMAS))
-        return [name for name, is_so in checks.items() if is_so], critical
-
-    def _move(self, found: list[str], *, critical: bool) -> None:
-        before = self._alarm.level
-        self._alarm = self._alarm.after(len(found), critical=critical, calm=self.config.calm)
-        self._findings += len(found)
-        level = self._alarm.level
-        if level is Level.NORMAL:
-            self._rolled_back = False
-        if level is not before:
-            assert self._run is not None, "training before the run started"
-            log = self._run.log.warning if level >= Level.WARNING else self._run.log.info
+    def _tell(self, changes: Iterable[Change], step: int) -> None:
+        for change in changes:
+            log = self._log.warning if change.level >= Level.WARNING else self._log.info
             log(
                 "divergence.level",
-                step=self._seen,
-                level=level.name.lower(),
-                before=before.name.lower(),
-                found=", ".join(found),
+                step=step,
+                level=change.level.name.lower(),
+                before=change.before.name.lower(),
+                found=", ".join(change.found),
             )
 
+    def _falls_back(self) -> bool:
+        return self.config.recovery != "log" and self._watch.level >= Level.WARNING
+
     @hookimpl
-    def around_predict(self) -> Callable[..., Any]:
-        """Shorten jumps at caution."""
+    def around_predict(self) -> Callable[..., Any] | None:
+        """Shorten jumps at caution; from warning on refuse those somebody else still asks for."""
+        if self.config.recovery == "log":
+            return None
 
         def shortened(following: Callable[..., Any], *, horizon: int, **arguments: Any) -> Any:
-            if self.config.recovery != "log" and self._alarm.level is Level.CAUTION:
+            if self._falls_back():
+                return None
+            if self._watch.level is Level.CAUTION:
                 horizon = max(1, int(horizon * self.config.shorten))
             return following(horizon=horizon, **arguments)
 
@@ -105,67 +89,49 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def around_train_step(self) -> Callable[..., Any] | None:
-        """Once in a critical episode, put the last good weights back before going on."""
+        """Keep good weights; once in a critical episode, put them back before going on."""
         if self.config.recovery != "rollback":
             return None
 
         def recovered(following: Callable[..., Any], **arguments: Any) -> Any:
-            if self._alarm.level is Level.CRITICAL and not self._rolled_back:
-                assert self._store is not None, "training before the run started"
-                assert self._run is not None, "training before the run started"
-                assert self._snapshot is not None, "taken at the start"
-                self._store.restore(self._snapshot)
-                self._rolled_back = True
-                self._run.log.warning("divergence.rollback", step=self._seen)
+            assert self._rollback is not None, "set when the run starts"
+            watch = self._watch
+            if watch.level is Level.NORMAL:
+                self._rollback.keep_every(self.config.snapshot_every, watch.seen)
+            elif watch.level is Level.CRITICAL and self._rollback.restore():
+                watch.forget()
+                to = self._rollback.at
+                self._log.warning("divergence.rollback", step=self._step + 1, to_update=to)
             return following(**arguments)
 
         return recovered
 
-    def _keep(self) -> None:
-        if self.config.recovery == "rollback" and self._store is not None:
-            self._snapshot = self._store.snapshot(optimizer=True)
-
     @hookimpl
-    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """The snapshot of weights and optimizer state, where one is kept."""
-        del phase
-        if self._snapshot is None:
+    def estimate_memory(self, ledger: Ledger) -> Ledger:
+        """The copy that is kept for a rollback."""
+        if self._rollback is None:
             return ledger
-        held = sum(tensor.nbytes for tensor in self._snapshot.weights.values())
-        state = (self._snapshot.optimizer or {}).get("state", {})
-        held += sum(
-            value.nbytes
-            for entries in state.values()
-            for value in entries.values()
-            if isinstance(value, torch.Tensor)
-        )
-        return ledger.add("divergence-monitor", "snapshot", "host", held)
+        return ledger.add("divergence-monitor", "snapshot", "host", self._rollback.bytes())
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
         """Return the level, 0 to 3, and the number of findings."""
-        return {"level": float(self._alarm.level), "findings": float(self._findings)}
+        return {"level": float(self._watch.level), "findings": float(self._watch.findings)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the alarm, and the snapshot where one is kept."""
-        snapshot = self._snapshot
+        """Return where the watch stands, and the copy where one is kept."""
+        watch = self._watch
         return {
-            "level": int(self._alarm.level),
-            "quiet": self._alarm.quiet,
-            "seen": self._seen,
-            "findings": self._findings,
-            "rolled_back": self._rolled_back,
-            "snapshot": None
-            if snapshot is None
-            else {"weights": snapshot.weights, "optimizer": snapshot.optimizer},
+            "step": self._step,
+            "alarm": [int(watch.level), watch.alarm.quiet],
+            "watch": {"seen": watch.seen, "since": watch.since, "findings": watch.findings},
+            "rollback": {} if self._rollback is None else self._rollback.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
-        self._alarm = Alarm(Level(state["level"]), state["quiet"])
-        self._seen = state["seen"]
-        self._findings = state["findings"]
-        self._rolled_back = state["rolled_back"]
-        saved = state["snapshot"]
-        if saved is not None and self._snapshot is not None:
-            self._snapshot = attrs.evolve(self._snapshot, **saved)
+        self._step = state["step"]
+        level, quiet = state["alarm"]
+        self._watch = Watch(self.config, Alarm(Level(level), quiet), **state["watch"])
+        if self._rollback is not None and state["rollback"]:
+            self._rollback.load_state_dict(state["rollback"])

@@ -48,5 +48,5 @@ SPEC = PluginSpec(
     claims={"gradient.accumulation"},
     presets={"aggressive": {"steps": 4}},
     numerics="tolerance",
-    rtol=1e-4,
+    rtol=1e-5,
 )

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import Outcome, Plugin, hookimpl
+from neaptide import ConfigError, DataError, Outcome, Plugin, hookimpl
 
 from .config import GradientAccumulationConfig
-from .split import split
+from .rate import scaled_rate
+from .split import rows, split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import torch
+
+    from neaptide import Ledger, ParameterStore, Phase
+    from neaptide.memory import Moment
+
+_IN_A_STEP: tuple[Moment, ...] = ("forward",)
+_BETWEEN: tuple[Moment, ...] = ("evaluate", "save")
+"""Moments at which gradients wait that are otherwise gone."""
 
 
 @attrs.define(eq=False)
@@ -23,13 +30,33 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
     """The weighting is the core's: gradients are of the mean over all samples or tokens."""
 
     _calls: int = attrs.field(init=False, default=0)
+    _store: ParameterStore = attrs.field(init=False)
+
+    @hookimpl
+    def on_run_start(self, store: ParameterStore) -> None:
+        """Keep the store, which knows whether gradients wait."""
+        self._store = store
 
     @hookimpl
     def plan_micro_batches(self, batch: Any) -> list[Any] | None:
         """Split the batch, unless the user's loop hands over micro-batches."""
         if self.config.across_steps or self.config.steps == 1:
             return None
+        if rows(batch) is None:
+            msg = (
+                f"found no tensor with samples along dim 0 in the batch to split (got "
+                f"{type(batch).__name__}); use mappings, lists, tuples or dataclasses of tensors, "
+                f"or across_steps = true @ plugins.gradient-accumulation.steps"
+            )
+            raise DataError(msg)
         return split(batch, self.config.steps)
+
+    @hookimpl
+    def before_forward(self) -> None:
+        """Count anew where a call that failed has dropped the gradients of those before it."""
+        store = self._store
+        if self._calls and not any(map(store.has_gradient, store.spans())):
+            self._calls = 0
 
     @hookimpl
     def around_optimizer_step(self) -> Callable[..., Outcome] | None:
@@ -43,18 +70,32 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             *,
             optimizer: torch.optim.Optimizer,
             gradient_scale: float | torch.Tensor,
+            updated: frozenset[str],
             **arguments: Any,
         ) -> Outcome:
+            _check_waiting(updated)
             self._calls += 1
             if self._calls < config.steps:
                 return Outcome.DEFERRED
-            self._calls = 0
+            calls, self._calls = self._calls, 0
             # The core's scale makes the mean over all calls; times their number it is their sum.
-            scale = gradient_scale if config.normalize else gradient_scale * config.steps
-            with _scaled_rate(optimizer, config.steps if config.scale_lr else 1):
-                return following(optimizer=optimizer, gradient_scale=scale, **arguments)
+            scale = gradient_scale if config.normalize else gradient_scale * calls
+            with scaled_rate(optimizer, config.steps if config.scale_lr else 1):
+                return following(
+                    optimizer=optimizer, gradient_scale=scale, updated=updated, **arguments
+                )
 
         return deferred
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        """The gradients, which now wait through forwards, and across steps between them as well."""
+        del phase
+        if self.config.steps == 1:
+            return ledger
+        waiting = ledger.total(kind="gradients", moment="backward")
+        moments = _IN_A_STEP + _BETWEEN if self.config.across_steps else _IN_A_STEP
+        return ledger.add("gradient-accumulation", "gradients", "device", waiting, moments)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many calls are in; the core saves their gradients."""
@@ -65,13 +106,10 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
         self._calls = state["calls"]
 
 
-@contextmanager
-def _scaled_rate(optimizer: torch.optim.Optimizer, factor: int) -> Iterator[None]:
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
-    try:
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+def _check_waiting(updated: frozenset[str]) -> None:
+    if updated:
+        msg = (
+            f"gradients do not wait for the update here ({min(updated)!r} was stepped in "
+            f"backward), so across_steps must be false @ plugins.gradient-accumulation.across_steps"
+        )
+        raise ConfigError(msg)

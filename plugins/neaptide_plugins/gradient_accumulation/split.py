@@ -3,55 +3,85 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 
+def rows(batch: Any) -> int | None:
+    """Return the samples of a batch: dim 0 of its first tensor that has one, None without any."""
+    return next((tensor.shape[0] for tensor in _tensors(batch) if tensor.ndim), None)
+
+
 def split(batch: Any, pieces: int) -> list[Any]:
     """Split `batch` into at most `pieces` parts along dim 0 of its tensors, in order.
 
-    Every tensor, wherever it sits in dicts, lists and tuples, with as many rows as the first one is
-    split; anything else is shared by the parts. Sizes differ by at most one, none is empty.
-    Concatenated, the parts are the batch.
+    Every tensor with as many rows as the first one is cut into views, wherever it sits in
+    mappings, lists, tuples, dataclasses and attrs classes; anything else is shared by the parts,
+    which have the batch's own structure. Sizes differ by at most one, none is empty: a batch of
+    fewer rows gives fewer parts. Concatenated, the parts are the batch.
     """
-    rows = _rows(batch)
-    pieces = min(pieces, rows or 1)
+    length = rows(batch) or 0
+    pieces = min(pieces, length)
     if pieces <= 1:
         return [batch]
-    bounds = [rows * piece // pieces for piece in range(pieces + 1)]
-    return [_part(batch, rows, start, stop) for start, stop in pairwise(bounds)]
+
+    def part(start: int, stop: int) -> Any:
+        return _mapped(
+            batch,
+            lambda tensor: (
+                tensor[start:stop] if tensor.ndim and tensor.shape[0] == length else tensor
+            ),
+        )
+
+    bounds = [length * piece // pieces for piece in range(pieces + 1)]
+    return [part(start, stop) for start, stop in pairwise(bounds)]
 
 
-def _rows(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.shape[0] if value.ndim else 0
-    for child in _children(value):
-        rows = _rows(child)
-        if rows:
-            return rows
-    return 0
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    _mapped(tree, note)
+    return found
 
 
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple):
-        return list(value)
-    return list(value.values()) if hasattr(value, "values") else []
+def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a copy of `tree` with `function` applied to its tensors, depth first."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        items = {key: _mapped(value, function) for key, value in tree.items()}
+        return _with_items(tree, items)
+    if isinstance(tree, list | tuple):
+        parts = [_mapped(item, function) for item in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    names = _field_names(tree)
+    if not names:
+        return tree
+    copied = copy.copy(tree)
+    for name in names:  # past frozen classes' own __setattr__
+        object.__setattr__(copied, name, _mapped(getattr(tree, name), function))
+    return copied
 
 
-def _part(value: Any, rows: int, start: int, stop: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value[start:stop] if value.ndim and value.shape[0] == rows else value
-    if isinstance(value, list | tuple):
-        parts = [_part(item, rows, start, stop) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if hasattr(value, "keys") and hasattr(value, "__setitem__"):
-        part = copy.copy(value)
-        # transformers' BatchEncoding keeps its items one level down, where a copy shares them.
-        if isinstance(getattr(part, "data", None), dict):
-            part.data = dict(part.data)
-        for key in list(value.keys()):
-            part[key] = _part(value[key], rows, start, stop)
-        return part
-    return value
+def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+    if type(mapping) is dict or not isinstance(mapping, MutableMapping):
+        return items
+    copied = copy.copy(mapping)  # keeps what a BatchEncoding or a defaultdict has besides items
+    copied.update(items)
+    return copied
+
+
+def _field_names(value: Any) -> list[str]:
+    if isinstance(value, type):
+        return []
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    return [field.name for field in getattr(value, "__attrs_attrs__", ())]

@@ -11,7 +11,7 @@ from attrs.validators import and_, ge, gt, in_, le, lt
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 
-from .scaling import LARGEST, SMALLEST
+from .scaling import LARGEST, SMALLEST, LossScale
 
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 
@@ -52,6 +52,15 @@ class MixedPrecisionConfig:
     growth_interval: int = field(
         2000, validator=ge(1), help="updates without overflow before the scale grows"
     )
+
+    def loss_scale(self) -> LossScale:
+        """Return the scale a run begins with."""
+        return LossScale(
+            scale=self.initial_scale,
+            growth_factor=self.growth_factor,
+            backoff_factor=self.backoff_factor,
+            growth_interval=self.growth_interval,
+        )
 
 
 SPEC = PluginSpec(

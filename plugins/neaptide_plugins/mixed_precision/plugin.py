@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide import ConfigError, Outcome, Plugin, hookimpl
+from neaptide import Outcome, Plugin, hookimpl
 
 from .config import MixedPrecisionConfig
-from .precision import resolve
-from .scaling import LossScale
+from .precision import computing_in, resolve, widened
+from .refusals import check_scalable, check_waiting
+from .scaling import LossScaler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,69 +20,57 @@ if TYPE_CHECKING:
     from neaptide import ParameterStore, Phase, Run
 
 _TRAINED = ("warmup", "full", "correct")
+_SETTINGS = (*_TRAINED, "predict", "evaluate")
 _AT = {"probe": "predict", "evaluate": "evaluate"}
-"""Moments with a setting of their own; any other takes that of its phase."""
-
-
-def _initial(plugin: MixedPrecision) -> LossScale:
-    config = plugin.config
-    return LossScale(
-        scale=config.initial_scale,
-        growth_factor=config.growth_factor,
-        backoff_factor=config.backoff_factor,
-        growth_interval=config.growth_interval,
-    )
+"""Moments with a setting of their own; any other takes its phase's."""
 
 
 @attrs.define(eq=False)
 class MixedPrecision(Plugin[MixedPrecisionConfig]):
     """One dtype a phase; the loss scale acts only where that is fp16."""
 
-    _scale: LossScale = attrs.field(init=False, default=attrs.Factory(_initial, takes_self=True))
-    # Whether the gradients that wait for an update carry the scale; None where none wait. The
-    # first backward decides: a phase may end inside an accumulation over several steps.
-    _carried: bool | None = attrs.field(init=False, default=None)
-    _store: ParameterStore | None = attrs.field(init=False, default=None)
-    _scaled: frozenset[str] = attrs.field(init=False, default=frozenset())
+    _scaler: LossScaler = attrs.field(init=False)
+    _dtypes: dict[str, torch.dtype] = attrs.field(init=False)
+    _fp16: tuple[str, ...] = attrs.field(init=False, default=())
+    _store: ParameterStore = attrs.field(init=False)
+
+    @_scaler.default
+    def _initial(self) -> LossScaler:
+        return LossScaler(self.config.loss_scale())
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Refuse fp16 where overflows would go unnoticed or gradients could not be unscaled."""
+        """Resolve the settings for the device; refuse fp16 where it cannot work."""
         self._store = store
-        names = [name for name in _TRAINED if self._dtype(name, run) is torch.float16]
-        self._scaled = frozenset(names)
-        if names:
-            _check_scalable(names[0], run, store)
+        self._dtypes = {name: resolve(getattr(self.config, name), run.device) for name in _SETTINGS}
+        self._fp16 = tuple(name for name in _TRAINED if self._dtypes[name] is torch.float16)
+        if self._fp16:
+            check_scalable(self._fp16[0], run, store)
 
     @hookimpl
     def around_forward(self, run: Run) -> Callable[..., Any]:
-        """Run model and loss under autocast, whose cached casts live for this forward alone."""
-        dtypes = {name: self._dtype(name, run) for name in (*_TRAINED, *_AT.values())}
+        """Run model and loss in the dtype of phase and moment."""
 
-        def autocast(
+        def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
         ) -> Any:
-            dtype = dtypes[_AT.get(moment, phase.name)]
-            lowered = dtype is not torch.float32
-            with torch.autocast(run.device.type, dtype=dtype, enabled=lowered):
+            dtype = self._dtypes[_AT.get(moment, phase.name)]
+            with computing_in(dtype, run.device):
                 loss = following(phase=phase, moment=moment, **arguments)
-            if not lowered:
+            if dtype is torch.float32:
                 return loss
-            # An autocast around the whole loop would keep the casts until after the update.
-            torch.clear_autocast_cache()
-            # Losses are added up and scaled: 65536 is infinity in fp16.
-            wide = torch.promote_types(loss.value.dtype, torch.float32)
-            return attrs.evolve(loss, value=loss.value.to(wide))
+            return attrs.evolve(loss, value=widened(loss.value))
 
-        return autocast
+        return forward
 
     @hookimpl
     def around_train_step(self) -> Callable[..., Any]:
-        """Forget gradients that a failed step has dropped."""
+        """Begin anew where a step that failed has dropped the gradients that waited."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
-            if self._carried is not None and not _any_gradient(self._store):
-                self._carried = None
+            store, scaler = self._store, self._scaler
+            if scaler.carried is not None and not any(map(store.has_gradient, store.spans())):
+                scaler.carried = None
             return following(**arguments)
 
         return step
@@ -91,9 +80,8 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         """Multiply the loss by the scale, so that small fp16 gradients do not vanish."""
 
         def backward(following: Callable[..., None], *, loss: torch.Tensor, phase: Phase) -> None:
-            if self._carried is None:
-                self._carried = phase.name in self._scaled
-            following(loss=loss * self._scale.scale if self._carried else loss, phase=phase)
+            factor = self._scaler.before_backward(wanted=phase.name in self._fp16)
+            following(loss=loss if factor == 1.0 else loss * factor, phase=phase)
 
         return backward
 
@@ -110,43 +98,31 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
             phase: Phase,
             **arguments: Any,
         ) -> Outcome:
-            carried = bool(self._carried)
-            if carried:
-                _check_waiting(updated)
-                gradient_scale = gradient_scale / self._scale.scale
+            scaler = self._scaler
+            if scaler.carried:
+                check_waiting(updated)
             outcome = following(
-                gradient_scale=gradient_scale,
-                check_norm=check_norm or carried or phase.name in self._scaled,
+                gradient_scale=gradient_scale / scaler.factor,
+                check_norm=check_norm or bool(scaler.carried) or phase.name in self._fp16,
                 updated=updated,
                 phase=phase,
                 **arguments,
             )
             if outcome is not Outcome.DEFERRED:
-                self._carried = None
-                if carried:
-                    skipped = outcome is Outcome.SKIPPED
-                    self._scale = self._scale.overflowed() if skipped else self._scale.applied()
+                scaler.updated(applied=outcome is Outcome.APPLIED)
             return outcome
 
         return update
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the loss scale, where there is a phase that uses it."""
-        return {"loss_scale": self._scale.scale} if self._scaled else {}
+        """Return the loss scale, where a phase uses it."""
+        return {"loss_scale": self._scaler.current.scale} if self._fp16 else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale, how long it has held, and whether waiting gradients carry it."""
-        return {
-            "scale": self._scale.scale,
-            "clean": self._scale.clean,
-            "carried": self._carried,
-        }
+        """Return the scaler's state."""
+        return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
-        self._scale = attrs.evolve(self._scale, scale=state["scale"], clean=state["clean"])
-        self._carried = state["carried"]
-
-    def _dtype(self, name: str, run: Run) -> torch.dtype:
-        return resolve(getattr(self.config, name), run.device)
+        self._scaler.load_state_dict(state)

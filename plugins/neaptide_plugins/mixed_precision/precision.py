@@ -1,8 +1,14 @@
-"""Which dtype a forward computes in: the table of names, and the recommendation for a device."""
+"""Which dtype a forward computes in, and the context it does so in."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -26,3 +32,24 @@ def resolve(precision: str, device: torch.device) -> torch.dtype:
     if precision != "auto":
         return DTYPES[precision]
     return recommend(torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
+
+
+@contextmanager
+def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Run matrix products and convolutions in `dtype`; float32 turns autocast off.
+
+    Casts of weights are shared within the context and dropped with it. torch alone would keep them
+    inside an autocast around the caller's whole loop, past the update that outdates them.
+    """
+    lowered = dtype is not torch.float32
+    try:
+        with torch.autocast(device.type, dtype=dtype, enabled=lowered):
+            yield
+    finally:
+        if lowered:
+            torch.clear_autocast_cache()
+
+
+def widened(loss: torch.Tensor) -> torch.Tensor:
+    """Return `loss` in float32 or wider, to be added up and scaled: 65536 is infinity in fp16."""
+    return loss.to(torch.promote_types(loss.dtype, torch.float32))

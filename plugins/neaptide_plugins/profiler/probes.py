@@ -2,64 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 import psutil
 import torch
 
+if TYPE_CHECKING:
+    from .nvml import Nvml
 
-@attrs.frozen
+
+@attrs.frozen(kw_only=True)
 class Sample:
     """Bytes at one moment; None for what this machine cannot tell."""
 
-    rss_bytes: int
-    """Resident set size of the process."""
     allocated_bytes: int | None = None
     """Live tensors on the accelerator, by torch's allocator."""
     peak_bytes: int | None = None
-    """Most of it since the sample before."""
+    """The allocator's high-water mark. Nothing here resets it: others read it as well."""
     reserved_bytes: int | None = None
     """What the allocator holds of the device."""
+    rss_bytes: int
+    """Resident set size of the process."""
     nvml_bytes: int | None = None
     """Used on the device by all processes, as the driver counts."""
 
-    @property
-    def watched(self) -> int:
-        """What is compared from sample to sample: the accelerator's, else the process's."""
-        return self.rss_bytes if self.allocated_bytes is None else self.allocated_bytes
-
-
-class Nvml:
-    """The driver's view of one GPU, or the reason there is none."""
-
-    def __init__(self, index: int) -> None:
-        self.problem: str | None = None
-        try:
-            import pynvml  # noqa: PLC0415 - optional: only this plugin knows it
-
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            self._nvml: Any = pynvml
-        except ImportError:
-            self.problem = 'not installed: pip install "neaptide[nvml]"'
-        except Exception as error:  # noqa: BLE001 - NVML raises one class a return code
-            self.problem = str(error)
-
-    def used_bytes(self) -> int | None:
-        """Return the bytes used, or None once the driver has failed to answer."""
-        if self.problem is not None:
-            return None
-        try:
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-        except Exception as error:  # noqa: BLE001 - as above
-            self.problem = str(error)
-            return None
-
-    def close(self) -> None:
-        """Let the driver go."""
-        if self.problem is None:
-            self._nvml.nvmlShutdown()
+    def tiers(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes held now and the highest known mark, by tier."""
+        tiers = {"host": (self.rss_bytes, self.rss_bytes)}
+        if self.allocated_bytes is not None:
+            mark = max(self.allocated_bytes, self.peak_bytes or 0)
+            tiers = {"device": (self.allocated_bytes, mark), **tiers}
+        return tiers
 
 
 class Probe:
@@ -70,23 +44,31 @@ class Probe:
         self._nvml = nvml
         self._process = psutil.Process()
 
-    def capacity(self) -> int:
-        """Return the bytes of the accelerator's memory, or of the machine's without one."""
+    def capacities(self) -> dict[str, int]:
+        """Return the bytes each tier has in this machine."""
+        capacities = {"host": int(psutil.virtual_memory().total)}
         if self._device.type == "cuda":
-            return int(torch.cuda.get_device_properties(self._device).total_memory)
-        return int(psutil.virtual_memory().total)
+            properties = torch.cuda.get_device_properties(self._device)
+            capacities = {"device": int(properties.total_memory), **capacities}
+        return capacities
 
     def sample(self) -> Sample:
         """Measure now; waits for nothing on the device."""
         rss = int(self._process.memory_info().rss)
-        used = self._nvml.used_bytes() if self._nvml is not None else None
         if self._device.type != "cuda":
-            return Sample(rss, nvml_bytes=used)
-        peak = torch.cuda.max_memory_allocated(self._device)
+            return Sample(rss_bytes=rss)
+        # Once, as it comes: memory_allocated() and its like flatten and sort all of it, each.
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         return Sample(
-            rss,
-            torch.cuda.memory_allocated(self._device),
-            peak,
-            torch.cuda.memory_reserved(self._device),
-            used,
+            allocated_bytes=allocated["current"],
+            peak_bytes=allocated["peak"],
+            reserved_bytes=reserved["current"],
+            rss_bytes=rss,
+            nvml_bytes=self._nvml.used_bytes() if self._nvml is not None else None,
         )
+
+
+def uuid_of(device: torch.device) -> str:
+    """Return the UUID by which the driver knows a CUDA device, as `"GPU-…"`."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

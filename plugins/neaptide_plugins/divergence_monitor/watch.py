@@ -1,0 +1,94 @@
+"""Takes in losses and gradient norms update by update, and says when the level moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from . import detect
+from .levels import Alarm, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .config import DivergenceMonitorConfig
+
+CRITICAL_SIGMAS = 10.0
+"""Deviations above its mean at which a loss alone is critical."""
+
+
+@attrs.frozen
+class Change:
+    """The level moved."""
+
+    before: Level
+    level: Level
+    found: tuple[str, ...]
+
+
+@attrs.define
+class Watch:
+    """Sees each update once."""
+
+    config: DivergenceMonitorConfig
+    alarm: Alarm = attrs.field(factory=Alarm)
+    seen: int = 0
+    """Updates looked at."""
+    since: int = 0
+    """Updates that were undone, and are no measure for those after them."""
+    findings: int = 0
+
+    @property
+    def level(self) -> Level:
+        """The level of alarm."""
+        return self.alarm.level
+
+    def read(
+        self, updates: int, losses: Sequence[float], norms: Sequence[float]
+    ) -> Iterator[Change]:
+        """Look at what is new after `updates` updates; yield every move of the level.
+
+        `losses` and `norms` are those of the newest updates, oldest first; `norms` may be shorter.
+        """
+        new = min(updates - self.seen, len(losses))
+        self.seen = updates
+        for age in reversed(range(new)):
+            count = min(self.config.window + 1, updates - age - self.since)
+            if count > 0:
+                yield from self._judge(_upto(losses, age, count), _upto(norms, age, count))
+
+    def skipped(self) -> Iterator[Change]:
+        """Take in an update that was skipped because it was not finite."""
+        return self._move(("non-finite",), critical=True)
+
+    def forget(self) -> None:
+        """Judge what comes by itself: all updates so far were undone."""
+        self.since = self.seen + 1  # the newest one is still on its way here
+
+    def _judge(self, losses: Sequence[float], norms: Sequence[float]) -> Iterator[Change]:
+        config, rise = self.config, detect.rise(losses)
+        not_finite = detect.not_finite(losses) or detect.not_finite(norms)
+        checks = {
+            "non-finite": not_finite,
+            "loss spike": rise > config.loss_sigma,
+            "exploding gradient": detect.exploded(norms, config.gradient_multiplier),
+            "vanishing gradient": detect.vanished(norms, config.vanishing),
+            "oscillation": detect.oscillates(losses, config.oscillation),
+        }
+        found = tuple(name for name, is_so in checks.items() if is_so)
+        critical = not_finite or rise > max(config.loss_sigma, CRITICAL_SIGMAS)
+        return self._move(found, critical=critical)
+
+    def _move(self, found: tuple[str, ...], *, critical: bool) -> Iterator[Change]:
+        before = self.level
+        self.findings += len(found)
+        self.alarm = self.alarm.after(len(found), critical=critical, calm=self.config.calm)
+        if self.level is not before:
+            yield Change(before, self.level, found)
+
+
+def _upto(values: Sequence[float], age: int, count: int) -> Sequence[float]:
+    """Return the `count` values that end with the one `age` places before the newest."""
+    end = max(0, len(values) - age)
+    return values[max(0, end - count) : end]

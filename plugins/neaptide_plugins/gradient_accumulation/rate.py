@@ -1,0 +1,24 @@
+"""A learning rate for one update only."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+@contextmanager
+def scaled_rate(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Multiply the `lr` of every group by `factor` inside the context; then put it back."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

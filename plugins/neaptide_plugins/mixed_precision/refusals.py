@@ -1,0 +1,44 @@
+"""What fp16 cannot be trained with, as errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from neaptide import ConfigError
+
+if TYPE_CHECKING:
+    from neaptide import ParameterStore, Run
+
+
+def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:
+    """Raise ConfigError where overflows go unnoticed or gradients cannot be unscaled exactly.
+
+    `phase` is one that trains in fp16, for the message.
+    """
+    where = f"@ plugins.mixed-precision.{phase}"
+    if not run.config.train.check_finite:
+        msg = (
+            f"fp16 needs train.check_finite = true to notice overflows (got false); set it, or "
+            f'use "bf16" {where}'
+        )
+        raise ConfigError(msg)
+    for span in store.spans():
+        if span.trainable and span.dtype is torch.float16:
+            msg = (
+                f"fp16 needs weights in float32, of which it makes fp16 copies "
+                f"({span.name!r} is float16); call model.float(), or use "
+                f'"fp32" to leave the model alone {where}'
+            )
+            raise ConfigError(msg)
+
+
+def check_waiting(updated: frozenset[str]) -> None:
+    """Raise ConfigError where weights were updated in backward, by gradients still scaled."""
+    if updated:
+        msg = (
+            f"fp16 needs gradients that wait for the update ({min(updated)!r} was updated in "
+            f'backward); use "bf16" @ plugins.mixed-precision'
+        )
+        raise ConfigError(msg)

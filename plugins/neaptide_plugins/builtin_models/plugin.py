@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import Loss, NoConfig, Plugin, Task, hookimpl
+from neaptide import ConfigError, Loss, NoConfig, Plugin, Task, hookimpl
 from neaptide.config import structure_options
 
 from . import byte_gpt, digits_cnn, mlp
@@ -37,6 +37,14 @@ class BuiltinModels(Plugin[NoConfig]):
         module = _MODELS[spec.name]
 
         def loss_fn(model: nn.Module, batch: Any) -> Loss:
-            return Loss(*module.loss(model, batch))
+            try:
+                return Loss(*module.loss(model, batch))
+            except (KeyError, TypeError) as error:
+                got = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch)
+                msg = f"{spec.name} finds no {error} in a batch of {got}; choose data that fits"
+                raise ConfigError(f"{msg} @ data.name") from error
+            except (ValueError, IndexError) as error:
+                msg = f"model and data do not fit: {error} @ model.options"
+                raise ConfigError(msg) from error
 
         return Task(module.build(options), loss_fn)

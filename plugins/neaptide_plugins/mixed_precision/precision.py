@@ -51,5 +51,5 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 
 def widened(loss: torch.Tensor) -> torch.Tensor:
-    """Return `loss` in float32 or wider, to be added up and scaled: 65536 is infinity in fp16."""
+    """Return `loss` in float32 or wider, in which sums are divided and means added up."""
     return loss.to(torch.promote_types(loss.dtype, torch.float32))

@@ -136,8 +136,9 @@ def render(account: Account, capacities: Mapping[str, int], notes: Iterable[str]
     for tier in account.courses:
         for (of, phase, moment), running in account.moments.items():
             if of == tier:
-                counts = (_mib(n) for n in (running.mean, running.most, running.least))
-                cells = "".join(f"{count:>10}" for count in counts)
+                cells = "".join(
+                    f"{_mib(n):>10}" for n in (running.mean, running.most, running.least)
+                )
                 lines.append(f"{tier:<8}{phase:<9}{moment:<10}{running.count:>8}{cells}")
     lines += map(str, account.spikes)
     more = account.spike_count - len(account.spikes)

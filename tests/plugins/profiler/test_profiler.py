@@ -112,7 +112,7 @@ def test_without_a_run_directory_there_is_still_a_report() -> None:
 def test_deferred_updates_belong_to_the_one_in_progress(tmp_path: Path) -> None:
     config = {
         "run": {"dir": str(tmp_path)},
-        "plugins": {"profiler": {}, "gradient-accumulation": {"steps": 3}},
+        "plugins": {"profiler": {}, "gradient-accumulation": {"steps": 3, "across_steps": True}},
     }
     trainer, batches = tiny_trainer(config, [SPEC])
     with trainer:

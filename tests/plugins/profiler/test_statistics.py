@@ -54,7 +54,9 @@ def test_phases_and_moments_are_compared_each_with_itself() -> None:
     account.start({"host": (0, 0)})
     seen = [("full", "forward", 0), ("full", "backward", 1000), ("correct", "forward", 2000)]
     assert [] == [
-        spike for phase, moment, n in seen for spike in account.add(1, phase, moment, {"host": (n, n)})
+        spike
+        for phase, moment, n in seen
+        for spike in account.add(1, phase, moment, {"host": (n, n)})
     ]
     (spike,) = account.add(2, "full", "forward", {"host": (100, 100)})
     assert ("full", "forward", "host", 2, 100) == (

@@ -1,0 +1,204 @@
+"""Which blocks are found, how they are patched, and what a config error says."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from checkpointed import attached
+from support import tiny_trainer
+from torch import nn
+
+from neaptide import ConfigError, HybridTrainer
+from neaptide_plugins.activation_checkpointing.blocks import find_blocks
+
+
+def linears(count: int) -> list[nn.Module]:
+    return [nn.Linear(2, 2) for _ in range(count)]
+
+
+def names(model: nn.Module, *given: Any) -> list[str]:
+    return [name for name, _ in find_blocks(model, *given)]
+
+
+class Encoder(nn.Module):
+    """Blocks at two depths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(*linears(2), nn.ReLU()) for _ in range(3))
+        self.only = nn.ModuleList(linears(1))
+        self.tail = nn.Sequential(nn.ReLU(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+
+
+def test_the_outermost_repeated_children_are_blocks() -> None:
+    expected = ["layers.0", "layers.1", "layers.2", "tail.1", "tail.3"]
+    assert expected == names(Encoder())
+
+
+def test_a_model_that_is_a_container_itself_has_blocks() -> None:
+    assert ["0", "2"] == names(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+
+
+def test_a_module_in_the_list_twice_is_one_block() -> None:
+    one, other = linears(2)
+    assert ["0", "1"] == names(nn.ModuleList([one, other, one, other]))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "exclude", "expected"),
+    [
+        ("layers.*", (), ["layers.0", "layers.1", "layers.2"]),
+        ("layers.[02]", (), ["layers.0", "layers.2"]),
+        ("*.1", (), ["layers.1", "tail.1"]),
+        ("layers.*.0", (), ["layers.0.0", "layers.1.0", "layers.2.0"]),
+        ("layers.*", ("layers.1",), ["layers.0", "layers.2"]),
+        (None, ("layers.*", "tail.1"), ["tail.3"]),
+    ],
+)
+def test_a_star_stays_within_one_part_of_the_name(
+    pattern: str | None, exclude: tuple[str, ...], expected: list[str]
+) -> None:
+    assert expected == names(Encoder(), pattern, exclude)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"blocks": "block.*"},
+            "no module is named like 'block.*' (did you mean 'blocks.3'?) "
+            "@ plugins.activation-checkpointing",
+        ),
+        (
+            {"exclude": ["blocks.7"]},
+            "no module is named like 'blocks.7' (did you mean 'blocks.3'?) "
+            "@ plugins.activation-checkpointing",
+        ),
+        (
+            {"save_ops": ["matmull"]},
+            "there is no op 'matmull' (did you mean 'matmul'?); use matmul, attention or a name "
+            "such as aten.mm @ plugins.activation-checkpointing",
+        ),
+        (
+            {"save_ops": ["aten.addm"]},
+            "there is no op 'aten.addm' (did you mean 'aten.addmm'?); use matmul, attention or a "
+            "name such as aten.mm @ plugins.activation-checkpointing",
+        ),
+    ],
+)
+def test_a_name_that_matches_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tiny_trainer({"plugins": {"activation-checkpointing": settings}})
+    assert message == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [({"interval": 0}, "interval"), ({"ratio": 0.0}, "ratio"), ({"ratio": 1.5}, "ratio")],
+)
+def test_a_setting_out_of_its_range_is_refused(settings: dict[str, Any], where: str) -> None:
+    with pytest.raises(ConfigError, match=f"plugins.activation-checkpointing.{where}"):
+        tiny_trainer({"plugins": {"activation-checkpointing": settings}})
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError) as caught:
+        HybridTrainer(
+            model,
+            torch.optim.SGD(model.parameters()),
+            config={"plugins": {"activation-checkpointing": {}}},
+        )
+    expected = (
+        "Linear has no repeated blocks in a ModuleList or Sequential; name them by a pattern such "
+        "as 'encoder.*' @ plugins.activation-checkpointing.blocks"
+    )
+    assert expected == str(caught.value)
+
+
+def test_the_end_of_a_run_leaves_no_patch_behind() -> None:
+    trainer, batches = tiny_trainer({"plugins": {"activation-checkpointing": {}}})
+    with trainer:
+        trainer.step(batches[0])
+        patched = ["forward" in vars(block) for block in trainer.model.blocks]
+    assert [True] * 4 == patched
+    assert [False] * 4 == ["forward" in vars(block) for block in trainer.model.blocks]
+
+
+def test_detach_restores_the_very_dict_a_forward_of_the_users_included() -> None:
+    model = nn.Sequential(*linears(3))
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    model[1].forward = own
+    before = [dict(vars(block)) for block in model]
+    segments = attached(model)
+    model(torch.randn(2, 2)).sum().backward()
+    segments.detach()
+    after = [dict(vars(block)) for block in model]
+    assert [list(each) for each in before] == [list(each) for each in after]
+    assert all(
+        one[key] is other[key] for one, other in zip(before, after, strict=True) for key in one
+    )
+
+
+def test_a_copy_of_a_patched_model_computes_with_its_own_weights() -> None:
+    model = nn.Sequential(*linears(3))
+    segments = attached(model)
+    twin = copy.deepcopy(model)
+    x = torch.randn(4, 2)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    twin(x).sum().backward()
+    assert torch.equal(torch.zeros(4, 2), twin(x))
+    assert not torch.equal(torch.zeros(4, 2), model(x))
+    assert [None] * 6 == [parameter.grad for parameter in model.parameters()]
+    segments.detach()
+    assert torch.equal(torch.zeros(4, 2), twin(x))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1.0, [0, 1, 2, 3, 4, 5]), (0.5, [0, 2, 4]), (0.34, [0, 3]), (0.01, [0])],
+)
+def test_the_ratio_chooses_segments_evenly_and_at_least_one(
+    ratio: float, expected: list[int]
+) -> None:
+    model = nn.Sequential(*linears(6))
+    segments = attached(model, interval=1, ratio=ratio)
+    dropped = []
+    x = torch.randn(4, 2, requires_grad=True)
+    for block in model:
+        segments.reset_statistics()
+        block(x)
+        dropped.append(segments.dropped_bytes > 0)
+    assert expected == [index for index, each in enumerate(dropped) if each]
+
+
+@pytest.mark.parametrize("phases", [["full"], ["warmup", "correct"]])
+def test_only_the_phases_asked_for_are_checkpointed(phases: list[str]) -> None:
+    trainer, batches = tiny_trainer({"plugins": {"activation-checkpointing": {"phases": phases}}})
+    with trainer:
+        segments = trainer.hooks.plugins["activation-checkpointing"]._segments
+        found = []
+        for phase in ("warmup", "full", "correct"):
+            trainer.step(batches[0], phase=phase)
+            if segments.dropped_bytes:
+                found.append(phase)
+    assert phases == found
+
+
+def test_the_last_forwards_bytes_are_metrics_and_evaluations_do_not_count() -> None:
+    trainer, batches = tiny_trainer({"plugins": {"activation-checkpointing": {"interval": 4}}})
+    with trainer:
+        trainer.step(batches[0])
+        plugin = trainer.hooks.plugins["activation-checkpointing"]
+        trained = plugin.collect_metrics()
+        trainer.evaluate(batches[:1])
+        assert trained == plugin.collect_metrics()
+    assert trained["dropped_bytes"] > 5 * trained["kept_bytes"] > 0

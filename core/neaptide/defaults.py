@@ -73,12 +73,7 @@ class Defaults:
         if not parameters:
             msg = "the model has no trainable parameters; unfreeze some (requires_grad=True)"
             raise ConfigError(msg)
-        check_arguments(found, options, "optimizer.options")
-        try:
-            optimizer = found(parameters, lr=lr, **options)
-        except (TypeError, ValueError) as error:
-            msg = f"{found.__name__} refused its settings: {error} @ optimizer.options"
-            raise ConfigError(msg) from error
+        optimizer = _created(found, parameters, lr, options)
         if not isinstance(optimizer, torch.optim.Optimizer):
             msg = f"{name!r} must be a torch.optim.Optimizer @ optimizer.name"
             raise ConfigError(msg)
@@ -142,6 +137,36 @@ def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> No
             raise ConfigError(msg)
 
 
+def try_optimizer(name: str, lr: float, options: Mapping[str, Any]) -> None:
+    """Make one update of a single 2x2 weight with the optimizer `[optimizer]` names.
+
+    Settings that only fail at the first step fail here with a ConfigError, before a model is built.
+    """
+    found = _optimizer_class(name)
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = _created(found, [weight], lr, options)
+    if ":" in name or not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    weight.grad = torch.zeros(2, 2)
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise ConfigError(_refused(found, error)) from error
+
+
+def _created(found: Any, parameters: Any, lr: float, options: Mapping[str, Any]) -> Any:
+    check_arguments(found, options, "optimizer.options")
+    try:
+        return found(parameters, lr=lr, **options)
+    except Exception as error:
+        raise ConfigError(_refused(found, error)) from error
+
+
+def _refused(found: Any, error: Exception) -> str:
+    name = getattr(found, "__name__", str(found))
+    return f"{name} refused its settings: {' '.join(str(error).split())} @ optimizer.options"
+
+
 def _optimizer_class(name: str) -> Any:
     if ":" in name:
         found = import_object(name, "optimizer.name")
@@ -157,6 +182,8 @@ def _optimizer_class(name: str) -> Any:
     known.pop("optimizer")
     # It asks for a closure that runs the model again; a step here is one forward and backward.
     known.pop("lbfgs")
+    # It takes sparse gradients only, which hardly a whole model has.
+    known.pop("sparseadam")
     if name.lower() not in known:
         msg = (
             f"unknown optimizer {name!r}{suggest(name.lower(), known)}; there is "

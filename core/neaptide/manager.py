@@ -84,6 +84,10 @@ class HookManager:
         """Return whether anyone implements `hook`, so that callers may skip preparing for it."""
         return bool(self._calls[hook])
 
+    def left_to_core(self, hook: str) -> bool:
+        """Return whether no plugin implements `hook`, so that the core's own answer stands."""
+        return all(call.plugin == DEFAULTS for call in self._calls[hook])
+
     # -- ways of calling --------------------------------------------------------------------------
 
     def _collect(self, hook: str, expected: Any, **given: Any) -> Iterator[tuple[str, Any]]:

@@ -74,16 +74,25 @@ def weigh(returned: object, batch: object) -> WeighedLoss:
 
 
 def first_tensor(batch: object) -> torch.Tensor | None:
-    """Return the first tensor with a batch dimension in nested dicts, lists and tuples."""
+    """Return the first tensor with a batch dimension in nested containers and dataclasses."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.ndim else None
-    children = list(batch.values()) if hasattr(batch, "values") else batch
-    if isinstance(children, list | tuple):
-        for child in children:
-            found = first_tensor(child)
-            if found is not None:
-                return found
+    for child in _children(batch):
+        found = first_tensor(child)
+        if found is not None:
+            return found
     return None
+
+
+def _children(batch: object) -> list[Any]:
+    if isinstance(batch, list | tuple):
+        return list(batch)
+    if hasattr(batch, "values"):
+        return list(batch.values())
+    cls: Any = type(batch)
+    if attrs.has(cls):
+        return [getattr(batch, field.name) for field in attrs.fields(cls)]
+    return [getattr(batch, name) for name in getattr(batch, "__dataclass_fields__", ())]
 
 
 def batch_length(batch: object) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from . import assembly, rng, saving
+from .defaults import try_optimizer
 from .enabling import configured
 from .errors import ConfigError, suggest
 from .fit import Fit
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .config import RunConfig
+    from .manager import HookManager
     from .memory import Ledger
     from .plugin import PluginSpec
     from .steps import StepResult
@@ -83,7 +85,10 @@ class HybridTrainer:
         rng.seed_all(full.seed)
         trainer = cls.__new__(cls)
 
-        def build(hooks: Any) -> Task:
+        def build(hooks: HookManager) -> Task:
+            if hooks.left_to_core("configure_optimizer"):
+                section = full.optimizer
+                try_optimizer(section.name, section.lr, section.options)
             task = assembly.build_task(full, hooks)
             task.module.to(device)
             return task

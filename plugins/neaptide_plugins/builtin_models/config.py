@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import and_, ge, lt
+from attrs.validators import and_, ge, le, lt
 
 from neaptide.plugin import PluginSpec
 
-_at_least_1 = ge(1)
+# Far beyond what these small models are for, and short of what would only run out of memory.
+_at_least_1 = and_(ge(1), le(65_536))
 _probability = and_(ge(0.0), lt(1.0))
 
 
@@ -16,7 +17,7 @@ class ByteGptOptions:
     """Options of `builtin:byte-gpt`."""
 
     layers: int = attrs.field(
-        default=4, validator=_at_least_1, metadata={"help": "Transformer blocks."}
+        default=4, validator=and_(ge(1), le(1024)), metadata={"help": "Transformer blocks."}
     )
     width: int = attrs.field(
         default=128,
@@ -56,7 +57,7 @@ class MlpOptions:
     )
     layers: int = attrs.field(
         default=3,
-        validator=_at_least_1,
+        validator=and_(ge(1), le(1024)),
         metadata={"help": "Hidden layers, the output layer not counted."},
     )
     outputs: int = attrs.field(

@@ -41,8 +41,11 @@ class BuiltinModels(Plugin[NoConfig]):
                 return Loss(*module.loss(model, batch))
             except (KeyError, TypeError) as error:
                 got = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch)
-                msg = f"{spec.name} finds no {error} in a batch of {got}; choose data that fits"
-                raise ConfigError(f"{msg} @ data.name") from error
+                msg = (
+                    f"{spec.name} finds no {error} in a batch of {got}; choose data that fits "
+                    f"@ data.name"
+                )
+                raise ConfigError(msg) from error
             except (ValueError, IndexError) as error:
                 msg = f"model and data do not fit: {error} @ model.options"
                 raise ConfigError(msg) from error

@@ -52,9 +52,9 @@ def batch(step: int) -> torch.Tensor:
     return torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
-@pytest.fixture(params=[1, 3, 8])
+@pytest.fixture(params=[{"interval": 1}, {"interval": 3}, {"interval": 8, "save_ops": ("matmul",)}])
 def patch(request: pytest.FixtureRequest) -> Callable[[nn.Module], Segments]:
-    return lambda model: attached(model, "blocks.*", interval=request.param)
+    return lambda model: attached(model, "blocks.*", **request.param)
 
 
 def both(

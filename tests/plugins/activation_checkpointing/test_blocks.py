@@ -83,8 +83,8 @@ def test_a_star_stays_within_one_part_of_the_name(
             "such as aten.mm @ plugins.activation-checkpointing",
         ),
         (
-            {"save_ops": ["aten.addm"]},
-            "there is no op 'aten.addm' (did you mean 'aten.addmm'?); use matmul, attention or a "
+            {"save_ops": ["aten.convolutionn"]},
+            "there is no op 'aten.convolutionn' (did you mean 'aten.convolution'?); use matmul, attention or a "
             "name such as aten.mm @ plugins.activation-checkpointing",
         ),
     ],

@@ -10,11 +10,12 @@ import torch
 from checkpointed import attached, differing, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import CYCLE, digest_after
+from support import CYCLE, same_tensors, tensors_of, tiny_trainer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide_plugins.activation_checkpointing.arguments import ChangedInPlaceError
 from neaptide_plugins.activation_checkpointing.segments import Segments
 
 if TYPE_CHECKING:
@@ -83,10 +84,9 @@ class Noisy(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + 0.1 * torch.randn_like(x)
         if torch.rand(()) < 0.5:
-            x = residual(x, torch.randn(WIDTH) * self.linear(x))
-        return x
+            x = x + 0.1 * torch.randn_like(x)
+        return residual(x, torch.randn(WIDTH) * self.linear(x))
 
 
 class Lowered(nn.Module):
@@ -281,8 +281,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pairs": {"interval": 2},
     "all blocks": {"interval": 8},
     "half of them": {"interval": 1, "ratio": 0.5},
-    "matmuls kept": {"interval": 2, "save_ops": ("matmul", "aten.convolution")},
 }
+KEPT = {"matmuls kept": {"interval": 2, "save_ops": ("matmul", "aten.convolution")}}
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -290,11 +290,40 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_training_is_bitwise_the_same(name: str, *, autocast: bool) -> None:
     step = partial(loss_of, autocast=autocast)
     expected = trace(NETS[name], step)
+    # torch's cells change the products in place where nobody can see it, which is refused below.
+    chosen = SETTINGS if name == "recurrent" else SETTINGS | KEPT
     found = {
-        setting: differing(expected, trace(NETS[name], step, segments=partial(attached, **chosen)))
-        for setting, chosen in SETTINGS.items()
+        setting: differing(expected, trace(NETS[name], step, segments=partial(attached, **given)))
+        for setting, given in chosen.items()
     }
-    assert dict.fromkeys(SETTINGS, []) == found
+    assert dict.fromkeys(chosen, []) == found
+
+
+def test_products_that_are_changed_unseen_are_not_kept() -> None:
+    model = Cells()
+    attached(model, save_ops=("matmul",))
+    with pytest.raises(ChangedInPlaceError, match=r"unsafe_split.*; exclude the block") as caught:
+        loss_of(model, 0)
+    assert 1 == len(str(caught.value).splitlines())
+
+
+class Rectified(Mlp):
+    """Changes a product in place, where it can be seen."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu_()
+
+
+def test_a_product_that_is_changed_after_it_was_kept_is_named() -> None:
+    model = Stack([Rectified() for _ in range(2)])
+    attached(model, save_ops=("matmul",))
+    with pytest.raises(ChangedInPlaceError) as caught:
+        loss_of(model, 0).backward()
+    expected = (
+        "activation checkpointing of block 'blocks.0': an output of aten.addmm.default, one of "
+        "save_ops, was changed in place; exclude the block"
+    )
+    assert expected == str(caught.value)
 
 
 def test_a_mistake_would_be_seen() -> None:
@@ -311,16 +340,22 @@ KINDS = (Mlp, Normed, InPlace, Nested, Noisy, Lowered, Partial)
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=7),
     interval=st.integers(1, 8),
     ratio=st.floats(0.05, 1.0),
+    save_ops=st.sampled_from([(), ("matmul",), ("matmul", "aten.native_dropout")]),
     autocast=st.booleans(),
 )
 def test_any_stack_of_awkward_blocks_is_bitwise_the_same(
-    kinds: list[type[nn.Module]], interval: int, ratio: float, *, autocast: bool
+    kinds: list[type[nn.Module]],
+    interval: int,
+    ratio: float,
+    save_ops: tuple[str, ...],
+    *,
+    autocast: bool,
 ) -> None:
     def make() -> nn.Module:
         return Stack([kind() for kind in kinds])
 
     def patch(model: nn.Module) -> Segments:
-        return attached(model, "blocks.*", interval=interval, ratio=ratio)
+        return attached(model, "blocks.*", interval=interval, ratio=ratio, save_ops=save_ops)
 
     step = partial(loss_of, autocast=autocast)
     expected = trace(make, step, steps=2)
@@ -328,8 +363,14 @@ def test_any_stack_of_awkward_blocks_is_bitwise_the_same(
 
 
 @pytest.mark.parametrize("interval", [1, 3, 8])
-def test_a_run_through_all_phases_has_the_same_digest(interval: int) -> None:
-    def digest(plugins: dict[str, Any]) -> str:
-        return digest_after(14, {"phases": CYCLE, "plugins": plugins}, [STEADY_PREDICTOR])
+def test_a_run_through_all_phases_is_bitwise_the_same(interval: int) -> None:
+    def weights(plugins: dict[str, Any]) -> dict[str, torch.Tensor]:
+        trainer, batches = tiny_trainer(
+            {"phases": CYCLE, "plugins": plugins}, plugins=[STEADY_PREDICTOR]
+        )
+        with trainer:
+            losses = [trainer.step(batch).loss for batch in batches[:14]]
+        random = torch.get_rng_state()
+        return {**tensors_of(trainer.model), "losses": torch.tensor(losses), "random": random}
 
-    assert digest({}) == digest({"activation-checkpointing": {"interval": interval}})
+    assert same_tensors(weights({}), weights({"activation-checkpointing": {"interval": interval}}))

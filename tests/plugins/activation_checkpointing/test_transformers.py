@@ -48,9 +48,7 @@ def t5() -> nn.Module:
 
 
 def loss_of(model: nn.Module, step: int, *, use_cache: bool, autocast: bool) -> torch.Tensor:
-    tokens = torch.randint(
-        0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(step)
-    )
+    tokens = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(step))
     mask = torch.ones_like(tokens)
     mask[0, 9:] = 0
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

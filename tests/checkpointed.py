@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from support import same_bits
 
 from neaptide_plugins.activation_checkpointing.blocks import find_blocks
 from neaptide_plugins.activation_checkpointing.segments import Segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -59,17 +60,10 @@ def trace(
     return seen
 
 
-def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> Sequence[str]:
-    """Return the names of what is not bitwise the same in both, those only in one included."""
+def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of what is not bitwise the same in both, or in one of them only."""
     return [
         name
         for name in {**one, **other}
-        if name not in one or name not in other or not _same(one[name], other[name])
+        if name not in one or name not in other or not same_bits(one[name], other[name])
     ]
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(
-        one.contiguous().reshape(-1).view(torch.uint8),
-        other.contiguous().reshape(-1).view(torch.uint8),
-    )

@@ -8,6 +8,7 @@ such as a key-value cache, are copied in structure: their tensors are shared, th
 from __future__ import annotations
 
 import copy
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -117,21 +118,22 @@ class Arguments:
 
     def again(self, outputs: list[list[Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return args and kwargs to call the block again with, given the outputs so far."""
-        memo: dict[int, Any] = {}
-
-        def revive(leaf: Any) -> Any:
-            if isinstance(leaf, Kept):
-                if id(leaf) not in memo:
-                    memo[id(leaf)] = leaf.again()
-                return memo[id(leaf)]
-            if isinstance(leaf, Output):
-                return outputs[leaf.call][leaf.leaf]
-            if isinstance(leaf, Structure):
-                return copy_structure(leaf.value, revive)
-            return leaf
-
+        revive = partial(_revived, outputs=outputs, memo={})
         args, kwargs = tree_unflatten([revive(leaf) for leaf in self.leaves], self.spec)
         return args, kwargs
+
+
+def _revived(leaf: Any, outputs: list[list[Any]], memo: dict[int, Any]) -> Any:
+    # No closure: one that calls itself would hold what it sees until garbage is collected.
+    if isinstance(leaf, Kept):
+        if id(leaf) not in memo:
+            memo[id(leaf)] = leaf.again()
+        return memo[id(leaf)]
+    if isinstance(leaf, Output):
+        return outputs[leaf.call][leaf.leaf]
+    if isinstance(leaf, Structure):
+        return copy_structure(leaf.value, partial(_revived, outputs=outputs, memo=memo))
+    return leaf
 
 
 def record(

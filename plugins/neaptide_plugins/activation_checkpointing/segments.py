@@ -19,7 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from .arguments import Arguments, ChangedInPlaceError, Output, record
-from .surroundings import Buffers, Surroundings, selective_contexts
+from .saved_ops import selective_contexts
+from .surroundings import Buffers, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,7 +133,7 @@ class Segments:
     Args:
         interval: consecutive blocks in a segment, of which only the first one's inputs are kept.
         ratio: share of the segments that is checkpointed, evenly spread, at least one.
-        save_ops: ops whose outputs are kept; see `surroundings.selective_contexts`.
+        save_ops: ops whose outputs are kept; see `saved_ops.selective_contexts`.
         enabled: asked at each call of a block.
     """
 

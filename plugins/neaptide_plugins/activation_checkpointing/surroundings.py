@@ -1,30 +1,20 @@
-"""What a forward depends on besides its arguments: buffers, random state, autocast, saved ops."""
+"""What a forward depends on besides its arguments: buffers, random state, autocast."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
-from difflib import get_close_matches
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from torch import nn
 
 _SMALL = 65_536
 _DEVICE_TYPES = ("cpu", "cuda")
-_ATTENTION = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-)
-_FAMILIES = {"matmul": ("mm", "addmm", "bmm", "baddbmm"), "attention": _ATTENTION}
 
 
 @attrs.define(eq=False)
@@ -143,38 +133,3 @@ class Surroundings:
         if self.cuda_random is not None:
             device, state = self.cuda_random
             torch.cuda.set_rng_state(state, device)
-
-
-def selective_contexts(save_ops: Sequence[str]) -> Callable[[], tuple[Any, Any]]:
-    """Return what makes a pair of contexts, for a forward and its replay.
-
-    Under them the outputs of `save_ops` are kept instead of computed again, by torch's own
-    selective checkpointing. `matmul` and `attention` stand for their families, other names are
-    those of aten ops. ValueError for a name that is none.
-    """
-    if not save_ops:
-        return lambda: (nullcontext(), nullcontext())
-    kept = {overload for name in save_ops for overload in _overloads(name)}
-
-    def policy(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        if op in kept:
-            return CheckpointPolicy.MUST_SAVE
-        return CheckpointPolicy.PREFER_RECOMPUTE
-
-    contexts: Callable[[], tuple[Any, Any]] = partial(create_selective_checkpoint_contexts, policy)
-    return contexts
-
-
-def _overloads(name: str) -> list[Any]:
-    found = []
-    for op in _FAMILIES.get(name, (name.removeprefix("aten."),)):
-        packet = getattr(torch.ops.aten, op, None) if op.isidentifier() else None
-        if packet is not None:
-            found += [getattr(packet, overload) for overload in packet.overloads()]
-    if not found:
-        known = [*_FAMILIES, *(f"aten.{op}" for op in dir(torch.ops.aten))]
-        close = get_close_matches(name, known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        msg = f"there is no op {name!r}{hint}; use matmul, attention or a name such as aten.mm"
-        raise ValueError(msg)
-    return found

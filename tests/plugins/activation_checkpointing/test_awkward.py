@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -61,7 +62,7 @@ def both(
     patch: Callable[[nn.Module], Segments], loss_of: Callable[[nn.Module, int], torch.Tensor]
 ) -> list[str]:
     """Return what differs with and without checkpointing, `loss_of` doing what it likes."""
-    return list(differing(trace(Net, loss_of), trace(Net, loss_of, segments=patch)))
+    return differing(trace(Net, loss_of), trace(Net, loss_of, segments=patch))
 
 
 def test_backward_may_run_twice(patch: Any) -> None:
@@ -142,6 +143,42 @@ def test_after_an_error_inside_a_block_the_next_step_is_as_ever(patch: Any) -> N
 
     def make() -> nn.Module:
         return Net(Fails)
+
+    assert [] == differing(trace(make, loss_of), trace(make, loss_of, segments=patch))
+
+
+class GivesUp(Block):
+    """Raises once, after it has computed something."""
+
+    given_up = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if not self.given_up:
+            self.given_up = True
+            raise ZeroDivisionError
+        return y
+
+
+class Forgiving(Net):
+    """Goes on with the next block where one raises."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            with suppress(ZeroDivisionError):
+                x = block(x)
+        return self.head(x).square().mean()
+
+
+def test_a_model_may_go_on_after_an_error_inside_a_block(patch: Any) -> None:
+    def make() -> nn.Module:
+        model = Forgiving()
+        model.blocks[1] = GivesUp()
+        return model
+
+    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+        return model(batch(step))
 
     assert [] == differing(trace(make, loss_of), trace(make, loss_of, segments=patch))
 

@@ -76,7 +76,7 @@ def test_training_is_bitwise_the_same(make: Any, *, use_cache: bool, autocast: b
         name: differing(expected, trace(make, step, segments=partial(attached, **chosen), steps=2))
         for name, chosen in SETTINGS.items()
     }
-    assert dict.fromkeys(SETTINGS, []) == found
+    assert {name: [] for name in SETTINGS} == found
 
 
 @pytest.mark.parametrize(("use_cache", "expected"), [(False, 0), (True, 4)])

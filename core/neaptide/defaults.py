@@ -10,8 +10,8 @@ import pluggy
 import torch
 
 from .errors import ConfigError, suggest
-from .parameters import ParameterStore, ResidentStore
 from .plugin import PROJECT
+from .resident import ResidentStore
 from .task import Data, Task
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .history import History
+    from .parameters import ParameterStore
     from .phases import Phase, PhaseSchedule
     from .task import DataSpec, ModelSpec
 

@@ -7,15 +7,15 @@ provider assumes where. What works on loans alone works on all of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
-from torch import nn
 
-from .memory import Tier, tier_of
+if TYPE_CHECKING:
+    from .memory import Tier
 
 Mode = Literal["read", "write"]
 
@@ -139,7 +139,7 @@ class ParameterStore(ABC):
         for span in sorted(self.spans(), key=lambda span: span.name):
             if self.has_gradient(span):
                 with self.loan(span, "read", of="gradient") as gradient:
-                    norms.append(torch.linalg.vector_norm(gradient, dtype=_norm_dtype(gradient)))
+                    norms.append(torch.linalg.vector_norm(gradient, dtype=norm_dtype(gradient)))
         return total_norm(norms)
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
@@ -147,7 +147,7 @@ class ParameterStore(ABC):
         for span in self.spans():
             if self.has_gradient(span):
                 with self.loan(span, "write", of="gradient") as gradient:
-                    gradient.mul_(_on(factor, gradient.device))
+                    gradient.mul_(on_device(factor, gradient.device))
 
     # -- snapshots ------------------------------------------------------------------------------
 
@@ -194,101 +194,6 @@ class ParameterStore(ABC):
                     self.optimizer.state[parameter][key] = value.to(loaded.device, copy=True)
 
 
-class ResidentStore(ParameterStore):
-    """The default: weights, gradients and optimizer state stay where the module has them."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
-        self._names = parameter_names(model)
-        self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
-        self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
-
-    def spans(self) -> list[Span]:
-        """Return one span a parameter, in the module's order."""
-        device = next(iter(self._names), torch.empty(0)).device
-        return [
-            Span(
-                names[0],
-                tuple(parameter.shape),
-                parameter.dtype,
-                tier_of(parameter.device, device),
-                parameter.requires_grad,
-                names[1:],
-            )
-            for parameter, names in self._names.items()
-        ]
-
-    @contextmanager
-    def loan(
-        self,
-        span: Span,
-        mode: Mode,
-        *,
-        of: Literal["weight", "gradient"] = "weight",
-        on: torch.device | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """Lend the parameter's own tensor, or a copy on `on` that is written back."""
-        parameter = self._parameters[span.name]
-        if of == "gradient":
-            if parameter.grad is None:
-                if mode == "read":
-                    raise KeyError(span.name)
-                parameter.grad = torch.zeros_like(parameter)
-            tensor = parameter.grad
-        else:
-            tensor = parameter.detach()
-        if on is None or on == tensor.device:
-            yield tensor
-            return
-        away = tensor.to(on)
-        yield away
-        if mode == "write":
-            tensor.copy_(away)
-
-    def has_gradient(self, span: Span) -> bool:
-        """Return whether the parameter has a `.grad`."""
-        return self._parameters[span.name].grad is not None
-
-    def zero_gradients(self) -> None:
-        """Set every `.grad` to None."""
-        for parameter in self._ordered:
-            parameter.grad = None
-
-    def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm, in a few fused launches instead of a loan a span."""
-        gradients = [parameter.grad for parameter in self._ordered if parameter.grad is not None]
-        if any(gradient.is_sparse for gradient in gradients):
-            return super().gradient_norm()
-        return total_norm(
-            [
-                norm
-                for dtype in dict.fromkeys(map(_norm_dtype, gradients))
-                for norm in torch._foreach_norm(  # noqa: SLF001 - torch.nn.utils uses it likewise
-                    [gradient for gradient in gradients if _norm_dtype(gradient) == dtype],
-                    2,
-                    dtype=dtype,
-                )
-            ]
-        )
-
-    def scale_gradients(self, factor: float | torch.Tensor) -> None:
-        """Multiply the gradients in fused launches, one group a device."""
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for parameter in self._ordered:
-            if parameter.grad is not None:
-                by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
-        for device, gradients in by_device.items():
-            torch._foreach_mul_(gradients, _on(factor, device))
-
-
-def parameter_names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
-    """Return each parameter once with all its qualified names, in the module's order."""
-    names: dict[nn.Parameter, tuple[str, ...]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[parameter] = (*names.get(parameter, ()), name)
-    return names
-
-
 def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
     """Return the L2 norm of `norms` (0-dim tensors), as float32 on the first one's device."""
     if not norms:
@@ -299,12 +204,14 @@ def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _norm_dtype(gradient: torch.Tensor) -> torch.dtype:
+def norm_dtype(gradient: torch.Tensor) -> torch.dtype:
+    """Return the dtype to sum the squares of `gradient` in: float32 at least."""
     # Squares of fp16 gradients overflow from 256 on: fp16 and bf16 are summed in fp32.
     return torch.promote_types(gradient.dtype, torch.float32)
 
 
-def _on(factor: float | torch.Tensor, device: torch.device) -> Any:
+def on_device(factor: float | torch.Tensor, device: torch.device) -> Any:
+    """Return a factor where it can be multiplied with tensors on `device`."""
     return factor.to(device) if isinstance(factor, torch.Tensor) else factor
 
 

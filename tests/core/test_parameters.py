@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support import same_bits
 from torch import nn
 
-from neaptide.parameters import ParameterStore, ResidentStore, Span
+from neaptide.parameters import ParameterStore, Span
+from neaptide.resident import ResidentStore
 from neaptide.testing import HostileStore, tiny_task
 from neaptide.testing.tiny import tiny_loss
 

@@ -12,15 +12,16 @@ from support import CYCLE, plugin_with, same_bits, same_tensors, stranger, tenso
 from torch import nn
 
 from neaptide import PluginError, Update, hookimpl
-from neaptide.parameters import ParameterStore, ResidentStore, Span
 from neaptide.phases import PREDICT
 from neaptide.predict import Guard, undisturbed
+from neaptide.resident import ResidentStore
 from neaptide.testing import HOSTILE_STORE, HostileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import PluginSpec
+    from neaptide.parameters import ParameterStore, Span
 
 GUARD = Guard(rise=0.0, halvings=2)
 

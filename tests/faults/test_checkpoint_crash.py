@@ -112,7 +112,7 @@ def test_short_writes_are_completed(outcomes: Outcomes) -> None:
 
 
 def kill_at_random(root: Path, times: int) -> None:
-    moments = random.Random(times)  # noqa: S311 - nothing secret
+    moments = random.Random(times)
     script = [sys.executable, str(SCRIPTS / "saving_in_a_loop.py"), str(root)]
     with subprocess.Popen(
         script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1

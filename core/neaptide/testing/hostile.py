@@ -10,8 +10,9 @@ import attrs
 import torch
 
 from neaptide.memory import Tier, nested_tensors
-from neaptide.parameters import Mode, ParameterStore, ResidentStore, Span
+from neaptide.parameters import Mode, ParameterStore, Span
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
+from neaptide.resident import ResidentStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -98,7 +98,7 @@ def test_devices(device: str) -> None:
 def test_field_makes_a_section_of_an_attrs_class() -> None:
     @attrs.frozen(kw_only=True)
     class Outer:
-        run: RunSection = field(RunSection, help="where it writes")  # noqa: RUF009 - as attrs.field
+        run: RunSection = field(RunSection, help="where it writes")
 
     assert Outer() == Outer(run=RunSection())
     with pytest.raises(TypeError, match="'run' must be"):

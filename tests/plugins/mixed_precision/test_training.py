@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide import FULL, ConfigError, HybridTrainer, Loss, Outcome, hookimpl
-from neaptide.parameters import ResidentStore
+from neaptide.resident import ResidentStore
 from neaptide.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:

@@ -1,0 +1,111 @@
+"""The default store: weights, gradients and optimizer state stay where the module has them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from .memory import tier_of
+from .parameters import Mode, ParameterStore, Span, norm_dtype, on_device, total_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+
+class ResidentStore(ParameterStore):
+    """The default: weights, gradients and optimizer state stay where the module has them."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._names = parameter_names(model)
+        self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
+        self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
+
+    def spans(self) -> list[Span]:
+        """Return one span a parameter, in the module's order."""
+        device = next(iter(self._names), torch.empty(0)).device
+        return [
+            Span(
+                names[0],
+                tuple(parameter.shape),
+                parameter.dtype,
+                tier_of(parameter.device, device),
+                parameter.requires_grad,
+                names[1:],
+            )
+            for parameter, names in self._names.items()
+        ]
+
+    @contextmanager
+    def loan(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: Literal["weight", "gradient"] = "weight",
+        on: torch.device | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Lend the parameter's own tensor, or a copy on `on` that is written back."""
+        parameter = self._parameters[span.name]
+        if of == "gradient":
+            if parameter.grad is None:
+                if mode == "read":
+                    raise KeyError(span.name)
+                parameter.grad = torch.zeros_like(parameter)
+            tensor = parameter.grad
+        else:
+            tensor = parameter.detach()
+        if on is None or on == tensor.device:
+            yield tensor
+            return
+        away = tensor.to(on)
+        yield away
+        if mode == "write":
+            tensor.copy_(away)
+
+    def has_gradient(self, span: Span) -> bool:
+        """Return whether the parameter has a `.grad`."""
+        return self._parameters[span.name].grad is not None
+
+    def zero_gradients(self) -> None:
+        """Set every `.grad` to None."""
+        for parameter in self._ordered:
+            parameter.grad = None
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the global L2 norm, in a few fused launches instead of a loan a span."""
+        gradients = [parameter.grad for parameter in self._ordered if parameter.grad is not None]
+        if any(gradient.is_sparse for gradient in gradients):
+            return super().gradient_norm()
+        return total_norm(
+            [
+                norm
+                for dtype in dict.fromkeys(map(norm_dtype, gradients))
+                for norm in torch._foreach_norm(  # noqa: SLF001 - torch.nn.utils uses it likewise
+                    [gradient for gradient in gradients if norm_dtype(gradient) == dtype],
+                    2,
+                    dtype=dtype,
+                )
+            ]
+        )
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients in fused launches, one group a device."""
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for parameter in self._ordered:
+            if parameter.grad is not None:
+                by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
+        for device, gradients in by_device.items():
+            torch._foreach_mul_(gradients, on_device(factor, device))
+
+
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
+    """Return each parameter once with all its qualified names, in the module's order."""
+    names: dict[nn.Parameter, tuple[str, ...]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter] = (*names.get(parameter, ()), name)
+    return names

@@ -1,0 +1,176 @@
+"""The command line in this process and in processes of its own, in a directory with a tiny task."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import pytest
+
+from neaptide.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASK = '''
+import time
+import warnings
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+
+def model(width=8):
+    print("the user's own words")
+    module = nn.Sequential(nn.Linear(width, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    return module, lambda model, batch: mse_loss(model(batch), batch.sum(1, keepdim=True))
+
+
+class Batches:
+    def __init__(self, batches, seconds):
+        self.batches, self.seconds = batches, seconds
+
+    def __iter__(self):
+        for batch in self.batches:
+            time.sleep(self.seconds)
+            yield batch
+
+
+def data(seconds=0.0):
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(16, 8, generator=generator) for _ in range(10)]
+    return Batches(batches, seconds), batches[:2]
+
+
+def diverging():
+    return model()[0], lambda model, batch: model(batch).mean() * float("nan")
+
+
+def too_large():
+    return torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def out_of_host_memory():
+    raise MemoryError
+
+
+def out_of_device_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def broken():
+    raise KeyError("a line\\nand another")
+
+
+def slow():
+    print("building", flush=True)
+    time.sleep(60)
+'''
+
+CONFIG = """
+[model]
+name = "tiny_task:model"
+[data]
+name = "tiny_task:data"
+[train]
+steps = 24
+[run]
+log_every = 5
+[eval]
+every = 10
+[phases]
+warmup.steps = 3
+full.steps = 5
+predict = { max_horizon = 5, correction_interval = 1, rise = 10.0 }
+correct.steps = 3
+[plugins.predictor-drift]
+min_window = 4
+sample_every = 1
+[plugins.profiler]
+every = 5
+"""
+
+
+@attrs.frozen
+class Done:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Command(Protocol):
+    """Runs `neaptide` with the given arguments."""
+
+    def __call__(self, *arguments: object) -> Done: ...
+
+
+class Start(Protocol):
+    """Starts `neaptide` in a process of its own; `env` adds to the environment."""
+
+    def __call__(self, *arguments: object, **env: str) -> subprocess.Popen[str]: ...
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current directory: it holds `tiny.toml` and the module it names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_task.py").write_text(TASK, encoding="utf-8")
+    (tmp_path / "tiny.toml").write_text(CONFIG, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def neaptide(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """Return the command line, called in this process."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def call(*arguments: object) -> Done:
+        code = main([str(argument) for argument in arguments])
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def start(folder: Path) -> Start:
+    """Return the command line, started as the installed `neaptide` starts."""
+
+    def popen(*arguments: object, **env: str) -> subprocess.Popen[str]:
+        # A console script does not have the current directory on its path; safe path: nor -m.
+        return subprocess.Popen(
+            [sys.executable, "-m", "neaptide", *map(str, arguments)],
+            cwd=folder,
+            env={**environment(), **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return popen
+
+
+@pytest.fixture
+def command(start: Start) -> Any:
+    """Return the command line, run in a process of its own to its end."""
+
+    def run(*arguments: object, **env: str) -> Done:
+        process = start(*arguments, **env)
+        out, err = process.communicate(timeout=120)
+        return Done(process.returncode, out, err)
+
+    return run
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the tests without what changes how output looks."""
+    loud = {"NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"}
+    kept = {name: value for name, value in os.environ.items() if name not in loud}
+    return {**kept, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "TERM": "xterm"}

@@ -1,0 +1,129 @@
+"""`neaptide config` and `neaptide presets`: what they print, and one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from neaptide.config import loads, presets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIVE = "error: give a TOML file or --preset NAME (see neaptide presets list)\n"
+
+
+def test_check_names_the_plugins_in_order(neaptide: Any) -> None:
+    done = neaptide("config", "check", "--preset", "tiny-cpu")
+    order = "predictor-drift -> builtin-models -> builtin-data"
+    assert (0, f"ok: 60 updates, plugins in order: {order}\n", "") == (
+        done.code,
+        done.out,
+        done.err,
+    )
+
+
+def test_check_as_json(neaptide: Any) -> None:
+    done = neaptide("config", "check", "tiny.toml", "--json")
+    assert {"ok": True, "plugins": ["predictor-drift", "profiler"]} == json.loads(done.out)
+
+
+def test_show_prints_a_config_that_means_the_same(neaptide: Any, folder: Path) -> None:
+    first = neaptide("config", "show", "tiny.toml", "--set", "train.steps=7")
+    (folder / "shown.toml").write_text(first.out, encoding="utf-8")
+    assert first == neaptide("config", "show", "shown.toml")
+    as_json = neaptide("config", "show", "shown.toml", "--json")
+    assert loads(first.out) == json.loads(as_json.out)
+    assert 7 == loads(first.out)["train"]["steps"]
+
+
+def test_later_sources_win(
+    neaptide: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "mine.toml").write_text("seed = 2\n[train]\nsteps = 2\n", encoding="utf-8")
+    monkeypatch.setenv("NEAPTIDE__SEED", "3")
+    done = neaptide("config", "show", "--preset", "tiny-cpu", "tiny.toml", "mine.toml", "--json")
+    shown = json.loads(done.out)
+    assert (3, 2, 8) == (shown["seed"], shown["train"]["steps"], shown["train"]["batch_size"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), GIVE),
+        (("missing.toml",), "error: no such file @ missing.toml\n"),
+        (
+            ("tiny.toml", "--set", "version=2"),
+            "error: version 2 is not one this Neaptide reads (it reads 1) @ version\n",
+        ),
+        (
+            ("tiny.toml", "--set", "train.stpes=3"),
+            "error: unknown key 'stpes' (did you mean 'steps'?) @ train.stpes (from --set)\n",
+        ),
+        (
+            ("tiny.toml", "--set", "plugins.profilr.every=1"),
+            "error: plugin 'profilr' is not installed (did you mean 'profiler'?) "
+            "@ plugins.profilr (from --set)\n",
+        ),
+        (
+            ("tiny.toml", "--set", "train.steps"),
+            'error: expected key=value, such as train.steps=100 (got "train.steps") @ --set\n',
+        ),
+        (
+            ("--preset", "tiny-cpi"),
+            "error: unknown preset 'tiny-cpi' (did you mean 'tiny-cpu'?)\n",
+        ),
+        (
+            ("tiny.toml", "--set", "model.name=builtn:byte-gpt"),
+            "error: no installed plugin builds 'builtn:' (did you mean 'builtin'?); there is "
+            "builtin, or name a 'package.module:factory' @ model.name\n",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(neaptide: Any, arguments: tuple[str, ...], error: str) -> None:
+    done = neaptide("config", "check", *arguments)
+    assert (2, "", error) == (done.code, done.out, done.err)
+
+
+def test_every_mistake_is_listed(neaptide: Any) -> None:
+    sets = ("--set", "train.steps=0", "--set", "seed=true")
+    done = neaptide("config", "check", "tiny.toml", *sets)
+    assert 2 == done.code
+    assert [
+        "error: 'steps' must be >= 1 (got 0) @ train.steps (from --set)",
+        "error: expected an integer (got true, a boolean) @ seed (from --set)",
+    ] == done.err.splitlines()
+
+
+def test_a_mistake_as_json(neaptide: Any) -> None:
+    done = neaptide("config", "show", "missing.toml", "--json")
+    expected = {"error": "no such file @ missing.toml", "exit_code": 2}
+    assert expected == json.loads(done.out)
+    assert "error: no such file @ missing.toml\n" == done.err
+
+
+def test_a_preset_is_listed_shown_and_copied(neaptide: Any, folder: Path) -> None:
+    text = presets.text("tiny-cpu")
+    listed = neaptide("presets", "list")
+    assert f"tiny-cpu  {text.splitlines()[0].removeprefix('# ')}" in listed.out.splitlines()
+    assert "tiny-cpu" in {row["name"] for row in json.loads(neaptide("presets", "list", "--json").out)}
+    assert text == neaptide("presets", "show", "tiny-cpu").out
+    copied = neaptide("presets", "copy", "tiny-cpu")
+    assert "copied to tiny-cpu.toml; run it with: neaptide run tiny-cpu.toml\n" == copied.out
+    assert text == (folder / "tiny-cpu.toml").read_text(encoding="utf-8")
+    assert 0 == neaptide("config", "check", "tiny-cpu.toml").code
+
+
+def test_a_copy_never_overwrites(neaptide: Any, folder: Path) -> None:
+    (folder / "mine.toml").write_text("precious", encoding="utf-8")
+    done = neaptide("presets", "copy", "tiny-cpu", "mine.toml")
+    assert (2, "error: mine.toml exists already; name another file\n") == (done.code, done.err)
+    assert "precious" == (folder / "mine.toml").read_text(encoding="utf-8")
+
+
+def test_a_copy_into_nowhere_is_one_line(neaptide: Any) -> None:
+    done = neaptide("presets", "copy", "tiny-cpu", "no/such/mine.toml")
+    expected = "error: cannot write no/such/mine.toml: No such file or directory\n"
+    assert (2, expected) == (done.code, done.err)

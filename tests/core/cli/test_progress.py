@@ -1,0 +1,246 @@
+"""What a run shows: the figures, when a line is due, and what a failing stream costs."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import CYCLE, tiny_trainer
+
+from neaptide import FULL, PhaseSchedule, RunConfig, StepResult
+from neaptide.config import structure
+from neaptide.history import History
+from neaptide.memory import MemorySample
+from neaptide.progress import Figures, discard, duration, progress, size
+from neaptide.state import TrainState
+from neaptide.steps import Jump, Outcome
+
+LINE = re.compile(
+    r"step +(\d+)/12  (\w+) +loss (\S+)  skipped (\S+)%  jumps (\d+)  \d+ ms/step  \d+ ms left"
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def never() -> Any:
+    """Stand where a value of the device is read."""
+    pytest.fail("the display waited for the device")
+
+
+def result(step: int, **given: Any) -> StepResult:
+    """Return a step whose loss is still on the device."""
+    facts = {"jump": None, "memory": None, "seconds": 0.1, "outcome": Outcome.APPLIED, **given}
+    return StepResult(step=step, phase=FULL, read_loss=never, read_norm=never, **facts)
+
+
+def state(step: int = 0, *losses: float) -> TrainState:
+    """Return a run after `step` updates of which `losses` are known."""
+    schedule = PhaseSchedule(
+        warmup_steps=0, full_steps=9, correct_steps=0, correction_interval=1, predicts=False
+    )
+    made = TrainState(schedule, step=step)
+    for loss in losses:
+        made.history.record(loss, None, 0.5)
+    return made
+
+
+def config(steps: int = 12, **run: Any) -> RunConfig:
+    """Return the config of a run."""
+    return structure({"train": {"steps": steps}, "run": run}, {})
+
+
+def shown(style: str, stream: io.StringIO) -> str:
+    """Return what a run of twelve updates through all phases shows."""
+    table = {
+        "train": {"steps": 12},
+        "phases": CYCLE,
+        "plugins": {"predictor-drift": {"min_window": 4, "sample_every": 1}},
+    }
+    trainer, batches = tiny_trainer(table)
+    with trainer, progress(config(log_every=4), style=style, stream=stream) as display:
+        trainer.fit(batches, observe=display)
+        display.evaluated(12, 0.5)
+    return stream.getvalue()
+
+
+def test_lines_come_at_intervals_phases_jumps_and_evaluations() -> None:
+    *lines, last = shown("plain", io.StringIO()).splitlines()
+    assert "step 12/12  full     validation loss 0.5000" == last
+    jumps = [line for line in lines if "jump over" in line]
+    assert ["step  7/12  predict  jump over 5 updates accepted"] == jumps[:1]
+    matches = [LINE.fullmatch(line) for line in lines if line not in jumps and "left" in line]
+    found = [match.groups() for match in matches[2:] if match]
+    assert len(matches) - 2 == len(found)
+    steps = [int(step) for step, *_ in found]
+    assert [4, 7, 8, 9, 12] == steps
+    assert ["full", "correct", "correct", "full"] == [phase for _, phase, *_ in found][:4]
+
+
+def test_a_stream_that_is_no_terminal_gets_the_plain_lines() -> None:
+    text = shown("auto", io.StringIO())
+    assert "\x1b" not in text
+    assert text.startswith("step  1/12  warmup   loss -  skipped 0.0%  jumps 0  -/step  - left\n")
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colours_gets_the_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert "\x1b" not in shown("auto", Terminal())
+
+
+def test_quiet_shows_nothing() -> None:
+    assert not shown("quiet", Terminal())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_terminal_gets_a_line_that_changes(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    with progress(config(), style="auto", stream=stream) as display:
+        memory = MemorySample(device_bytes=3 << 30, host_bytes=1 << 29)
+        display(result(5, memory=memory), state(5, 2.0))
+        display.evaluated(5, 1.25)
+    text = stream.getvalue()
+    assert "\x1b[34mfull" in text
+    plain = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", " ", text).split())
+    assert "step 5 validation loss 1.2500" in plain
+    figures = ("loss 2.0000", "5/12", "skipped 0.0%", "jumps 0", "500 ms/step", "left")
+    assert [] == [figure for figure in figures if figure not in plain]
+    assert "3.0 GiB" in plain
+    assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", text).split("\n"))) <= columns
+
+
+def test_a_refused_jump_says_why() -> None:
+    jump = Jump(
+        accepted=False,
+        horizon=5,
+        scale=0.0,
+        loss_before=1.0,
+        loss_after=2.0,
+        norm=1.0,
+        confidence=None,
+        reason="the probe loss rose",
+        seconds=0.1,
+    )
+    stream = io.StringIO()
+    with progress(config(), style="plain", stream=stream) as display:
+        display(result(3, jump=jump), state(3))
+    expected = "step  3/12  predict  jump over 5 updates refused: the probe loss rose"
+    assert expected == stream.getvalue().splitlines()[0]
+
+
+def test_a_skipped_update_brings_no_line() -> None:
+    stream = io.StringIO()
+    with progress(config(log_every=1), style="plain", stream=stream) as display:
+        display(result(1), state(1))
+        display(result(2, outcome=Outcome.SKIPPED), state(2))
+        display(result(3), state(3))
+    assert ["1", "3"] == re.findall(r"(?m)^step +(\d+)", stream.getvalue())
+
+
+def test_the_display_never_waits_for_the_device() -> None:
+    for style, stream in (("plain", io.StringIO()), ("auto", Terminal())):
+        with progress(config(log_every=1), style=style, stream=stream) as display:
+            display(result(1), state(1))
+            display(result(2), state(2, 0.75))
+        assert "loss 0.7500" in stream.getvalue()
+
+
+def test_a_resumed_run_measures_its_own_pace() -> None:
+    figures = Figures(total=1000)
+    history = state(400, 1.0)
+    figures.take(401, history.history)
+    assert figures.text(result(401), state(401, 1.0)).endswith("500 ms/step  - left")
+
+
+def test_a_loss_that_is_not_finite_shows_and_passes() -> None:
+    figures, history = Figures(total=9), History()
+    seen = []
+    for step, loss in enumerate((1.0, math.nan, 2.0, math.inf, 3.0), start=1):
+        history.record(loss, None, 0.1)
+        figures.take(step, history)
+        seen.append(figures.text(result(step), state(step)).partition("  ")[0])
+    assert ["loss 1.0000", "loss nan", "loss 2.0000", "loss inf", "loss 3.0000"] == seen
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.integers(1, 3))
+def test_the_average_lies_among_the_losses(losses: list[float], times: int) -> None:
+    figures, history = Figures(total=99), History()
+    for step, loss in enumerate(losses, start=1):
+        history.record(loss, None, 0.1)
+        for _ in range(times):  # steps that brought no new loss leave the average alone
+            figures.take(step, history)
+    shown_loss = float(figures.text(result(1), state(1)).split()[1])
+    expected = losses[0]
+    for loss in losses[1:]:
+        expected = 0.9 * expected + 0.1 * loss
+    assert math.isclose(expected, shown_loss, rel_tol=1e-9, abs_tol=1e-4)
+
+
+def test_a_broken_pipe_silences_the_display_and_nothing_else() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", encoding="utf-8") as stream:
+        with progress(config(), style="plain", stream=stream) as display:
+            display(result(1), state(1))
+            display.evaluated(1, 1.0)
+        stream.write("and no error when it is closed\n")
+
+
+def test_discard_empties_a_stream_that_failed() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as stream:
+        stream.write("lost")
+        with pytest.raises(OSError, match="No space left"):
+            stream.flush()
+        discard(stream)
+        stream.flush()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB"), (1 << 52, "4096.0 TiB")],
+)
+def test_bytes_are_written_for_people(nbytes: int, text: str) -> None:
+    assert text == size(nbytes)
+
+
+@given(st.integers(0, 1 << 60))
+def test_a_written_size_is_the_size(nbytes: int) -> None:
+    number, unit = size(nbytes).split()
+    scale = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    assert abs(float(number) * scale - nbytes) <= 0.0501 * scale
+    assert float(number) <= 1024 or unit == "TiB"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ms"),
+        (0.0123, "12 ms"),
+        (1.5, "1.5 s"),
+        (60.0, "1:00"),
+        (725.4, "12:05"),
+        (3723.0, "1:02:03"),
+        (360000.0, "100:00:00"),
+    ],
+)
+def test_times_are_written_for_people(seconds: float, text: str) -> None:
+    assert text == duration(seconds)

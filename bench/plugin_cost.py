@@ -1,0 +1,107 @@
+"""What the trainer and each plugin cost a step, beside a bare loop, interleaved in one process.
+
+    python bench/plugin_cost.py [--json PATH] [--rounds N]
+
+The task is the contract kit's (a few thousand parameters), so that nearly all of a step is
+bookkeeping: the figures are microseconds a step, to be set against the steps of a real model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide import HybridTrainer
+from neaptide.registry import installed_plugins
+from neaptide.testing import tiny_task
+from neaptide.testing.tiny import tiny_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = 50
+SETTINGS: dict[str, dict[str, Any]] = {
+    "activation-checkpointing": {"interval": 2},
+    "gradient-accumulation": {"steps": 2},
+    "mixed-precision": {"full": "bf16"},
+}
+
+
+def bare() -> Callable[[Any], None]:
+    """Return one step of a plain PyTorch loop."""
+    task = tiny_task()
+
+    def step(batch: Any) -> None:
+        loss = tiny_loss(task.model, batch)
+        (loss.sum / loss.count).backward()
+        task.optimizer.step()
+        task.optimizer.zero_grad()
+
+    return step
+
+
+def trained(config: dict[str, Any]) -> Callable[[Any], object]:
+    """Return `trainer.step` under `config`."""
+    task = tiny_task()
+    config = {"phases": {"warmup": {"steps": 0}}, **config}
+    trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
+    return trainer.step
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    batches = tiny_task().batches
+    subjects: dict[str, Callable[[Any], object]] = {
+        "bare loop": bare(),
+        "trainer": trained({}),
+        "trainer, check_finite off": trained({"train": {"check_finite": False}}),
+    }
+    for name, spec in installed_plugins().usable().items():
+        if not spec.schemes and spec.load.startswith("neaptide_plugins."):
+            subjects[f"trainer + {name}"] = trained({"plugins": {name: SETTINGS.get(name, {})}})
+    seconds: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(options.rounds):
+        for name, step in subjects.items():
+            started = time.perf_counter()
+            for index in range(STEPS):
+                step(batches[index % len(batches)])
+            seconds[name].append((time.perf_counter() - started) / STEPS)
+    rows = [row(name, measured, seconds["bare loop"]) for name, measured in seconds.items()]
+    print("| subject | us a step | quartiles | over bare |\n|---|---|---|---|")
+    for line in rows:
+        low, high = line["quartiles_us"]
+        print(
+            f"| {line['subject']} | {line['median_us']:.0f} | {low:.0f}-{high:.0f} | "
+            f"{line['over_bare_us']:+.0f} |"
+        )
+    if options.json:
+        machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": 1}
+        with open(options.json, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller
+            json.dump({**machine, "rows": rows}, file, indent=2)
+
+
+def row(name: str, measured: list[float], base: list[float]) -> dict[str, Any]:
+    """Return the median, quartiles and difference to the bare loop in microseconds."""
+    low, middle, high = statistics.quantiles(measured, n=4)
+    over = statistics.median(one - other for one, other in zip(measured, base, strict=True))
+    return {
+        "subject": name,
+        "median_us": middle * 1e6,
+        "quartiles_us": [low * 1e6, high * 1e6],
+        "over_bare_us": over * 1e6,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -6,15 +6,16 @@ import json
 import logging
 import sys
 import traceback
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from cyclopts import App, CycloptsError
 from rich.console import Console
 
+from neaptide.checkpoint.manifest import installed_version
 from neaptide.errors import NeaptideError
 
 from . import ckpt, configs, plugins, presets, run
+from .output import print_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +28,9 @@ def build_app() -> App:
     app = App(
         name="neaptide",
         help="Train models that do not fit: four phases, low memory peaks, plugins.",
-        version=version("neaptide"),
+        version=installed_version,
         help_format="markdown",
+        suppress_keyboard_interrupt=False,  # `main` says what it interrupted
     )
     app.command(run.run)
     for verbs in (configs.app, plugins.app, presets.app, ckpt.app):
@@ -43,46 +45,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     anything else.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    app = build_app()
-    as_json = "--json" in given
+    logging.basicConfig(handlers=[_Warnings()], format="%(levelname)s: %(message)s")
     try:
-        result = app(
+        result = build_app()(
             given,
             console=Console(),
             print_error=False,
             exit_on_error=False,
             result_action="return_value",
         )
-    except CycloptsError as error:
-        return _fail(f"{_one_line(str(error))}; see neaptide --help", _USAGE, as_json=as_json)
-    except NeaptideError as error:
-        return _fail(str(error), error.exit_code, as_json=as_json)
-    except KeyboardInterrupt:
-        return _fail("stopped before the training began", _INTERRUPTED, as_json=as_json)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: show it and say what it was
-        if _is_out_of_memory(error):
-            text = f"out of memory: {_one_line(str(error))}"
-            return _fail(text, _OUT_OF_MEMORY, as_json=as_json)
-        traceback.print_exc()
-        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-        return _fail(f"{type(error).__name__}: {error}{notes}", 1, as_json=as_json)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
+        text, code = _explained(error)
+        for line in text.splitlines():
+            sys.stderr.write(f"error: {line}\n")
+        for note in getattr(error, "__notes__", ()):
+            sys.stderr.write(f"note: {_one_line(note)}\n")
+        if "--json" in given:
+            print_text(json.dumps({"error": text, "exit_code": code}))
+        return code
     return result if isinstance(result, int) else 0
 
 
-def _fail(text: str, code: int, *, as_json: bool) -> int:
-    for line in text.splitlines():
-        sys.stderr.write(f"error: {line}\n")
-    if as_json:
-        sys.stdout.write(json.dumps({"error": text, "exit_code": code}) + "\n")
-    return code
+class _Warnings(logging.Handler):
+    """Writes to whatever stderr is at the time: a live display puts itself in its place."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        sys.stderr.write(f"{self.format(record)}\n")
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _explained(error: BaseException) -> tuple[str, int]:
+    """Return what to print of an error, and the exit code.
+
+    The traceback of an exception out of a user's or a plugin's code is printed first.
+    """
+    if isinstance(error, NeaptideError):
+        return str(error), error.exit_code
+    text = _one_line(str(error))
+    if isinstance(error, CycloptsError):
+        return f"{text.rstrip('.')}; see neaptide --help", _USAGE
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted while no update was under way", _INTERRUPTED
+    if _is_out_of_memory(error):
+        text = f"out of memory: {text or 'the host has no more'}"
+        advice = "lower train.batch_size, or enable a plugin that saves memory"
+        return f"{text}; {advice}", _OUT_OF_MEMORY
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {text}", 1
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
-    kinds: tuple[type[BaseException], ...] = (MemoryError,)
-    if torch is not None:
-        kinds += (torch.OutOfMemoryError,)
+    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
     # On a CPU torch has no class of its own for it.
     return isinstance(error, kinds) or "DefaultCPUAllocator: can't allocate" in str(error)
 

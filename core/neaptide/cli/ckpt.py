@@ -8,43 +8,20 @@ from typing import Any
 from cyclopts import App
 
 from neaptide.checkpoint import checkpoints, read_manifest, verify
-from neaptide.errors import CheckpointError
+from neaptide.checkpoint.manifest import MANIFEST
+from neaptide.checkpoint.recovery import STEP
+from neaptide.errors import CheckpointError, ConfigError
+from neaptide.progress import size
 
-from .output import AsJson, print_json, print_table, print_text, size
+from .output import AsJson, print_json, print_table, print_text
 
 app = App(name="ckpt", help="List and verify checkpoints.")
 
 
-def found_in(path: Path) -> list[Path]:
-    """Return the checkpoints at `path`: one itself, a folder of them, or a run directory."""
-    if (path / "manifest.json").exists():
-        return [path]
-    for root in (path / "checkpoints", path):
-        if root.is_dir() and checkpoints(root):
-            return checkpoints(root)
-    msg = f"there is no checkpoint in {path}; give a run directory or a checkpoint"
-    raise CheckpointError(msg)
-
-
 @app.command(name="list")
-def list_(path: Path, *, json: AsJson = False) -> None:
+def list_(path: Path, /, *, json: AsJson = False) -> None:
     """List the checkpoints of a run, oldest first."""
-    rows: list[dict[str, Any]] = []
-    for directory in found_in(path):
-        try:
-            manifest = read_manifest(directory)
-        except CheckpointError as error:
-            rows.append({"path": str(directory), "problem": str(error)})
-            continue
-        rows.append(
-            {
-                "path": str(directory),
-                "step": manifest.step,
-                "phase": manifest.facts.get("phase"),
-                "bytes": sum(entry.bytes for entry in manifest.files.values()),
-                "neaptide": manifest.neaptide,
-            }
-        )
+    rows = [_listed(directory) for directory in _found_in(path)]
     if json:
         print_json(rows)
         return
@@ -62,12 +39,46 @@ def list_(path: Path, *, json: AsJson = False) -> None:
 def verify_(*paths: Path, json: AsJson = False) -> int:
     """Compare every file with its digest; exit code 1 if anything is damaged."""
     if not paths:
-        msg = "give a run directory or a checkpoint"
-        raise CheckpointError(msg)
-    problems = {str(directory): verify(directory) for path in paths for directory in found_in(path)}
+        msg = "give a checkpoint, a folder of them or a run directory"
+        raise ConfigError(msg)
+    problems: dict[str, list[str]] = {}
+    for path in paths:
+        try:
+            problems |= {str(directory): verify(directory) for directory in _found_in(path)}
+        except CheckpointError as error:  # the other paths are looked at all the same
+            problems[str(path)] = [str(error)]
     if json:
         print_json([{"path": path, "problems": found} for path, found in problems.items()])
     else:
-        for path, found in problems.items():
-            print_text(f"{path}: {'; '.join(found) if found else 'ok'}")
+        lines = (f"{path}: {line}" for path, found in problems.items() for line in found or ["ok"])
+        print_text("\n".join(lines))
     return 1 if any(problems.values()) else 0
+
+
+def _found_in(path: Path) -> list[Path]:
+    """Return the checkpoints at `path`: one itself, a folder of them, or a run directory."""
+    # By its name a checkpoint is known even where its manifest is lost.
+    if (path / MANIFEST).exists() or (path.is_dir() and STEP.fullmatch(path.name)):
+        return [path]
+    for root in (path / "checkpoints", path):
+        found = checkpoints(root)
+        if found:
+            return found
+    msg = (
+        f"there is no checkpoint in {path}; give a checkpoint, a folder of them or a run directory"
+    )
+    raise CheckpointError(msg)
+
+
+def _listed(directory: Path) -> dict[str, Any]:
+    try:
+        manifest = read_manifest(directory)
+    except CheckpointError as error:
+        return {"path": str(directory), "problem": str(error)}
+    return {
+        "path": str(directory),
+        "step": manifest.step,
+        "phase": manifest.facts.get("phase"),
+        "bytes": sum(entry.bytes for entry in manifest.files.values()),
+        "neaptide": manifest.neaptide,
+    }

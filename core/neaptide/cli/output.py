@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+
+from neaptide.errors import NeaptideError
+from neaptide.progress import discard
+from neaptide.rundir import jsonable
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
 Preset = Annotated[str | None, Parameter(help="Start from a preset; see `neaptide presets list`.")]
@@ -18,44 +22,50 @@ Sets = Annotated[
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document."""
-    sys.stdout.write(json.dumps(value, indent=2, default=_plain) + "\n")
+    """Print one JSON document; numbers that are not finite become strings."""
+    print_text(json.dumps(jsonable(value), indent=2))
 
 
 def print_text(text: str) -> None:
-    """Print text as it is, with a newline at its end."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    """Print text as it is, with a newline at its end; NeaptideError if it cannot be written."""
+    try:
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        discard(sys.stdout)
+        if isinstance(error, BrokenPipeError):  # `| head` has seen enough, and nobody listens
+            raise SystemExit(1) from None
+        msg = f"cannot write the output: {error.strerror}"
+        raise NeaptideError(msg) from error
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns as wide as they need; the last one is left ragged."""
-    print_text(table(rows))
+    """Print rows in columns: on a terminal wrapped to its width, elsewhere a line each."""
+    lines = list(rows)
+    if lines and sys.stdout.isatty():
+        _print_grid(lines)
+    elif lines:
+        print_text(table(lines))
 
 
-def table(rows: Iterable[Sequence[str]]) -> str:
-    """Return rows in aligned columns."""
-    lines = [[str(cell) for cell in row] for row in rows]
-    if not lines:
-        return ""
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in columns as wide as they need; the last one is left ragged."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
     )
 
 
-def size(nbytes: float) -> str:
-    """Write bytes for people: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024 or unit == "GiB":  # noqa: PLR2004 - a KiB
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    raise AssertionError
+def _print_grid(rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - pipes and files do without
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    for _ in rows[0][1:]:
+        grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    Console().print(grid)

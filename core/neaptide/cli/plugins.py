@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json as jsons
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from cyclopts import App
@@ -11,6 +12,9 @@ from neaptide.errors import PluginError, suggest
 from neaptide.registry import Installed, installed_plugins
 
 from .output import AsJson, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from neaptide.plugin import PluginSpec
 
 app = App(name="plugins", help="Show the installed plugins.")
 
@@ -35,24 +39,24 @@ def list_(*, json: AsJson = False) -> None:
 
 
 @app.command
-def show(name: str, *, json: AsJson = False) -> None:
+def show(name: str, /, *, json: AsJson = False) -> None:
     """Show one plugin: what it claims, how exact it is, every setting."""
-    installed = installed_plugins().installed
-    if name not in installed:
-        msg = f"plugin {name!r} is not installed{suggest(name, installed)}; see plugins list"
+    registry = installed_plugins()
+    if name not in registry.installed:
+        msg = (
+            f"plugin {name!r} is not installed{suggest(name, registry.installed)}; see plugins list"
+        )
         raise PluginError(msg)
-    found = installed[name]
-    if found.spec is None:
-        installed_plugins()[name]  # raises, naming the problem
-    details = _details(found)
+    details = _details(registry[name], registry.installed[name].distribution)
+    settings = _settings(registry[name])
     if json:
-        print_json(details)
+        print_json({**details, "settings": settings})
         return
-    settings = details.pop("settings")
-    print_table([(key, _shown(value)) for key, value in details.items() if value not in ([], "")])
+    shown = {**details, "phases": details["phases"] or ["all"]}
+    print_table([(key, _text(value)) for key, value in shown.items() if value not in ([], "")])
     if settings:
         print_text(f"\n[plugins.{name}]")
-        print_table([(s["name"], f"= {s['default']!r}", s["type"], s["help"]) for s in settings])
+        print_table([(s["name"], _toml(s["default"]), s["type"], s["help"]) for s in settings])
 
 
 def _summary(found: Installed) -> dict[str, Any]:
@@ -64,46 +68,49 @@ def _summary(found: Installed) -> dict[str, Any]:
     }
 
 
-def _details(found: Installed) -> dict[str, Any]:
-    spec = found.spec
-    assert spec is not None, "broken plugins are refused before"
-    exact = f" (rtol {spec.rtol:g})" if spec.numerics == "tolerance" else ""
+def _details(spec: PluginSpec, distribution: str) -> dict[str, Any]:
+    tolerance = f" (rtol {spec.rtol:g})" if spec.numerics == "tolerance" else ""
     return {
         "name": spec.name,
         "summary": spec.summary,
-        "distribution": found.distribution,
+        "distribution": distribution,
         "class": spec.load,
+        "state version": spec.version,
         "claims": sorted(spec.claims),
         "requires": sorted(spec.requires),
         "conflicts": sorted(spec.conflicts),
         "before": sorted(spec.before),
         "after": sorted(spec.after),
         "phases": sorted(spec.phases),
-        "numerics": f"{spec.numerics}{exact}",
+        "numerics": f"{spec.numerics}{tolerance}",
         "observer": spec.observer,
         "presets": sorted(spec.presets),
         "builds": sorted(spec.options),
-        "settings": [
-            {
-                "name": field.name,
-                "type": field.type
-                if isinstance(field.type, str)
-                else getattr(field.type, "__name__", str(field.type)),
-                "default": _default(field),
-                "help": field.metadata.get("help", ""),
-            }
-            for field in attrs.fields(spec.config)
-        ],
     }
 
 
-def _default(field: Any) -> Any:
-    if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # a class at run time
-        return field.default.factory()
-    return None if field.default is attrs.NOTHING else field.default
+def _settings(spec: PluginSpec) -> list[dict[str, Any]]:
+    defaults = spec.config()
+    return [
+        {
+            "name": field.alias,
+            "type": field.type
+            if isinstance(field.type, str)
+            else getattr(field.type, "__name__", str(field.type)),
+            "default": getattr(defaults, field.name),
+            "help": field.metadata.get("help", ""),
+        }
+        for field in attrs.fields(spec.config)
+        if field.init
+    ]
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _toml(value: Any) -> str:
+    # What a setting holds by default is written alike in TOML and JSON, but for None.
+    return "not set" if value is None else f"= {jsons.dumps(value, default=str)}"

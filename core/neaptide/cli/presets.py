@@ -25,7 +25,7 @@ def list_(*, json: AsJson = False) -> None:
 
 
 @app.command
-def show(name: str, *, json: AsJson = False) -> None:
+def show(name: str, /, *, json: AsJson = False) -> None:
     """Print a preset."""
     text = presets.text(name)
     if json:
@@ -35,7 +35,7 @@ def show(name: str, *, json: AsJson = False) -> None:
 
 
 @app.command
-def copy(name: str, path: Path | None = None, *, json: AsJson = False) -> None:
+def copy(name: str, path: Path | None = None, /, *, json: AsJson = False) -> None:
     """Copy a preset to a file of your own; an existing file is never overwritten."""
     text = presets.text(name)
     target = path or Path(f"{name}.toml")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from cyclopts import Parameter
 
+from neaptide.checkpoint.recovery import old_of
+from neaptide.errors import CheckpointError, ConfigError, suggest
+from neaptide.progress import duration, size
+
 from .configs import effective
-from .output import AsJson, Preset, Sets, print_json, print_text, size, table
+from .output import AsJson, Preset, Sets, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from neaptide.config import RunConfig
@@ -35,26 +40,27 @@ def run(
     """
     config, _ = effective(files, preset, set_)
     config = _with_directory(config, files, preset)
+    _check_resume(resume, config, allow_changes=allow_changes)
+
+    from .training import train  # noqa: PLC0415 - imports torch, so it comes after all checks
+
     # So that `my_module:factory` beside the config is found, as python -m finds it.
     sys.path.insert(0, str(Path.cwd()))
-
-    from neaptide import assembly  # noqa: PLC0415 - the first import of torch, after all checks
-    from neaptide.progress import progress  # noqa: PLC0415
-    from neaptide.trainer import HybridTrainer  # noqa: PLC0415
-
-    style = "quiet" if quiet else config.run.progress
-    with HybridTrainer.from_config(config) as trainer:
-        data = assembly.build_data(config, trainer.hooks)
-        with progress(config, style=style, stream=sys.stderr if json else sys.stdout) as observe:
-            summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=observe)
-        reports = {name: trainer.report(name) for name in trainer.hooks.plugins}
+    # What a user's own code prints would spoil the JSON.
+    with redirect_stdout(sys.stderr) if json else nullcontext():
+        summary, reports = train(
+            config,
+            resume=resume,
+            allow_changes=allow_changes,
+            style="quiet" if quiet else config.run.progress,
+        )
     if json:
         print_json({**summary, "run_dir": config.run.dir})
         return
-    print_text("\n" + _summary(summary, config))
+    print_text("")
+    print_table(_rows(summary, config))
     for name, report in reports.items():
-        if report:
-            print_text(f"\n{name}\n{report}")
+        print_text(f"\n{name}\n{report}")
 
 
 def _with_directory(config: RunConfig, files: tuple[Path, ...], preset: str | None) -> RunConfig:
@@ -64,7 +70,22 @@ def _with_directory(config: RunConfig, files: tuple[Path, ...], preset: str | No
     return attrs.evolve(config, run=attrs.evolve(config.run, dir=f"runs/{name}"))
 
 
-def _summary(summary: dict[str, Any], config: RunConfig) -> str:
+def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool) -> None:
+    if resume is None:
+        if allow_changes:
+            msg = "--allow-changes is for resuming; give --resume auto or --resume CHECKPOINT too"
+            raise ConfigError(msg)
+        return
+    # A crash may have left the checkpoint under its other name, from which loading recovers it.
+    if resume != "auto" and not Path(resume).exists() and not old_of(Path(resume)).exists():
+        msg = (
+            f"there is no checkpoint {resume!r} to resume from{suggest(resume, ['auto'])}; "
+            f"see neaptide ckpt list {config.run.dir}"
+        )
+        raise CheckpointError(msg)
+
+
+def _rows(summary: dict[str, Any], config: RunConfig) -> list[tuple[str, str]]:
     rows = [
         ("validation loss", _number(summary["val_loss"])),
         ("training loss", f"{_number(summary['final_loss'])} (last update)"),
@@ -74,13 +95,13 @@ def _summary(summary: dict[str, Any], config: RunConfig) -> str:
             f"{summary['backward_skipped']:.1%} ({summary['jumps']} accepted jumps)",
         ),
         ("speedup", "not measured"),
-        ("time", f"{summary['seconds']:.1f} s"),
+        ("time", duration(summary["seconds"])),
     ]
     for phase, peak in summary["peak_bytes"].items():
         device = f"device {size(peak['device_bytes'])}, " if peak["device_bytes"] else ""
         rows.append((f"peak memory, {phase}", f"{device}host {size(peak['host_bytes'])}"))
     rows.append(("run directory", str(config.run.dir)))
-    return table(rows)
+    return rows
 
 
 def _number(value: float | None) -> str:

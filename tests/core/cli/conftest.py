@@ -13,11 +13,11 @@ import pytest
 from neaptide.cli import main
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-TASK = '''
+TASK = """
 import time
-import warnings
 
 import torch
 from torch import nn
@@ -69,7 +69,7 @@ def broken():
 def slow():
     print("building", flush=True)
     time.sleep(60)
-'''
+"""
 
 CONFIG = """
 [model]
@@ -78,6 +78,7 @@ name = "tiny_task:model"
 name = "tiny_task:data"
 [train]
 steps = 24
+device = "cpu"
 [run]
 log_every = 5
 [eval]
@@ -140,21 +141,36 @@ def neaptide(
 
 
 @pytest.fixture
-def start(folder: Path) -> Start:
+def environment() -> dict[str, str]:
+    """Return the environment of the tests without what changes how output looks."""
+    loud = {"NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"}
+    kept = {name: value for name, value in os.environ.items() if name not in loud}
+    # A console script does not have the current directory on its path; safe path: nor has -m.
+    return {**kept, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+
+
+@pytest.fixture
+def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
     """Return the command line, started as the installed `neaptide` starts."""
+    started: list[subprocess.Popen[str]] = []
 
     def popen(*arguments: object, **env: str) -> subprocess.Popen[str]:
-        # A console script does not have the current directory on its path; safe path: nor -m.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "neaptide", *map(str, arguments)],
             cwd=folder,
-            env={**environment(), **env},
+            env={**environment, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        started.append(process)
+        return process
 
-    return popen
+    yield popen
+    for process in started:
+        process.kill()
+        with process:  # closes the pipes and waits
+            pass
 
 
 @pytest.fixture
@@ -167,10 +183,3 @@ def command(start: Start) -> Any:
         return Done(process.returncode, out, err)
 
     return run
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of the tests without what changes how output looks."""
-    loud = {"NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"}
-    kept = {name: value for name, value in os.environ.items() if name not in loud}
-    return {**kept, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "TERM": "xterm"}

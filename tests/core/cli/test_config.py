@@ -39,9 +39,7 @@ def test_show_prints_a_config_that_means_the_same(neaptide: Any, folder: Path) -
     assert 7 == loads(first.out)["train"]["steps"]
 
 
-def test_later_sources_win(
-    neaptide: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_sources_win(neaptide: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine.toml").write_text("seed = 2\n[train]\nsteps = 2\n", encoding="utf-8")
     monkeypatch.setenv("NEAPTIDE__SEED", "3")
     done = neaptide("config", "show", "--preset", "tiny-cpu", "tiny.toml", "mine.toml", "--json")
@@ -64,8 +62,10 @@ def test_later_sources_win(
         ),
         (
             ("tiny.toml", "--set", "plugins.profilr.every=1"),
-            "error: plugin 'profilr' is not installed (did you mean 'profiler'?) "
-            "@ plugins.profilr (from --set)\n",
+            (
+                "error: plugin 'profilr' is not installed (did you mean 'profiler'?) "
+                "@ plugins.profilr (from --set)\n"
+            ),
         ),
         (
             ("tiny.toml", "--set", "train.steps"),
@@ -77,8 +77,10 @@ def test_later_sources_win(
         ),
         (
             ("tiny.toml", "--set", "model.name=builtn:byte-gpt"),
-            "error: no installed plugin builds 'builtn:' (did you mean 'builtin'?); there is "
-            "builtin, or name a 'package.module:factory' @ model.name\n",
+            (
+                "error: no installed plugin builds 'builtn:' (did you mean 'builtin'?); there is "
+                "builtin, or name a 'package.module:factory' @ model.name\n"
+            ),
         ),
     ],
 )
@@ -108,7 +110,9 @@ def test_a_preset_is_listed_shown_and_copied(neaptide: Any, folder: Path) -> Non
     text = presets.text("tiny-cpu")
     listed = neaptide("presets", "list")
     assert f"tiny-cpu  {text.splitlines()[0].removeprefix('# ')}" in listed.out.splitlines()
-    assert "tiny-cpu" in {row["name"] for row in json.loads(neaptide("presets", "list", "--json").out)}
+    assert "tiny-cpu" in {
+        row["name"] for row in json.loads(neaptide("presets", "list", "--json").out)
+    }
     assert text == neaptide("presets", "show", "tiny-cpu").out
     copied = neaptide("presets", "copy", "tiny-cpu")
     assert "copied to tiny-cpu.toml; run it with: neaptide run tiny-cpu.toml\n" == copied.out

@@ -27,7 +27,8 @@ class Config:
     sizes: tuple[int, ...] = field((1, 2), help="how large")
     loud: bool = field(False, help="whether to tell")
 
-SPEC = PluginSpec(name="stranger", load="stranger.plugin:Stranger", config=Config, summary="A guest.",
+SPEC = PluginSpec(
+    name="stranger", load="stranger.plugin:Stranger", config=Config, summary="A guest.",
     claims={"predictor"}, requires={"profiler"}, phases={"predict"}, numerics="tolerance",
     rtol=1e-3, version=3)
 BROKEN = 3
@@ -42,9 +43,8 @@ def site(tmp_path: Path) -> str:
     info.mkdir(parents=True)
     (package / "stranger.py").write_text(STRANGER, encoding="utf-8")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guests\nVersion: 2.1\n")
-    (info / "entry_points.txt").write_text(
-        "[neaptide.plugins]\nstranger = stranger:SPEC\nruin = stranger:BROKEN\ngone = nowhere:SPEC\n"
-    )
+    entries = "stranger = stranger:SPEC\nruin = stranger:BROKEN\ngone = nowhere:SPEC\n"
+    (info / "entry_points.txt").write_text(f"[neaptide.plugins]\n{entries}")
     return os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
 
 

@@ -1,0 +1,57 @@
+"""The training behind `neaptide run`, and with it the command line's only import of torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from neaptide import assembly
+from neaptide.logging import CONSOLE
+from neaptide.progress import progress
+from neaptide.trainer import HybridTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from neaptide.config import RunConfig
+    from neaptide.progress import Progress
+
+
+class _Trainer(HybridTrainer):
+    """Shows every evaluation, of which `fit` hands out only the last."""
+
+    display: Progress
+
+    def evaluate(self, batches: Iterable[Any]) -> float:
+        loss = super().evaluate(batches)
+        self.display.evaluated(self.state.step, loss)
+        return loss
+
+
+def train(
+    config: RunConfig, *, resume: str | None, allow_changes: bool, style: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Train what `config` names; return the summary, and the reports of plugins by name.
+
+    The display, in the given style, goes to what is now stdout.
+    """
+    with _Trainer.from_config(config) as trainer:
+        data = assembly.build_data(config, trainer.hooks)
+        with progress(config, style=style, stream=sys.stdout) as trainer.display:
+            summary = trainer.fit(
+                data, resume=resume, allow_changes=allow_changes, observe=trainer.display
+            )
+        return summary, _reports(trainer)
+
+
+def _reports(trainer: HybridTrainer) -> dict[str, str]:
+    reports: dict[str, str] = {}
+    for name in trainer.hooks.plugins:
+        try:
+            report = trainer.report(name)
+        except Exception as error:  # noqa: BLE001 - the run is done and saved: only its report is lost
+            CONSOLE.warning("plugin %r cannot report: %r", name, error)
+            continue
+        if report:
+            reports[name] = report
+    return reports

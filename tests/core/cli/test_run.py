@@ -1,0 +1,293 @@
+"""`neaptide run`: what it prints and leaves behind, and how each failure ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neaptide import RunConfig
+from neaptide.checkpoint import checkpoints
+from neaptide.cli.run import _rows
+from neaptide.config import loads
+from neaptide.config.schema import RunSection
+
+SUMMARY = r"""
+validation loss       \d+\.\d{4}
+training loss         \d+\.\d{4} \(last update\)
+updates               24
+backward skipped      \d+\.\d% \(\d accepted jumps\)
+speedup               not measured
+time                  \S+( m?s)?
+peak memory, warmup   host \d+\.\d MiB
+peak memory, full     host \d+\.\d MiB
+peak memory, predict  host \d+\.\d MiB
+peak memory, correct  host \d+\.\d MiB
+run directory         runs/tiny
+
+profiler
+"""
+
+
+def test_a_run_shows_its_course_and_sums_up(command: Any, folder: Path) -> None:
+    done = command("run", "tiny.toml")
+    assert (0, "") == (done.code, done.err)
+    said, _, rest = done.out.partition("\nstep  1/24")
+    assert "the user's own words" == said
+    assert re.search(SUMMARY, rest) is not None, rest
+    course, _, _ = rest.partition("\n\n")
+    evaluated = re.findall(r"step +(\d+)/24  \w+ +validation loss \d", course)
+    assert ["10", "20", "24"] == evaluated
+    assert re.search(r"jump over \d updates accepted", course)
+    summary = json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))
+    assert f"validation loss       {summary['val_loss']:.4f}\n" in rest
+
+
+def test_peaks_on_a_device_and_missing_losses_are_summed_up() -> None:
+    summary = {
+        "val_loss": None,
+        "final_loss": 1.0,
+        "steps": 10,
+        "backward_skipped": 0.25,
+        "jumps": 2,
+        "seconds": 3723.0,
+        "peak_bytes": {"full": {"device_bytes": 3 << 29, "host_bytes": 1 << 20}},
+    }
+    rows = dict(_rows(summary, RunConfig(run=RunSection(dir="here"))))
+    assert {
+        "validation loss": "none",
+        "training loss": "1.0000 (last update)",
+        "updates": "10",
+        "backward skipped": "25.0% (2 accepted jumps)",
+        "speedup": "not measured",
+        "time": "1:02:03",
+        "peak memory, full": "device 1.5 GiB, host 1.0 MiB",
+        "run directory": "here",
+    } == rows
+
+
+def test_a_run_repeats_from_its_own_config_with_json_alone_on_stdout(
+    command: Any, folder: Path
+) -> None:
+    first = command("run", "tiny.toml", "--quiet", "--set", "run.dir=first")
+    assert (0, "") == (first.code, first.err)
+    assert "step  1/24" not in first.out
+    again = command("run", "first/config.toml", "--set", "run.dir=again", "--json")
+    assert 0 == again.code, again.err
+    summary = json.loads(again.out)
+    written = {
+        name: json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
+        for name in ("first", "again")
+    }
+    assert summary == {**written["again"], "run_dir": "again"}
+    assert written["first"]["digest"] == summary["digest"]
+    assert "the user's own words" == again.err.splitlines()[0]
+    assert "step 24/24  full" in again.err
+
+
+def test_the_directory_is_named_after_the_first_file(neaptide: Any, folder: Path) -> None:
+    (folder / "mine.toml").write_text("[train]\nsteps = 2\n", encoding="utf-8")
+    assert 0 == neaptide("run", "mine.toml", "tiny.toml", "mine.toml", "--quiet").code
+    stored = loads((folder / "runs/mine/config.toml").read_text(encoding="utf-8"))
+    assert ("runs/mine", 2) == (stored["run"]["dir"], stored["train"]["steps"])
+
+
+def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
+    short = ("run", "tiny.toml", "--quiet", "--set", "train.steps=3")
+    assert 0 == neaptide(*short).code
+    again = neaptide(*short)
+    way_out = "go on from them with --resume auto (resume='auto'), or set run.dir elsewhere"
+    expected = f"error: {folder}/runs/tiny holds checkpoints of an earlier run; {way_out}\n"
+    assert (1, expected) == (again.code, again.err)
+    finished = neaptide(*short, "--resume", "auto")
+    assert (0, "") == (finished.code, finished.err)
+    assert ["updates", "3"] in [line.split() for line in finished.out.splitlines()]
+    (only,) = checkpoints(Path("runs/tiny/checkpoints"))
+    changed = ("run", "tiny.toml", "--quiet", "--set", "train.steps=5", "--resume", only)
+    refused = neaptide(*changed)
+    assert 1 == refused.code
+    assert "train.steps" in refused.err
+    assert 0 == neaptide(*changed, "--allow-changes").code
+    assert [3, 5] == [int(path.name[-8:]) for path in checkpoints(only.parent)]
+
+
+@pytest.mark.parametrize(
+    ("sets", "code", "error"),
+    [
+        (
+            ["model.name=tiny_task:modle"],
+            2,
+            "'tiny_task' has no 'modle' (did you mean 'model'?) @ model.name",
+        ),
+        (
+            ["model.options.widht=3"],
+            2,
+            "unknown option 'widht' (did you mean 'width'?) @ model.options.widht",
+        ),
+        (
+            ["data.name=tiny_taks:data"],
+            2,
+            (
+                "cannot import 'tiny_taks': No module named 'tiny_taks'; is it on PYTHONPATH? "
+                "@ data.name"
+            ),
+        ),
+        (
+            ["optimizer.name=adamv"],
+            2,
+            "unknown optimizer 'adamv' (did you mean 'adam'?); there is",
+        ),
+        (["model.name=''"], 2, "name a model: 'builtin:byte-gpt' or"),
+        (
+            ["model.name=tiny_task:diverging", "train.max_skipped=2"],
+            5,
+            (
+                "3 updates in a row had a non-finite loss or gradient (step 3, loss nan); lower "
+                "optimizer.lr"
+            ),
+        ),
+        (["model.name=tiny_task:too_large"], 4, "out of memory: [enforce fail at"),
+        (
+            ["model.name=tiny_task:out_of_host_memory"],
+            4,
+            (
+                "out of memory: the host has no more; lower train.batch_size, or enable a plugin "
+                "that saves memory"
+            ),
+        ),
+        (
+            ["model.name=tiny_task:out_of_device_memory"],
+            4,
+            "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.; lower",
+        ),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_a_code(
+    neaptide: Any, sets: list[str], code: int, error: str
+) -> None:
+    given = [word for setting in sets for word in ("--set", setting)]
+    done = neaptide("run", "tiny.toml", "--quiet", "--json", *given)
+    (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: {error}")
+    assert "Traceback" not in done.err
+    assert {"error": line.removeprefix("error: "), "exit_code": code} == json.loads(done.out)
+    assert code == done.code
+
+
+def test_an_exception_of_the_users_code_keeps_its_traceback(neaptide: Any) -> None:
+    done = neaptide("run", "tiny.toml", "--quiet", "--set", "model.name=tiny_task:broken")
+    assert 1 == done.code
+    assert 'tiny_task.py", line' in done.err
+    assert "error: KeyError: 'a line\\nand another'" == done.err.splitlines()[-1]
+
+
+PLUGINS = """
+import attrs
+from neaptide import Plugin, PluginSpec, hookimpl
+
+class Raising(Plugin):
+    @hookimpl
+    def on_run_start(self):
+        raise ZeroDivisionError("out of the plugin")
+
+class Reporting(Plugin):
+    def report(self):
+        raise ZeroDivisionError("no report")
+
+RAISING = PluginSpec(name="raising", load="guests:Raising")
+REPORTING = PluginSpec(name="reporting", load="guests:Reporting")
+"""
+
+
+@pytest.fixture
+def guests(folder: Path) -> dict[str, str]:
+    """Install two plugins; return the environment that finds them."""
+    site = folder / "site"
+    info = site / "guests-1.0.dist-info"
+    info.mkdir(parents=True)
+    # The manifest stands beside the class here, so this one does import torch.
+    (site / "guests.py").write_text(PLUGINS, encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guests\nVersion: 1.0\n")
+    entries = "raising = guests:RAISING\nreporting = guests:REPORTING\n"
+    (info / "entry_points.txt").write_text(f"[neaptide.plugins]\n{entries}")
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path}
+
+
+def test_an_exception_of_a_plugin_names_it_and_its_hook(
+    command: Any, guests: dict[str, str]
+) -> None:
+    done = command("run", "tiny.toml", "--set", "plugins.raising={}", **guests)
+    assert 1 == done.code
+    assert 'guests.py", line' in done.err
+    assert [
+        "error: ZeroDivisionError: out of the plugin",
+        "note: raised by plugin 'raising' in hook 'on_run_start'",
+    ] == done.err.splitlines()[-2:]
+
+
+def test_a_report_that_fails_costs_only_the_report(command: Any, guests: dict[str, str]) -> None:
+    sets = ("--set", "plugins.reporting={}", "--set", "train.steps=3")
+    done = command("run", "tiny.toml", "--quiet", *sets, **guests)
+    line = "WARNING: plugin 'reporting' cannot report: ZeroDivisionError('no report')\n"
+    assert (0, line) == (done.code, done.err)
+    assert "run directory" in done.out
+    assert "\nprofiler\n" in done.out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes in a read-only directory, too")
+def test_a_read_only_directory_is_one_line(neaptide: Any, folder: Path) -> None:
+    (folder / "runs").mkdir(mode=0o555)
+    done = neaptide("run", "tiny.toml")
+    where = f"cannot write in the run directory {folder}/runs/tiny: Permission denied"
+    assert (2, f"error: {where}; set run.dir elsewhere\n") == (done.code, done.err)
+
+
+def test_a_run_directory_that_is_a_file_is_one_line(neaptide: Any, folder: Path) -> None:
+    (folder / "runs").write_text("in the way", encoding="utf-8")
+    done = neaptide("run", "tiny.toml")
+    where = f"cannot write in the run directory {folder}/runs/tiny: Not a directory"
+    assert (2, f"error: {where}; set run.dir elsewhere\n") == (done.code, done.err)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(start: Any, folder: Path) -> None:
+    process = start("run", "tiny.toml")
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert "" == process.stderr.read()
+    assert 0 == process.wait(timeout=60)
+    summary = json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))
+    assert 24 == summary["steps"]
+
+
+def test_a_terminal_gets_colours_and_a_table(folder: Path, environment: dict[str, str]) -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "neaptide", "run", "tiny.toml"],
+        cwd=folder,
+        env={**environment, "COLUMNS": "100"},
+        stdout=follower,
+        stderr=subprocess.PIPE,
+    )
+    os.close(follower)
+    pieces = []
+    while True:
+        try:
+            pieces.append(os.read(leader, 4096))
+        except OSError:  # what a terminal answers once nobody writes to it
+            break
+    os.close(leader)
+    _, errors = process.communicate(timeout=60)
+    assert (0, b"") == (process.returncode, errors)
+    text = b"".join(pieces).decode()
+    assert "\x1b[32mcorrect" in text or "\x1b[34mfull" in text
+    assert "step 24  validation loss" in text
+    assert "\x1b[1mspeedup" in text
+    assert "not measured" in text

@@ -159,7 +159,7 @@ class ParameterStore(ABC):
             if span.trainable:
                 with self.loan(span, "read") as weight:
                     weights[span.name] = weight.detach().to(on, copy=True)
-        state = _copied(self.optimizer_state_dict()) if optimizer else None
+        state = _copied(self.optimizer_state_dict(), on) if optimizer else None
         return Snapshot(weights, state)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -170,7 +170,7 @@ class ParameterStore(ABC):
                 with self.loan(span, "write") as weight, torch.no_grad():
                     weight.copy_(snapshot.weights[span.name])
         if snapshot.optimizer is not None:
-            self.load_optimizer_state_dict(_copied(snapshot.optimizer))
+            self.load_optimizer_state_dict(_copied(snapshot.optimizer, None))
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """Return the optimizer's `state_dict`."""
@@ -215,11 +215,11 @@ def on_device(factor: float | torch.Tensor, device: torch.device) -> Any:
     return factor.to(device) if isinstance(factor, torch.Tensor) else factor
 
 
-def _copied(tree: Any) -> Any:
+def _copied(tree: Any, on: torch.device | str | None) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
+        return tree.detach().to(on or tree.device, copy=True)
     if isinstance(tree, dict):
-        return {key: _copied(value) for key, value in tree.items()}
+        return {key: _copied(value, on) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_copied(value) for value in tree)
+        return type(tree)(_copied(value, on) for value in tree)
     return tree

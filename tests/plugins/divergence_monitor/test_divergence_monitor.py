@@ -175,6 +175,10 @@ def test_rollback_puts_everything_back_bitwise_and_training_goes_on(tmp_path: Pa
     # The history shows update n at the start of step n + 2: the copy made then is of update n + 1.
     kept = recorder.states[rollback["to_update"] + 1]
     assert same_tensors(kept, recorder.states[rollback["step"] - 1])
+    assert rollback["step"] - 1 == monitor_of(trainer)._watch.since  # all updates before it
+    # The first update after it is seen two steps on; that one and all that follow are calm.
+    calmed = events(tmp_path, "divergence.level")[-1]
+    assert ("normal", rollback["step"] + 2 + 3 * 5 - 1) == (calmed["level"], calmed["step"])
     assert max(losses[40 : rollback["step"]]) > 100.0
     assert max(losses[rollback["step"] :]) < 10.0
 
@@ -297,13 +301,14 @@ def test_predict_waits_until_the_level_has_fallen() -> None:
     assert {FULL, CORRECT} >= {result.phase for result in results}
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_scheduler_of_somebody_else_is_held_back_too(order: int) -> None:
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_scheduler_of_somebody_else_is_held_back_too(order: str) -> None:
     def select_phase(self: Any) -> Any:
         return PREDICT
 
-    eager = stranger(plugin_with(select_phase=hookimpl(select_phase)), "eager")
-    with trainer_of([SPEC, eager, STEADY_PREDICTOR][::order]) as trainer:
+    hook = hookimpl(select_phase)
+    eager = stranger(plugin_with(select_phase=hook), "eager", **{order: {SPEC.name}})
+    with trainer_of([SPEC, eager, STEADY_PREDICTOR]) as trainer:
         assert [True] * 3 == [trainer.step(batch).was_predicted for batch in batches(3)]
         assert 1 == monitor_of(trainer)._watch.seen
         alarmed(trainer, Level.WARNING)

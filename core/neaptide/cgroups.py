@@ -1,0 +1,151 @@
+"""What the control groups around this process (cgroup v1 and v2) leave it of memory and CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+
+ROOT = Path("/")
+_UNLIMITED = 1 << 62
+"""cgroup v1 writes the largest multiple of a page below 2^63 where there is no limit."""
+
+
+@attrs.frozen
+class MemoryGroup:
+    """The tightest of the groups that limit memory, in bytes."""
+
+    limit: int
+    """The smallest limit of all groups this process is in."""
+    room: int
+    """What may still be allocated before one is full; file cache that can be dropped is room."""
+
+
+@attrs.frozen
+class Mount:
+    """A line of `/proc/self/mountinfo`."""
+
+    source: str
+    """The directory of the file system that is mounted, `/` for all of it."""
+    point: str
+    kind: str
+    """The file system's type, such as `ext4`."""
+    options: frozenset[str]
+
+
+def memory(root: Path = ROOT) -> MemoryGroup | None:
+    """Return the tightest memory limit, or None where no group limits it.
+
+    Args:
+        root: the directory that holds `proc` and `sys`.
+    """
+    limits, rooms = [], []
+    for group in _groups(root, "memory"):
+        limit, room = _memory_of(group)
+        limits += [] if limit is None else [limit]
+        rooms += [] if room is None else [room]
+    return MemoryGroup(min(limits), min([*rooms, *limits])) if limits else None
+
+
+def cpus(root: Path = ROOT) -> float | None:
+    """Return the smallest CPU quota, in CPUs, or None where no group sets one."""
+    quotas = [_quota_of(group) for group in _groups(root, "cpu")]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def mounts(root: Path = ROOT) -> list[Mount]:
+    """Return what is mounted, in order; nothing where `/proc` is not there."""
+    found = []
+    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, *_, options) = before.split(), after.split()
+        source, point = map(_unescaped, fields[3:5])
+        found.append(Mount(source, point, kind, frozenset(options.split(","))))
+    return found
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Return the directories of this process's groups, innermost first, in both hierarchies."""
+    paths = _own_paths(root)
+    found: list[Path] = []
+    for mount in mounts(root):
+        if mount.kind == "cgroup2":
+            path = paths.get("")
+        elif mount.kind == "cgroup" and controller in mount.options:
+            path = paths.get(controller)
+        else:
+            continue
+        if path is not None:
+            found += _upwards(root / mount.point.lstrip("/"), _below(path, mount.source))
+    return found
+
+
+def _own_paths(root: Path) -> dict[str, str]:
+    """Return the process's group by v1 controller; `""` stands for the v2 hierarchy."""
+    paths = {}
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)
+    return paths
+
+
+def _below(path: str, source: str) -> str:
+    # In a container the mount may begin at the container's own group, or show another's.
+    prefix = source.rstrip("/")
+    inside = path == prefix or path.startswith(f"{prefix}/")
+    return path[len(prefix) :].strip("/") if inside and ".." not in path else ""
+
+
+def _upwards(top: Path, path: str) -> list[Path]:
+    groups = [top]
+    for part in filter(None, path.split("/")):
+        groups.append(groups[-1] / part)
+    return groups[::-1]
+
+
+def _memory_of(group: Path) -> tuple[int | None, int | None]:
+    limit = _bytes(group / "memory.max")
+    used, unused_key = _bytes(group / "memory.current"), "inactive_file"
+    if limit is None and used is None:
+        limit = _bytes(group / "memory.limit_in_bytes")
+        used, unused_key = _bytes(group / "memory.usage_in_bytes"), "total_inactive_file"
+    statistics = _statistics(group / "memory.stat")
+    # Groups above the one that a container shows are seen in this line only.
+    inherited = statistics.get("hierarchical_memory_limit", _UNLIMITED)
+    smallest = min(_UNLIMITED if limit is None else limit, inherited)
+    if smallest >= _UNLIMITED:
+        return None, None
+    if used is None:
+        return smallest, None
+    return smallest, max(0, smallest - used + statistics.get(unused_key, 0))
+
+
+def _quota_of(group: Path) -> float | None:
+    both = (_text(group / "cpu.max") or "").split()
+    if not both:
+        both = [_text(group / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+    numbers = [int(number) for number in both if number.strip().isdecimal()]
+    quota, period = numbers if len(numbers) == len(both) else (0, 0)
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _statistics(path: Path) -> dict[str, int]:
+    pairs = [line.split() for line in (_text(path) or "").splitlines()]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
+
+
+def _bytes(path: Path) -> int | None:
+    text = (_text(path) or "").strip()
+    return int(text) if text.isdecimal() and int(text) < _UNLIMITED else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), field)

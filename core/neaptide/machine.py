@@ -1,0 +1,206 @@
+"""Facts about this machine: processor, memory, Python, torch and its devices. No torch until asked.
+
+Nothing here raises for what cannot be found out: it is None, or missing from a list.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+from contextlib import suppress
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import psutil
+
+from . import cgroups
+from .registry import installed_plugins
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MAIN_REQUIREMENTS = ("torch", "numpy", "triton")
+
+
+@attrs.frozen
+class Processor:
+    """The CPUs: what is there, and how much of it this process may use."""
+
+    model: str | None
+    count: int | None
+    """Logical CPUs of the machine."""
+    affinity: int | None
+    """Those this process may run on."""
+    quota: float | None
+    """CPUs' worth of time the tightest cgroup grants; None without a limit."""
+
+    @property
+    def usable(self) -> float | None:
+        """Return how many CPUs' worth of time there is for this process."""
+        known = [float(n) for n in (self.affinity or self.count, self.quota) if n]
+        return min(known, default=None)
+
+
+@attrs.frozen
+class Memory:
+    """The host's memory, in bytes."""
+
+    total: int | None
+    available: int | None
+    """What can be allocated without swapping, by the system's own estimate."""
+    group: cgroups.MemoryGroup | None
+    """The tightest cgroup limit; None without one."""
+    swap_total: int | None
+    swap_free: int | None
+    locked_limit: int | None
+    """How much a process may lock (RLIMIT_MEMLOCK); None without a limit."""
+
+    @property
+    def limit(self) -> int | None:
+        """Return the smaller of the machine's memory and the cgroup's limit."""
+        return _smallest(self.total, self.group and self.group.limit)
+
+    @property
+    def room(self) -> int | None:
+        """Return what this process can still allocate, of the machine's and of its cgroup's."""
+        return _smallest(self.available, self.group and self.group.room)
+
+
+@attrs.frozen
+class Gpu:
+    """One CUDA (or ROCm) device, by torch's index."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    capability: str
+    """Compute capability, such as `9.0`."""
+
+
+@attrs.frozen
+class Torch:
+    """The imported torch and what it finds."""
+
+    version: str
+    build: str
+    """`CPU`, `CUDA 13.0` or `ROCm 6.4`: what it was compiled for."""
+    threads: int
+    """Threads of one CPU operation."""
+    gpus: tuple[Gpu, ...]
+    problem: str | None
+    """Why a build for GPUs finds none of them; None otherwise."""
+
+
+def processor(root: Path = cgroups.ROOT) -> Processor:
+    """Return the CPUs; `root` holds `proc` and `sys`."""
+    affinity = None
+    if hasattr(os, "sched_getaffinity"):
+        affinity = len(os.sched_getaffinity(0))
+    return Processor(_cpu_model(root), os.cpu_count(), affinity, cgroups.cpus(root))
+
+
+def memory(root: Path = cgroups.ROOT) -> Memory:
+    """Return the host's memory; `root` holds `proc` and `sys` of the cgroups."""
+    total = available = swap_total = swap_free = None
+    with suppress(OSError, RuntimeError, ValueError, KeyError):  # psutil without /proc
+        now = psutil.virtual_memory()
+        total, available = int(now.total), int(now.available)
+    with suppress(OSError, RuntimeError, ValueError, KeyError):
+        swap = psutil.swap_memory()
+        swap_total, swap_free = int(swap.total), int(swap.free)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    locked = None if soft == resource.RLIM_INFINITY else soft
+    return Memory(total, available, cgroups.memory(root), swap_total, swap_free, locked)
+
+
+def driver_version(root: Path = cgroups.ROOT) -> str | None:
+    """Return the version of NVIDIA's kernel driver, as `580.65.06`; None without one."""
+    for name in ("sys/module/nvidia/version", "proc/driver/nvidia/version"):
+        with suppress(OSError):
+            found = re.search(r"\d+\.\d+(\.\d+)?", (root / name).read_text(encoding="utf-8"))
+            if found is not None:
+                return found[0]
+    return None
+
+
+def torch_facts() -> Torch:
+    """Import torch and return what it finds; raises whatever its import raises."""
+    import torch  # noqa: PLC0415 - this module is for those who read without it, too
+
+    version = torch.version
+    hip = getattr(version, "hip", None)
+    build = f"ROCm {hip}" if hip else f"CUDA {version.cuda}" if version.cuda else "CPU"
+    gpus, problem = (), None
+    if build != "CPU":
+        try:
+            torch.cuda.init()
+            gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count()))
+        except (RuntimeError, AssertionError) as error:
+            problem = str(error).strip().partition("\n")[0]
+    return Torch(str(torch.__version__), build, torch.get_num_threads(), gpus, problem)
+
+
+def facts() -> dict[str, Any]:
+    """Return what a run records of its machine, as JSON can hold it; imports torch.
+
+    Nothing in it names the host, a user or a path.
+    """
+    cpu, ram, framework = processor(), memory(), torch_facts()
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "cpu": attrs.asdict(cpu),
+        "memory": {
+            "total_bytes": ram.total,
+            "cgroup_limit_bytes": ram.group and ram.group.limit,
+            "limit_bytes": ram.limit,
+        },
+        "torch": {
+            "version": framework.version,
+            "build": framework.build,
+            "threads": framework.threads,
+        },
+        "gpus": [attrs.asdict(gpu) for gpu in framework.gpus],
+        "driver": driver_version(),
+        "distributions": distributions(),
+    }
+
+
+def distributions() -> dict[str, str]:
+    """Return the versions of neaptide, torch, numpy, triton and all that ship a plugin, by name."""
+    shipping = (found.distribution.split() for found in installed_plugins().installed.values())
+    plugins = dict(shipped for shipped in shipping if len(shipped) == len(("name", "version")))
+    named = {name: installed(name) for name in ("neaptide", *_MAIN_REQUIREMENTS)}
+    return {**plugins, **{name: version for name, version in named.items() if version}}
+
+
+def installed(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu(index: int) -> Gpu:
+    import torch  # noqa: PLC0415 - as above
+
+    found = torch.cuda.get_device_properties(index)
+    return Gpu(index, found.name, int(found.total_memory), f"{found.major}.{found.minor}")
+
+
+def _cpu_model(root: Path) -> str | None:
+    with suppress(OSError):
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+        if found is not None:
+            return found[1].strip()
+    return platform.processor() or None
+
+
+def _smallest(*known: int | None) -> int | None:
+    return min((value for value in known if value is not None), default=None)

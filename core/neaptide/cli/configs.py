@@ -27,7 +27,7 @@ def effective(
 ) -> tuple[RunConfig, list[PluginSpec]]:
     """Return the combined config and the plugins it enables, in order; nothing is imported."""
     if not files and preset is None:
-        msg = "give a TOML file or --preset NAME (see neaptide presets list)"
+        msg = "give a configuration file or --preset NAME (see neaptide presets list)"
         raise ConfigError(msg)
     loaded = configuration.load(
         files,

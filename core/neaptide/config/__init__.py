@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from neaptide.config.convert import structure, unstructure
+from neaptide.config.formats import FORMATS, Format, by_name, by_suffix
 from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
 from neaptide.config.loading import Loaded, load
 from neaptide.config.options import structure_options
 from neaptide.config.schema import RunConfig, field
-from neaptide.config.toml import dumps, loads
+
+loads = FORMATS["toml"].loads
+"""Reads TOML; other formats are in `FORMATS`."""
+dumps = FORMATS["toml"].dumps
+"""Writes TOML; other formats are in `FORMATS`."""
 
 __all__ = [
+    "FORMATS",
+    "Format",
     "Layer",
     "Loaded",
     "RunConfig",
+    "by_name",
+    "by_suffix",
     "dumps",
     "field",
     "from_env",

@@ -177,7 +177,7 @@ def _attrs(value: Any, cls: Any) -> Any:
 
 def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
     if value is None and field.default is not None:
-        reject("TOML has no None; leave the key out for its default")
+        reject("there is no null here; leave the key out for its default")
     return structure_as(value, Any if field.type is None else field.type)
 
 

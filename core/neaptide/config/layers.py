@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.config import presets, toml
+from neaptide.config import formats, presets, toml
 from neaptide.config.values import TOO_DEEP, dotted, leaves, overlay, shown, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from neaptide.config.values import KeyPath
 
 ENV_PREFIX = "NEAPTIDE__"
-MAX_FILE_BYTES = 1 << 20
 
 _KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _SETTING = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=(.*)", re.DOTALL)
@@ -59,13 +58,13 @@ def from_preset(name: str) -> Layer:
 
 
 def from_files(paths: Iterable[str | Path]) -> list[Layer]:
-    """Read TOML files, one layer each; raise ConfigError with one line for each unusable file."""
+    """Read files, one layer each; raise ConfigError with one line for each unusable file."""
     layers: list[Layer] = []
     problems: list[str] = []
     for path in paths:
         name = _printable(str(path))
         try:
-            layers.append(Layer(name, toml.parse(_read(Path(path)))))
+            layers.append(Layer(name, _without_schema(formats.read(path))))
         except ConfigError as error:
             problems += [f"{problem} @ {name}" for problem in error.problems]
     if problems:
@@ -114,30 +113,11 @@ def from_sets(settings: Iterable[str]) -> list[Layer]:
     return layers
 
 
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        msg = "no such file"
-        raise ConfigError(msg) from error
-    except IsADirectoryError as error:
-        msg = "expected a file, found a directory"
-        raise ConfigError(msg) from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        msg = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise ConfigError(msg) from error
-    if path.suffix != ".toml":
-        msg = f"only TOML is read (got {path.suffix or 'no suffix'!r})"
-        raise ConfigError(msg)
-    if len(content) > MAX_FILE_BYTES:
-        msg = "larger than 1 MiB, which no configuration is"
-        raise ConfigError(msg)
-    try:
-        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-    except UnicodeDecodeError as error:
-        msg = f"not UTF-8 text (byte {content[error.start]:#04x} at offset {error.start})"
-        raise ConfigError(msg) from error
+def _without_schema(table: dict[str, Any]) -> dict[str, Any]:
+    # JSON has no comments, so that `$schema` is how a document tells an editor its schema.
+    if isinstance(table.get("$schema"), str):
+        table = {key: value for key, value in table.items() if key != "$schema"}
+    return table
 
 
 def _printable(origin: str) -> str:

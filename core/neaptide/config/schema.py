@@ -122,7 +122,7 @@ class TrainSection:
         None, validator=optional(_positive), help="largest gradient norm; left out: no clipping"
     )
     grad_norm: bool = field(
-        default=False, validator=_flag, help="measure the gradient norm, also without the check"
+        default=False, validator=_flag, help="measure the gradient norm even if nothing needs it"
     )
     check_finite: bool = field(
         default=True, validator=_flag, help="skip an update whose loss or gradients are not finite"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomlkit
 
-from neaptide.config.values import TOO_DEEP, Invalid, plain, too_deep
+from neaptide.config.values import TOO_DEEP, TOO_LONG, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def parse(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(error)) from error
     except ValueError as error:
-        msg = "an integer has too many digits; at most 64 bits fit"
-        raise ConfigError(msg) from error
+        raise ConfigError(TOO_LONG) from error
     except RecursionError as error:
         raise ConfigError(TOO_DEEP) from error
     if too_deep(document):
@@ -51,35 +50,12 @@ def parse_value(text: str) -> Any:
     return text if len(document) > 1 or isinstance(value, date | time) else value
 
 
-def loads(text: str) -> dict[str, Any]:
-    """Read a document of plain values; floats, `-0.0` among them, come back bit for bit.
-
-    Raises:
-        ConfigError: for a syntax error, nan, inf, a date, NUL in a string, an integer beyond 64
-            bits, or nesting deeper than `values.MAX_DEPTH`.
-    """
-    return _plain(parse(text))
-
-
-def dumps(table: Mapping[str, Any]) -> str:
-    """Write a table in the order of its keys; within it, tables come after all else.
+def write(table: Mapping[str, Any]) -> str:
+    """Write a table of plain values in the order of its keys; tables come after all else.
 
     Reading the text and writing it again gives the same text.
-
-    Raises:
-        ConfigError: if it holds anything that `loads` would not give back as it is.
     """
-    if too_deep(table):
-        raise ConfigError(TOO_DEEP)
-    return tomlkit.dumps(_tables_last(_plain(table)))
-
-
-def _plain(table: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = plain(table)
-    except Invalid as error:
-        raise ConfigError(*map(str, error.problems)) from error
-    return document
+    return tomlkit.dumps(_tables_last(table))
 
 
 def _tables_last(value: Any) -> Any:

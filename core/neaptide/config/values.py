@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 50
 """How deep tables and arrays may nest; far below where recursion would fail."""
 TOO_DEEP = f"tables and arrays may nest at most {MAX_DEPTH} deep"
+TOO_LONG = "an integer has too many digits; at most 64 bits fit"
 
 KeyPath = tuple[str | int, ...]
 K = TypeVar("K", str, int)

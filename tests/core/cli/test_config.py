@@ -12,7 +12,7 @@ from neaptide.config import loads, presets
 if TYPE_CHECKING:
     from pathlib import Path
 
-GIVE = "error: give a TOML file or --preset NAME (see neaptide presets list)\n"
+GIVE = "error: give a configuration file or --preset NAME (see neaptide presets list)\n"
 
 
 def test_check_names_the_plugins_in_order(neaptide: Any) -> None:

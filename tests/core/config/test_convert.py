@@ -82,7 +82,7 @@ def test_an_empty_table_is_the_defaults(specs: dict[str, PluginSpec]) -> None:
         ),
         (
             {"optimizer": {"lr": None}},
-            "TOML has no None; leave the key out for its default @ optimizer.lr",
+            "there is no null here; leave the key out for its default @ optimizer.lr",
         ),
         (
             {"schedule": {"name": "cosin"}},
@@ -429,7 +429,11 @@ def test_private_fields_are_set_by_their_public_name() -> None:
         ),
         ("shade", "light", "'light' is not a valid Shade @ plugins.rich.shade"),
         ("level", 4, "4 is not a valid Level @ plugins.rich.level"),
-        ("short", None, "TOML has no None; leave the key out for its default @ plugins.rich.short"),
+        (
+            "short",
+            None,
+            "there is no null here; leave the key out for its default @ plugins.rich.short",
+        ),
     ],
 )
 def test_wrong_types_in_plugin_settings(name: str, given: Any, line: str) -> None:

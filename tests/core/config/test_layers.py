@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide.config import Layer, from_env, from_files, from_preset, from_sets, merge
+from neaptide.config import Layer, by_suffix, from_env, from_files, from_preset, from_sets, merge
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,8 +75,14 @@ def test_files_are_layers_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("run.yaml", b"a: 1", "only TOML is read (got '.yaml')"),
-        ("config", b"a = 1", "only TOML is read (got 'no suffix')"),
+        ("run.ini", b"a: 1", "only .toml, .yaml, .yml and .json are read (got '.ini')"),
+        ("config", b"a = 1", "only .toml, .yaml, .yml and .json are read (got 'no suffix')"),
+        (
+            "a.yaml",
+            b"a: 1\nb: [1,\n",
+            "expected the node content, but found '<stream end>' (at line 3, column 1)",
+        ),
+        ("a.json", b'{"a": 1,\n"b" 2}', "Expecting ':' delimiter (at line 2, column 5)"),
         (
             "a.toml",
             b"a = 1\nb = 2021-\n",
@@ -95,6 +101,14 @@ def test_unusable_files(tmp_path: Path, name: str, content: bytes, problem: str)
     path = tmp_path / name
     path.write_bytes(content)
     assert line(from_files, [path]) == f"{problem} @ {path}"
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml", ".yml", ".json", ".YML"])
+def test_a_schema_for_editors_is_no_setting(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"run{suffix}"
+    written = by_suffix(path).dumps({"$schema": "neaptide.schema.json", "seed": 3})
+    path.write_text(written, encoding="utf-8")
+    assert values(from_files([path])) == [{"seed": 3}]
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:

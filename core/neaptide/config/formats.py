@@ -1,0 +1,107 @@
+"""The formats a configuration is read from and written in; the suffix of a file says which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config import json, toml, yaml
+from neaptide.config.values import TOO_DEEP, Invalid, hint, plain, shorten, too_deep
+from neaptide.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_FILE_BYTES = 1 << 20
+
+
+@attrs.frozen
+class Format:
+    """One notation for tables of plain values; floats come back from it bit for bit."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    parse: Callable[[str], dict[str, Any]]
+    """Reads a document's syntax; its values may still be none that a configuration can hold."""
+    write: Callable[[Mapping[str, Any]], str]
+    """Writes a table that `values.plain` has passed."""
+
+    def loads(self, text: str) -> dict[str, Any]:
+        """Read a document of plain values; raise ConfigError for anything else."""
+        return _checked(self.parse(text))
+
+    def dumps(self, table: Mapping[str, Any]) -> str:
+        """Write a table; raise ConfigError if it holds what `loads` would not give back."""
+        if too_deep(table):
+            raise ConfigError(TOO_DEEP)
+        return self.write(_checked(table))
+
+
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        Format("toml", (".toml",), toml.parse, toml.write),
+        Format("yaml", (".yaml", ".yml"), yaml.parse, yaml.write),
+        Format("json", (".json",), json.parse, json.write),
+    )
+}
+"""The formats by name."""
+
+
+def by_name(name: str) -> Format:
+    """Return a format; raise ConfigError for an unknown name."""
+    if name not in FORMATS:
+        msg = f"unknown format {shorten(name)!r}{hint(name, FORMATS)}"
+        raise ConfigError(msg)
+    return FORMATS[name]
+
+
+def by_suffix(path: Path) -> Format:
+    """Return the format of a file; raise ConfigError where its suffix is of none."""
+    suffix = path.suffix.lower()
+    for entry in FORMATS.values():
+        if suffix in entry.suffixes:
+            return entry
+    *others, last = (known for entry in FORMATS.values() for known in entry.suffixes)
+    msg = f"only {', '.join(others)} and {last} are read (got {path.suffix or 'no suffix'!r})"
+    raise ConfigError(msg)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Read a file's syntax by its suffix; raise ConfigError without the file's name in it."""
+    content = _content(Path(path))
+    entry = by_suffix(Path(path))
+    if len(content) > MAX_FILE_BYTES:
+        msg = "larger than 1 MiB, which no configuration is"
+        raise ConfigError(msg)
+    try:
+        text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+    except UnicodeDecodeError as error:
+        msg = f"not UTF-8 text (byte {content[error.start]:#04x} at offset {error.start})"
+        raise ConfigError(msg) from error
+    return entry.parse(text)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        msg = "no such file"
+        raise ConfigError(msg) from error
+    except IsADirectoryError as error:
+        msg = "expected a file, found a directory"
+        raise ConfigError(msg) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        msg = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError(msg) from error
+
+
+def _checked(table: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = plain(table)
+    except Invalid as error:
+        raise ConfigError(*map(str, error.problems)) from error
+    return document

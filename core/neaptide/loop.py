@@ -12,7 +12,7 @@ from .errors import DivergedError
 from .jumping import attempt, log_jump
 from .phases import CORRECT, PREDICT, WARMUP
 from .predict import undisturbed
-from .state import Accumulation, LateScalar, Pending
+from .state import Accumulation, Pending, late
 from .steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
 
 if TYPE_CHECKING:
@@ -54,11 +54,9 @@ class Loop:
         self._record = record
         self._loss_fn = task.loss_fn or call_with_mapping
         self._norm: torch.Tensor | None = None  # measured by the update in progress
-        # A gradient that is not finite shows in its norm, whatever the loss looks like.
         train = run.config.train
         self._measure_norm = (
             train.grad_norm
-            or train.check_finite
             or train.clip_norm is not None
             or any("grad_norm" in spec.needs for spec in hooks.specs.values())
         )
@@ -85,7 +83,8 @@ class Loop:
             jump = self._jump(batch)
             chosen = state.schedule.due()
         self.enter(chosen)
-        trained: Trained = self._train_step(batch=batch, phase=chosen)
+        with self.run.spans.open(f"step {state.step + 1} {chosen.name}", "step"):
+            trained: Trained = self._train_step(batch=batch, phase=chosen)
         state.batches += 1
         result = self._finish(trained, chosen, jump, time.perf_counter() - started)
         if self._notifies["after_step"]:
@@ -115,8 +114,8 @@ class Loop:
         now = Pending(
             state.step,
             phase,
-            LateScalar(trained.loss),
-            None if trained.gradient_norm is None else LateScalar(trained.gradient_norm),
+            late(trained.loss),
+            None if trained.gradient_norm is None else late(trained.gradient_norm),
             seconds,
             memory,
             trained.outcome is Outcome.APPLIED,
@@ -186,18 +185,20 @@ class Loop:
             raise
 
     def _accumulate(self, batch: Any, phase: Phase) -> None:
-        accumulation = self.state.accumulation
+        accumulation, notifies = self.state.accumulation, self._notifies
         for micro_batch in self.hooks.plan_micro_batches(batch):
-            self._notify("before_forward", phase, model=self.model, batch=micro_batch)
+            if notifies["before_forward"]:
+                self._notify("before_forward", phase, model=self.model, batch=micro_batch)
             weighed: WeighedLoss = self._forward(
                 model=self.model, batch=micro_batch, phase=phase, moment="train"
             )
-            if self._notifies["after_forward"]:
+            if notifies["after_forward"]:
                 self._notify("after_forward", phase, loss=weighed.mean.detach())
             loss = accumulation.add(weighed)
             with self.store.compute():
                 self._backward(loss=loss, phase=phase)
-            self._notify("after_backward", phase, model=self.model)
+            if notifies["after_backward"]:
+                self._notify("after_backward", phase, model=self.model)
 
     def _apply_gradients(self, phase: Phase) -> Trained:
         accumulation = self.state.accumulation
@@ -229,7 +230,7 @@ class Loop:
             store.scale_gradients(gradient_scale)
         if self._measure_norm or check_norm:
             self._norm = store.gradient_norm()
-        if train.check_finite and not self._finite():
+        if train.check_finite and not self._finite(self._norm):
             return Outcome.SKIPPED
         if train.clip_norm is not None and self._norm is not None:
             # The arithmetic of torch.nn.utils.clip_grad_norm_.
@@ -239,11 +240,15 @@ class Loop:
         store.finish_update()
         return Outcome.APPLIED
 
-    def _finite(self) -> bool:
-        finite = torch.isfinite(torch.as_tensor(self.state.accumulation.loss))
-        if self._norm is not None:
-            finite = finite & torch.isfinite(self._norm).to(finite.device)
-        return bool(finite)
+    def _finite(self, norm: torch.Tensor | None) -> bool:
+        # A gradient that is not finite shows in the norm where somebody wants that anyway, and
+        # need not show in the loss. It is asked for first: reading either waits for the device.
+        if norm is None:
+            if self.store.has_nonfinite_gradients():
+                return False
+        elif not math.isfinite(norm):
+            return False
+        return math.isfinite(self.state.accumulation.loss)
 
     def _call_model(self, *, model: Any, batch: Any, phase: Phase, moment: str) -> WeighedLoss:
         del phase, moment  # for middleware
@@ -251,8 +256,7 @@ class Loop:
             return weigh(self._loss_fn(model, batch), batch)
 
     def _notify(self, hook: str, phase: Phase, **given: Any) -> None:
-        if self._notifies[hook]:
-            self.hooks.notify(hook, step=self.state.step, phase=phase, **given)
+        self.hooks.notify(hook, step=self.state.step, phase=phase, **given)
 
     # -- prediction -------------------------------------------------------------------------------
 
@@ -260,9 +264,10 @@ class Loop:
         """Enter Predict, try one jump, and leave the schedule at what follows it."""
         state = self.state
         self.enter(PREDICT)
-        jump: Jump | None = self._predict_step(
-            batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
-        )
+        with self.run.spans.open(f"step {state.step + 1} predict", "step"):
+            jump: Jump | None = self._predict_step(
+                batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
+            )
         if jump is None or not jump.accepted:
             state.schedule = state.schedule.declined()
         else:

@@ -14,12 +14,14 @@ import attrs
 import pluggy
 
 from . import hookspecs
+from .diagnosis import Finding
 from .errors import PluginError, suggest
 from .memory import Ledger
 from .middleware import blame, compose, returned_wrong
 from .phases import Phase
 from .plugin import PROJECT
 from .steps import Forecast, Update
+from .tracing import Spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,15 +41,23 @@ DEFAULTS = "neaptide"
 
 @attrs.frozen(eq=False)
 class _Implementation:
+    """One plugin's part of one hook, with its arguments picked out once and for all."""
+
     plugin: str
+    hook: str
     function: Callable[..., Any]
     arguments: tuple[str, ...]
+    spans: Spans
 
-    def __call__(self, where: str, given: Mapping[str, Any]) -> Any:
+    def __call__(self, given: Mapping[str, Any]) -> Any:
         try:
-            return self.function(*[given[name] for name in self.arguments])
+            arguments = [given[name] for name in self.arguments]
+            if self.spans.opener is None or self.plugin == DEFAULTS:
+                return self.function(*arguments)
+            with self.spans.opener(f"{self.plugin}: {self.hook}", self.plugin):
+                return self.function(*arguments)
         except BaseException as error:
-            blame(error, None if self.plugin == DEFAULTS else self.plugin, where)
+            blame(error, None if self.plugin == DEFAULTS else self.plugin, self.hook)
             raise
 
 
@@ -66,6 +76,7 @@ class HookManager:
         for spec, plugin in reversed(plugins):  # pluggy calls the last registered first
             _check_hooks(spec, plugin)
             self._pluggy.register(plugin, spec.name)
+        self.spans = Spans()
         self._quarantine: set[str] = set()
         self._calls: dict[str, tuple[_Implementation, ...]] = {}
         self._index()
@@ -73,7 +84,9 @@ class HookManager:
     def _index(self) -> None:
         self._calls = {
             name: tuple(
-                _Implementation(impl.plugin_name, impl.function, tuple(impl.argnames))
+                _Implementation(
+                    impl.plugin_name, name, impl.function, tuple(impl.argnames), self.spans
+                )
                 for impl in reversed(getattr(self._pluggy.hook, name).get_hookimpls())
                 if impl.plugin_name not in self._quarantine or name == "on_run_end"
             )
@@ -93,7 +106,7 @@ class HookManager:
     def _collect(self, hook: str, expected: Any, **given: Any) -> Iterator[tuple[str, Any]]:
         for implementation in self._calls[hook]:
             try:
-                value = implementation(hook, given)
+                value = implementation(given)
                 if value is not None:
                     _expect(value, expected, implementation.plugin, hook)
             except Exception as error:
@@ -105,20 +118,26 @@ class HookManager:
 
     def notify(self, hook: str, **given: Any) -> None:
         """Call a notification; a plugin that returns something is told so."""
-        for _ in self._collect(hook, type(None), **given):
-            pass
+        for implementation in self._calls[hook]:
+            try:
+                value = implementation(given)
+                if value is not None:
+                    _expect(value, type(None), implementation.plugin, hook)
+            except Exception as error:
+                if not self._quarantined(implementation.plugin, hook, error):
+                    raise
 
     def first(self, hook: str, expected: Any, **given: Any) -> Any:
         """Return the first answer that is not None, which must be of type `expected`."""
         for implementation in self._calls[hook]:
-            value = implementation(hook, given)
+            value = implementation(given)
             if value is not None:
                 return _expect(value, expected, implementation.plugin, hook)
         return None
 
     def around(self, hook: str, core: Callable[..., Any], run: Run) -> Callable[..., Any]:
         """Return `core` wrapped in the middleware the plugins return for `hook`."""
-        return compose(hook, core, self._collect(hook, object, run=run))
+        return compose(hook, core, self._collect(hook, object, run=run), self.spans)
 
     def _quarantined(self, name: str, hook: str, error: Exception) -> bool:
         spec = self.specs.get(name)
@@ -159,7 +178,7 @@ class HookManager:
         errors: list[Exception] = []
         for implementation in reversed(self._calls[hook]):
             try:
-                implementation(hook, given)
+                implementation(given)
             except Exception as error:  # noqa: BLE001 - gathered: everyone else's teardown runs
                 if not self._quarantined(implementation.plugin, hook, error):
                     errors.append(error)
@@ -195,7 +214,7 @@ class HookManager:
         """Fold the plugins over the ledger of `phase`."""
         for implementation in self._calls["estimate_memory"]:
             try:
-                value = implementation("estimate_memory", {"ledger": ledger, "phase": phase})
+                value = implementation({"ledger": ledger, "phase": phase})
                 ledger = _expect(value, Ledger, implementation.plugin, "estimate_memory")
             except Exception as error:
                 if not self._quarantined(implementation.plugin, "estimate_memory", error):
@@ -208,6 +227,14 @@ class HookManager:
         for plugin, values in self._collect("collect_metrics", Mapping, step=step, phase=phase):
             metrics.update({f"{plugin}.{name}": value for name, value in values.items()})
         return metrics
+
+    def diagnose(self) -> list[Finding]:
+        """Return what every plugin finds on this machine; no run is needed, errors propagate."""
+        found: list[Finding] = []
+        for implementation in self._calls["diagnose"]:
+            for value in implementation.function():
+                found.append(_expect(value, Finding, implementation.plugin, "diagnose"))
+        return found
 
 
 def _expect(value: Any, expected: Any, plugin: str, hook: str) -> Any:

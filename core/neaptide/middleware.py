@@ -12,6 +12,8 @@ from .steps import Jump, Outcome, Trained, WeighedLoss
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .tracing import Spans
+
 _BLAMED = "_neaptide_blamed"
 
 RETURNS: dict[str, tuple[type, ...]] = {
@@ -48,13 +50,14 @@ def compose(
     where: str,
     core: Callable[..., Any],
     layers: Iterable[tuple[str, Callable[..., Any]]],
+    spans: Spans,
 ) -> Callable[..., Any]:
     """Return `core` wrapped in `layers`; the first layer is the outermost.
 
     Each layer is called as `layer(next, **arguments)` and may change the arguments, call `next`
     never, once or again, and return something of the same type.
     """
-    call = _guarded(core, None, where)
+    call = _core(core, where, spans)
     for plugin, layer in reversed(list(layers)):
         if not callable(layer):
             msg = (
@@ -62,34 +65,45 @@ def compose(
                 f"from {where!r} (got {layer!r})"
             )
             raise PluginError(msg)
-        call = _layer(layer, call, plugin, where)
+        call = _layer(layer, call, plugin, where, spans)
+    return call
+
+
+def _core(core: Callable[..., Any], where: str, spans: Spans) -> Callable[..., Any]:
+    def call(**arguments: Any) -> Any:
+        try:
+            if spans.opener is None:
+                return core(**arguments)
+            with spans.opener(where, "core"):
+                return core(**arguments)
+        except BaseException as error:
+            blame(error, None, where)
+            raise
+
     return call
 
 
 def _layer(
-    layer: Callable[..., Any], inner: Callable[..., Any], plugin: str, where: str
+    layer: Callable[..., Any], inner: Callable[..., Any], plugin: str, where: str, spans: Spans
 ) -> Callable[..., Any]:
-    expected = RETURNS[where]
+    expected, name = RETURNS[where], f"{plugin}: {where}"
 
     def call(**arguments: Any) -> Any:
-        value = layer(inner, **arguments)
-        if not isinstance(value, expected):
-            msg = returned_wrong(plugin, where, expected, value)
-            raise PluginError(msg)
-        return value
-
-    return _guarded(call, plugin, where)
-
-
-def _guarded(call: Callable[..., Any], plugin: str | None, where: str) -> Callable[..., Any]:
-    def guarded(**arguments: Any) -> Any:
         try:
-            return call(**arguments)
+            if spans.opener is None:
+                value = layer(inner, **arguments)
+            else:
+                with spans.opener(name, plugin):
+                    value = layer(inner, **arguments)
+            if not isinstance(value, expected):
+                msg = returned_wrong(plugin, where, expected, value)
+                raise PluginError(msg)  # noqa: TRY301 - blamed like what the layer itself raises
         except BaseException as error:
             blame(error, plugin, where)
             raise
+        return value
 
-    return guarded
+    return call
 
 
 def returned_wrong(plugin: str, where: str, expected: tuple[type, ...], value: object) -> str:

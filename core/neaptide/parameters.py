@@ -6,6 +6,7 @@ provider assumes where. What works on loans alone works on all of them.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -139,8 +140,12 @@ class ParameterStore(ABC):
         for span in sorted(self.spans(), key=lambda span: span.name):
             if self.has_gradient(span):
                 with self.loan(span, "read", of="gradient") as gradient:
-                    norms.append(torch.linalg.vector_norm(gradient, dtype=norm_dtype(gradient)))
+                    norms.append(norm_of(gradient))
         return total_norm(norms)
+
+    def has_nonfinite_gradients(self) -> bool:
+        """Return whether any gradient holds inf or nan; waits for the device."""
+        return not math.isfinite(self.gradient_norm())
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply every gradient by `factor` (a number or a 0-dim tensor), in place."""
@@ -202,6 +207,14 @@ def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
     stacked = torch.stack([norm.float().to(device) for norm in norms])
     total: torch.Tensor = torch.linalg.vector_norm(stacked)
     return total
+
+
+def norm_of(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the L2 norm of one gradient, sparse ones included: 0-dim, float32 at least."""
+    # The entries of a row met twice add up first.
+    dense = gradient.coalesce().values() if gradient.is_sparse else gradient
+    norm: torch.Tensor = torch.linalg.vector_norm(dense, dtype=norm_dtype(dense))
+    return norm
 
 
 def norm_dtype(gradient: torch.Tensor) -> torch.dtype:

@@ -67,17 +67,17 @@ class PhaseSchedule:
         if phase is self.phase:
             return self
         uncorrected = 0 if phase is CORRECT else self.uncorrected
-        return attrs.evolve(self, phase=phase, done=0, uncorrected=uncorrected)
+        return self._at(phase, 0, uncorrected)
 
     def updated(self) -> PhaseSchedule:
         """Return the schedule after one ordinary update."""
-        return attrs.evolve(self, done=self.done + 1)
+        return self._at(self.phase, self.done + 1, self.uncorrected)
 
     def jumped(self, horizon: int) -> PhaseSchedule:
         """Return the schedule after an accepted jump that stands for `horizon` updates."""
         uncorrected = self.uncorrected + horizon
         due = self.correct_steps > 0 and uncorrected >= self.correction_interval
-        moved = attrs.evolve(self, uncorrected=uncorrected)
+        moved = self._at(self.phase, self.done, uncorrected)
         return moved.enter(CORRECT if due else FULL)
 
     def declined(self) -> PhaseSchedule:
@@ -110,9 +110,17 @@ class PhaseSchedule:
 
     def restored(self, state: dict[str, int | str]) -> PhaseSchedule:
         """Return this schedule at the place `state_dict` described."""
-        return attrs.evolve(
-            self,
-            phase=PHASES[str(state["phase"])],
-            done=int(state["done"]),
-            uncorrected=int(state["uncorrected"]),
+        phase = PHASES[str(state["phase"])]
+        return self._at(phase, int(state["done"]), int(state["uncorrected"]))
+
+    def _at(self, phase: Phase, done: int, uncorrected: int) -> PhaseSchedule:
+        return PhaseSchedule(  # attrs.evolve takes longer than the rest of a step's bookkeeping
+            warmup_steps=self.warmup_steps,
+            full_steps=self.full_steps,
+            correct_steps=self.correct_steps,
+            correction_interval=self.correction_interval,
+            predicts=self.predicts,
+            phase=phase,
+            done=done,
+            uncorrected=uncorrected,
         )

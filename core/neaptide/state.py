@@ -37,7 +37,10 @@ class Accumulation:
     def add(self, loss: WeighedLoss) -> torch.Tensor:
         """Take in one micro-batch; return the 0-dim loss to run backward from."""
         if self.pieces == 0:
-            self.reference = nonzero(loss.count)
+            self.pieces, self.reference = 1, nonzero(loss.count)
+            share = loss.over(self.reference)
+            self.weight, self.loss = loss.count / self.reference, share.detach()
+            return share
         self.pieces += 1
         share = loss.over(self.reference)
         self.weight = self.weight + loss.count / self.reference
@@ -52,7 +55,9 @@ class Accumulation:
     @property
     def mean(self) -> torch.Tensor:
         """The mean loss over all pieces, 0-dim."""
-        return torch.as_tensor(self.loss / nonzero(self.weight))
+        weight = nonzero(self.weight)
+        unscaled = isinstance(weight, float) and weight == 1.0
+        return torch.as_tensor(self.loss if unscaled else self.loss / weight)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the four fields."""
@@ -60,25 +65,26 @@ class Accumulation:
 
 
 class LateScalar:
-    """A 0-dim tensor on its way to the host: nothing waits for the device until it is read.
+    """A 0-dim CUDA tensor on its way to the host: nothing waits for the device until it is read.
 
-    On a CUDA device the copy is queued at once, behind what computes the value, so that reading it
-    later waits for that alone and not for the work queued since.
+    The copy is queued at once, behind what computes the value, so that reading it later waits for
+    that alone and not for the work queued since.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._value = tensor
-        if tensor.device.type == "cuda":
-            self._value = torch.empty((), dtype=tensor.dtype, pin_memory=True)
-            self._value.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            self._event.record()
+        self._value = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+        self._value.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._event.record()
 
     def __float__(self) -> float:
-        if self._event is not None:
-            self._event.synchronize()
+        self._event.synchronize()
         return float(self._value)
+
+
+def late(tensor: torch.Tensor) -> LateScalar | float:
+    """Return the value of a 0-dim tensor without waiting for a device."""
+    return LateScalar(tensor) if tensor.is_cuda else tensor.item()
 
 
 @attrs.define(eq=False)

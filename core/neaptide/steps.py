@@ -63,7 +63,8 @@ def weigh(returned: object, batch: object) -> WeighedLoss:
     if isinstance(returned, Loss):
         return WeighedLoss(returned.sum, returned.count, is_sum=True)
     if isinstance(returned, torch.Tensor) and returned.numel() == 1:
-        return WeighedLoss(returned.reshape(()), batch_length(batch), is_sum=False)
+        mean = returned.reshape(()) if returned.ndim else returned
+        return WeighedLoss(mean, batch_length(batch), is_sum=False)
     what = (
         f"a tensor of shape {tuple(returned.shape)}"
         if isinstance(returned, torch.Tensor)
@@ -77,7 +78,7 @@ def first_tensor(batch: object) -> torch.Tensor | None:
     """Return the first tensor with a batch dimension in nested containers and dataclasses."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.ndim else None
-    for child in _children(batch):
+    for child in batch if isinstance(batch, list | tuple) else _children(batch):
         found = first_tensor(child)
         if found is not None:
             return found
@@ -85,8 +86,6 @@ def first_tensor(batch: object) -> torch.Tensor | None:
 
 
 def _children(batch: object) -> list[Any]:
-    if isinstance(batch, list | tuple):
-        return list(batch)
     if hasattr(batch, "values"):
         return list(batch.values())
     cls: Any = type(batch)

@@ -50,7 +50,8 @@ class HybridTrainer:
         optimizer: over the model's parameters; left out, `[optimizer]` of the config builds one.
         loss_fn: `loss_fn(model, batch)` returns a 0-dim mean or a `Loss(sum, count)`; left out,
             `model(**batch).loss`.
-        config: a TOML file, a mapping or a RunConfig. Without `run.dir` nothing is written.
+        config: a TOML, YAML or JSON file, a mapping or a RunConfig. Without `run.dir` nothing is
+            written.
         plugins: names of installed plugins, or manifests, enabled beside those of the config.
         stateful: further objects with `state_dict` and `load_state_dict` to keep in checkpoints,
             such as an LR scheduler.
@@ -119,7 +120,7 @@ class HybridTrainer:
             device = assembly.choose_device("auto", self.model)
             self.state = TrainState(assembly.schedule_of(config, ordered))
             # From here on the model may be patched, and `on_run_end` runs whatever happens.
-            self.run = Run(config, self._recorder.directory, device, log)
+            self.run = Run(config, self._recorder.directory, device, log, spans=self.hooks.spans)
             self.hooks.convert_model(self.model)
             optimizer = optimizer or assembly.build_optimizer(config, self.model, self.hooks)
             _check_optimizer(optimizer, self.model)
@@ -179,7 +180,8 @@ class HybridTrainer:
             )
             raise ValueError(msg)
         self._begin()
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         try:
             result = self._loop.step(batch, PHASES[phase] if phase else None)
         except BaseException as error:

@@ -11,12 +11,17 @@ from neaptide import HybridTrainer, Loss, Outcome, PluginError, PluginSpec, hook
 from neaptide.middleware import RETURNS, blame, compose, culprit
 from neaptide.testing import tiny_task
 from neaptide.testing.tiny import tiny_loss
+from neaptide.tracing import Spans
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 WHERE = "around_evaluate"
+
+
+def composed(where: str, core: Any, layers: Any) -> Any:
+    return compose(where, core, layers, Spans())
 
 
 def test_the_first_layer_is_the_outermost() -> None:
@@ -31,13 +36,13 @@ def test_the_first_layer_is_the_outermost() -> None:
 
         return name, around
 
-    call = compose(WHERE, lambda x: order.append("core") or x, [layer("a"), layer("b")])
+    call = composed(WHERE, lambda x: order.append("core") or x, [layer("a"), layer("b")])
     assert 3.0 == call(x=3.0)
     assert ["a in", "b in", "core", "b out", "a out"] == order
 
 
 def test_without_layers_the_core_is_called() -> None:
-    assert 7 == compose(WHERE, lambda x: x + 1, [])(x=6)
+    assert 7 == composed(WHERE, lambda x: x + 1, [])(x=6)
 
 
 def test_a_layer_may_retry_skip_and_change_both_ways() -> None:
@@ -61,9 +66,9 @@ def test_a_layer_may_retry_skip_and_change_both_ways() -> None:
     def skip(following: Any, x: float) -> float:
         return -1.0
 
-    assert 11.0 == compose(WHERE, core, [("r", retry), ("d", double)])(x=5.0)
+    assert 11.0 == composed(WHERE, core, [("r", retry), ("d", double)])(x=5.0)
     assert [10, 10] == calls
-    assert -1.0 == compose(WHERE, core, [("s", skip), ("d", double)])(x=5.0)
+    assert -1.0 == composed(WHERE, core, [("s", skip), ("d", double)])(x=5.0)
     assert [10, 10] == calls
 
 
@@ -71,7 +76,7 @@ def test_what_is_not_callable_is_refused_by_name() -> None:
     with pytest.raises(
         PluginError, match=r"plugin 'p' must return a function .* from 'around_evaluate'"
     ):
-        compose(WHERE, print, [("p", 3)])  # type: ignore[list-item]  # the mistake under test
+        composed(WHERE, print, [("p", 3)])  # type: ignore[list-item]  # the mistake under test
 
 
 @pytest.mark.parametrize("where", RETURNS)
@@ -81,7 +86,7 @@ def test_a_layer_that_returns_something_else_is_named(where: str) -> None:
         return "nonsense"
 
     with pytest.raises(PluginError) as caught:
-        compose(where, lambda: None, [("p", forgetful)])()
+        composed(where, lambda: None, [("p", forgetful)])()
     kinds = " or ".join(kind.__name__ for kind in RETURNS[where]).replace("NoneType", "None")
     assert f"plugin 'p' must return {kinds} from {where!r} (got str)" == str(caught.value)
 
@@ -97,7 +102,7 @@ def raising(following: Any, **arguments: Any) -> Any:
 
 
 def test_the_innermost_culprit_is_blamed_once() -> None:
-    call = compose(WHERE, print, [("outer", passing), ("inner", raising), ("in", passing)])
+    call = composed(WHERE, print, [("outer", passing), ("inner", raising), ("in", passing)])
     with pytest.raises(ConnectionError) as caught:
         call()
     assert ["raised by plugin 'inner' in hook 'around_evaluate'"] == caught.value.__notes__
@@ -109,7 +114,7 @@ def test_nobody_is_blamed_for_the_core() -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError) as caught:
-        compose(WHERE, core, [("outer", passing)])()
+        composed(WHERE, core, [("outer", passing)])()
     assert not hasattr(caught.value, "__notes__")
     assert culprit(caught.value) is None
 
@@ -129,7 +134,7 @@ def test_an_error_translated_by_a_plugin_is_its_own() -> None:
             raise LookupError from error
 
     with pytest.raises(LookupError) as caught:
-        compose(WHERE, print, [("translator", translating), ("inner", raising)])()
+        composed(WHERE, print, [("translator", translating), ("inner", raising)])()
     assert ["raised by plugin 'translator' in hook 'around_evaluate'"] == caught.value.__notes__
 
 

@@ -369,3 +369,40 @@ def test_hostile_weights_are_nan_outside_their_loans() -> None:
     assert all(bool(value.isnan().all()) for value in task.model.parameters())
     with store.compute():
         assert not any(bool(value.isnan().any()) for value in task.model.parameters())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_one_bad_gradient_is_found_and_then_forgotten(dtype: torch.dtype, bad: float) -> None:
+    module = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(3)])
+    store = ResidentStore(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    assert not store.has_nonfinite_gradients()  # there are none yet
+    for parameter in module:
+        parameter.grad = torch.full((3,), 1e-30, dtype=dtype)
+    before = [parameter.grad.clone() for parameter in module]
+    assert not store.has_nonfinite_gradients()
+    assert all(same_bits(old, new.grad) for old, new in zip(before, module, strict=True))
+    module[1].grad[2] = bad
+    assert store.has_nonfinite_gradients()
+    module[1].grad[2] = 0.0
+    assert not store.has_nonfinite_gradients()
+
+
+def test_bad_sparse_gradients_are_found() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    store = ResidentStore(embedding, torch.optim.SGD(embedding.parameters(), lr=0.1))
+    embedding(torch.tensor([1, 3])).sum().backward()
+    assert not store.has_nonfinite_gradients()
+    (embedding(torch.tensor([2])) * math.nan).sum().backward()
+    assert store.has_nonfinite_gradients()
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.data())
+def test_the_check_agrees_with_isfinite(values: list[float], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(values)))
+    module = nn.ParameterList(
+        [nn.Parameter(torch.zeros(cut)), nn.Parameter(torch.zeros(len(values) - cut))]
+    )
+    store = ResidentStore(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    module[0].grad, module[1].grad = torch.tensor(values[:cut]), torch.tensor(values[cut:])
+    assert store.has_nonfinite_gradients() is not all(map(math.isfinite, values))

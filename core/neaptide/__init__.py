@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import RunConfig, field, structure_options
+    from .diagnosis import Finding
     from .errors import (
         CheckpointError,
         ConfigError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 # Lazy (PEP 562), so that a manifest or a config check never imports torch.
 _HOME = {
     "config": ("RunConfig", "field", "structure_options"),
+    "diagnosis": ("Finding",),
     "errors": (
         "CheckpointError",
         "ConfigError",
@@ -82,6 +84,7 @@ __all__ = [
     "DataError",
     "DataSpec",
     "DivergedError",
+    "Finding",
     "Forecast",
     "HybridTrainer",
     "Interrupted",

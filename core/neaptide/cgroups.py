@@ -83,7 +83,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
 
 def _own_paths(root: Path) -> dict[str, str]:
     """Return the process's group by v1 controller; `""` stands for the v2 hierarchy."""
-    paths = {}
+    paths: dict[str, str] = {}
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)

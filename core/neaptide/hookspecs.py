@@ -16,11 +16,12 @@ import pluggy
 from .plugin import PROJECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
     from torch import nn
 
+    from .diagnosis import Finding
     from .history import History
     from .memory import Ledger
     from .parameters import ParameterStore
@@ -227,3 +228,14 @@ def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
 @hookspec
 def collect_metrics(step: int, phase: Phase) -> Mapping[str, float]:
     """Return numbers for metrics.jsonl, at every phase change and every `run.log_every` updates."""
+
+
+# --- doctor: without a run ----------------------------------------------------------------------
+
+
+@hookspec
+def diagnose() -> Iterable[Finding]:
+    """Examine this machine for `neaptide doctor`: what the plugin needs of it, and what is amiss.
+
+    Called on an instance with the default config, without a run, on every installed plugin.
+    """

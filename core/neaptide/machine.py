@@ -61,12 +61,12 @@ class Memory:
     @property
     def limit(self) -> int | None:
         """Return the smaller of the machine's memory and the cgroup's limit."""
-        return _smallest(self.total, self.group and self.group.limit)
+        return _smallest(self.total, self.group.limit if self.group else None)
 
     @property
     def room(self) -> int | None:
         """Return what this process can still allocate, of the machine's and of its cgroup's."""
-        return _smallest(self.available, self.group and self.group.room)
+        return _smallest(self.available, self.group.room if self.group else None)
 
 
 @attrs.frozen
@@ -133,10 +133,11 @@ def torch_facts() -> Torch:
     version = torch.version
     hip = getattr(version, "hip", None)
     build = f"ROCm {hip}" if hip else f"CUDA {version.cuda}" if version.cuda else "CPU"
-    gpus, problem = (), None
+    gpus: tuple[Gpu, ...] = ()
+    problem = None
     if build != "CPU":
         try:
-            torch.cuda.init()
+            torch.cuda.current_device()  # initializes, or says why it cannot
             gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count()))
         except (RuntimeError, AssertionError) as error:
             problem = str(error).strip().partition("\n")[0]
@@ -148,23 +149,24 @@ def facts() -> dict[str, Any]:
 
     Nothing in it names the host, a user or a path.
     """
-    cpu, ram, framework = processor(), memory(), torch_facts()
+    framework = attrs.asdict(torch_facts())
+    gpus = framework.pop("gpus")
+    return {**host_facts(), "torch": framework, "gpus": list(gpus)}
+
+
+def host_facts() -> dict[str, Any]:
+    """Return the part of `facts` that needs no torch."""
+    ram = memory()
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
-        "cpu": attrs.asdict(cpu),
+        "cpu": attrs.asdict(processor()),
         "memory": {
             "total_bytes": ram.total,
-            "cgroup_limit_bytes": ram.group and ram.group.limit,
+            "cgroup_limit_bytes": ram.group.limit if ram.group else None,
             "limit_bytes": ram.limit,
         },
-        "torch": {
-            "version": framework.version,
-            "build": framework.build,
-            "threads": framework.threads,
-        },
-        "gpus": [attrs.asdict(gpu) for gpu in framework.gpus],
         "driver": driver_version(),
         "distributions": distributions(),
     }

@@ -232,8 +232,9 @@ class HookManager:
         """Return what every plugin finds on this machine; no run is needed, errors propagate."""
         found: list[Finding] = []
         for implementation in self._calls["diagnose"]:
-            for value in implementation.function():
-                found.append(_expect(value, Finding, implementation.plugin, "diagnose"))
+            for value in implementation.function() or ():
+                _expect(value, Finding, implementation.plugin, "diagnose")
+                found.append(value)
         return found
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
-from attrs.validators import ge, gt
+from attrs.validators import deep_iterable, ge, gt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
+
+
+def _window(_: Any, __: Any, value: tuple[int, ...]) -> None:
+    if value and not (len(value) == 2 and 1 <= value[0] <= value[1]):  # noqa: PLR2004 - a pair
+        msg = f"must be [first, last] with 1 <= first <= last, or empty (got {list(value)})"
+        raise ValueError(msg)
 
 
 @attrs.frozen(kw_only=True)
@@ -20,9 +28,30 @@ class ProfilerConfig:
         help="rise in MB (10^6 bytes) from one sample of a moment to the next that is an event",
     )
     nvml: bool = field(
-        default=True, help="ask the driver for the memory used on the GPU, by all processes"
+        default=True,
+        help="ask the driver for memory used on the GPU by all processes, and its utilization",
     )
     csv: bool = field(default=True, help="write every sample to plugins/profiler/memory.csv")
+    plot: bool = field(
+        default=False, help="draw memory.csv as memory.png at the end; needs neaptide[plots]"
+    )
+    snapshot_at: tuple[int, ...] = field(
+        (), validator=deep_iterable(ge(1)), help="updates after which to write a memory snapshot"
+    )
+    snapshot_on_spike: bool = field(default=False, help="write a memory snapshot at a spike")
+    snapshot_history: bool = field(
+        default=False,
+        help="record CUDA allocations with their stacks from the start, also for requests alone",
+    )
+    max_snapshots: int = field(
+        5, validator=ge(0), help="memory snapshots a run writes at most, on request included"
+    )
+    trace: tuple[int, ...] = field(
+        (), validator=_window, help="updates to trace, as [first, last], for Perfetto"
+    )
+    trace_ops: bool = field(
+        default=False, help="trace torch's operators and GPU kernels as well, by torch.profiler"
+    )
 
 
 SPEC = PluginSpec(

@@ -1,4 +1,4 @@
-"""Samples at the notifications of each step, and writes what it saw."""
+"""Passes the moments of each step to a session that samples, and starts and ends it."""
 
 from __future__ import annotations
 
@@ -6,108 +6,106 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import Outcome, Plugin, hookimpl
+from neaptide import ConfigError, Outcome, Plugin, hookimpl
 
+from . import diagnosis, plot
 from .config import ProfilerConfig
-from .nvml import Nvml
-from .probes import Probe, Sample, uuid_of
-from .rows import Rows
-from .statistics import Account, render
+from .session import Session
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
-    from neaptide import Phase, Run, StepResult
+    from torch import nn
 
-_COLUMNS = ("step", "phase", "moment", *(field.name for field in attrs.fields(Sample)))
+    from neaptide import Finding, ParameterStore, Phase, Run, StepResult
 
 
 @attrs.define(eq=False)
 class Profiler(Plugin[ProfilerConfig]):
     """Looks on. A sample belongs to the update in progress, a Predict step to the one after it."""
 
-    _account: Account = attrs.field(init=False)
-    _probe: Probe | None = attrs.field(init=False, default=None)
-    _nvml: Nvml | None = attrs.field(init=False, default=None)
-    _rows: Rows | None = attrs.field(init=False, default=None)
-    _directory: Path | None = attrs.field(init=False, default=None)
-    _log: Any = attrs.field(init=False, default=None)
+    _session: Session | None = attrs.field(init=False, default=None)
 
-    @_account.default
-    def _empty(self) -> Account:
-        return Account(self.config.spike_mb * 1e6)
+    def __attrs_post_init__(self) -> None:
+        """Refuse a plot nobody can draw, before anything is built."""
+        problem = plot.problem(has_rows=self.config.csv) if self.config.plot else None
+        if problem is not None:
+            msg = f"{problem} @ plugins.profiler.plot"
+            raise ConfigError(msg)
 
     @hookimpl
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
         """Find out what can be measured here, and what is held before the first step."""
-        if self.config.nvml and run.device.type == "cuda":
-            self._nvml = Nvml(uuid_of(run.device))
-        self._probe, self._log = Probe(run.device, self._nvml), run.log
-        self._directory = run.plugin_directory("profiler")
-        if self._directory is not None and self.config.csv:
-            self._rows = Rows(self._directory / "memory.csv", _COLUMNS)
-        self._account.start(self._probe.sample().tiers())
+        directory = run.plugin_directory("profiler")
+        self._session = Session(
+            self.config, run.device, directory, run.log, run.spans.listen, model, store.optimizer
+        )
 
     @hookimpl
-    def after_forward(self, step: int, phase: Phase) -> None:
-        """Sample while the activations are there."""
-        self._take(step + 1, phase, "forward")
-
-    @hookimpl
-    def after_backward(self, step: int, phase: Phase) -> None:
-        """Sample while the gradients are there."""
-        self._take(step + 1, phase, "backward")
-
-    @hookimpl
-    def after_step(self, step: int, phase: Phase, result: StepResult) -> None:
-        """Sample between two steps."""
-        self._take(step + (result.outcome is Outcome.DEFERRED), phase, "step")
+    def on_phase_enter(self, phase: Phase, step: int) -> None:
+        """Note where the phase begins."""
+        if self._session is not None:
+            self._session.phase(phase.name, step)
 
     @hookimpl
     def on_phase_exit(self, phase: Phase, step: int) -> None:
         """Sample at the end of a Predict step, which has no other moment."""
         if phase.applies_prediction:
-            self._take(step + 1, phase, "step")
-
-    def _take(self, step: int, phase: Phase, moment: str) -> None:
-        if (step - 1) % self.config.every or self._probe is None:
-            return
-        sample = self._probe.sample()
-        for spike in self._account.add(step, phase.name, moment, sample.tiers()):
-            self._log.info(
-                "profiler.spike",
-                step=step,
-                phase=phase.name,
-                moment=moment,
-                tier=spike.tier,
-                bytes=spike.rise,
-            )
-        if self._rows is not None:
-            self._rows.append(step, phase.name, moment, *attrs.astuple(sample))
+            self._sample(step + 1, phase, "step")
+        if self._session is not None:
+            self._session.phase(None, step)
 
     @hookimpl
-    def on_run_end(self) -> None:
-        """Close the files, and leave the table beside them."""
-        if self._rows is not None:
-            self._rows.close()
-        if self._nvml is not None:
-            self._nvml.close()
-        table = self.report()
-        if self._directory is not None and table is not None:
-            (self._directory / "table.txt").write_text(f"{table}\n", encoding="utf-8")
+    def after_forward(self, step: int, phase: Phase) -> None:
+        """Sample while the activations are there."""
+        self._sample(step + 1, phase, "forward")
+
+    @hookimpl
+    def after_backward(self, step: int, phase: Phase) -> None:
+        """Sample while the gradients are there."""
+        self._sample(step + 1, phase, "backward")
+
+    @hookimpl
+    def after_step(self, step: int, phase: Phase, result: StepResult) -> None:
+        """Sample between two steps, and do what was asked for after this one."""
+        deferred = result.outcome is Outcome.DEFERRED
+        self._sample(step + deferred, phase, "step")
+        if self._session is not None:
+            if not deferred:
+                self._session.updated(step, phase.name)
+            self._session.between_steps(step, phase.name)
+
+    def _sample(self, step: int, phase: Phase, moment: str) -> None:
+        if self._session is None:
+            return
+        try:
+            self._session.sample(step, phase.name, moment)
+        except BaseException:
+            self._session.abandon_trace()  # nobody would tell it where its window ends
+            raise
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
         """Return the highest bytes by tier so far, and the number of spikes."""
-        peaks = {f"{tier}_peak": float(c.peak) for tier, c in self._account.courses.items()}
-        return {**peaks, "spikes": float(self._account.spike_count)}
+        return self._session.metrics() if self._session is not None else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: a run resumed from here finds the rows before it on disk."""
+        if self._session is not None:
+            self._session.flush()
+        return {}
+
+    @hookimpl
+    def diagnose(self) -> Iterable[Finding]:
+        """Say whether NVML answers, and what it sees."""
+        return diagnosis.findings()
 
     def report(self) -> str | None:
         """Return the table, once the run has started."""
-        if self._probe is None:
-            return None
-        cuda = "device" in self._account.courses
-        notes = ["torch's allocator and RSS" if cuda else "no accelerator: RSS only"]
-        if self._nvml is not None and self._nvml.problem is not None:
-            notes.append(f"NVML: not available ({self._nvml.problem})")
-        return render(self._account, self._probe.capacities(), notes)
+        return self._session.report() if self._session is not None else None
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        """Close the files, and leave the tables beside them."""
+        if self._session is not None:
+            self._session.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,29 +12,44 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Appends rows whose first column is a step; each is on disk when `append` returns.
+    """Appends rows whose first column is a step; at most `delay` seconds of them are held back.
 
     The first row decides what stays of an older file: rows of earlier steps, complete ones. A run
-    that starts anew thus starts the file anew, a resumed one goes on where it stood.
+    that starts anew thus starts the file anew, a resumed one goes on where it stood. What a run
+    is resumed from has to be saved after a `flush`, or a kill leaves a gap.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._path = path
+    def __init__(self, path: Path, columns: Sequence[str], delay: float = 1.0) -> None:
+        self.path = path
         self._columns = columns
+        self._delay = delay
         self._file: IO[str] | None = None
+        self._writer: Any = None
+        self._flushed = 0.0
 
     def append(self, step: int, *values: Any) -> None:
         """Append a row; None becomes an empty cell."""
         if self._file is None:
-            kept = self._before(step)
-            self._file = self._path.open("w", newline="", buffering=1, encoding="utf-8")
-            self._file.writelines([",".join(self._columns) + "\n", *kept])
-        csv.writer(self._file, lineterminator="\n").writerow((step, *values))
+            self._file = self._continued(step)
+        self._writer.writerow((step, *values))
+        now = time.monotonic()
+        if now - self._flushed >= self._delay:
+            self._flushed = now
+            self._file.flush()
+
+    def _continued(self, step: int) -> IO[str]:
+        kept = self._before(step)
+        whole = self.path.with_suffix(".partial")
+        whole.write_text("".join([",".join(self._columns) + "\n", *kept]), encoding="utf-8")
+        whole.replace(self.path)  # a kill meanwhile leaves the older file as it was
+        file = self.path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.writer(file, lineterminator="\n")
+        return file
 
     def _before(self, step: int) -> list[str]:
-        if not self._path.exists():
+        if not self.path.exists():
             return []
-        rows = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        rows = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [row for row in rows if self._is_complete(row) and int(row.split(",")[0]) < step]
 
     def _is_complete(self, row: str) -> bool:
@@ -41,7 +57,13 @@ class Rows:
         cells = row.split(",")
         return cells[0].isdecimal() and len(cells) == len(self._columns) and row.endswith("\n")
 
+    def flush(self) -> None:
+        """Hand every row to the operating system."""
+        if self._file is not None:
+            self._file.flush()
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; idempotent."""
         if self._file is not None:
             self._file.close()
+            self._file = None

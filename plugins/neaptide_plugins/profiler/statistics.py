@@ -1,4 +1,4 @@
-"""Running statistics in constant memory, and the table they end in."""
+"""Running statistics in constant memory: by tier, by phase, by moment, and the largest spikes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-_MIB = 2**20
 SPIKES_SHOWN = 5
 
 
@@ -31,17 +30,38 @@ class Running:
 
 
 @attrs.define
+class Held:
+    """Bytes held at the samples of a phase or of one of its moments, and the peak before them."""
+
+    samples: Running = attrs.field(factory=Running)
+    peak: int = 0
+    """Highest bytes between these samples and the ones before them, where a meter tells."""
+
+    def add(self, now: int, high: int) -> None:
+        """Take in one sample, and the highest bytes since the one before."""
+        self.samples.add(now)
+        self.peak = max(self.peak, high)
+
+
+@attrs.define
 class Course:
-    """The first, last and highest of a stream of byte counts."""
+    """The first, last and highest of a stream of byte counts with a high-water mark."""
 
     initial: int
     final: int
     peak: int
+    _mark: int
 
-    def add(self, now: int, mark: int) -> None:
-        """Take in one count, and the highest since the one before where that is known."""
+    def add(self, now: int, mark: int) -> int:
+        """Take in one count and the mark, which others may reset; return the peak since the last.
+
+        A mark that has not moved was set earlier: what was held since then is known at `now` only.
+        """
         self.final = now
-        self.peak = max(self.peak, now, mark)
+        high = now if mark == self._mark else max(now, mark)
+        self._mark = mark
+        self.peak = max(self.peak, high)
+        return high
 
 
 @attrs.define
@@ -63,7 +83,8 @@ class Rises:
         if step != self._step:
             self._before = self._highest if self._step >= 0 else None
             self._step, self._highest, self._told = step, value, False
-        self._highest = max(self._highest, value)
+        elif value > self._highest:
+            self._highest = value
         if self._told or self._before is None or value - self._before < self.threshold:
             return None
         self._told = True
@@ -85,6 +106,16 @@ class Spike:
         return f"spike: +{self.rise / 1e6:.0f} MB at step {self.step}, {where}"
 
 
+@attrs.frozen
+class _Place:
+    """Where the samples of one tier, phase and moment go."""
+
+    course: Course
+    phase: Held
+    moment: Held
+    rises: Rises
+
+
 @attrs.define
 class Account:
     """What a run's samples add up to, whatever its length: a few numbers a phase and moment."""
@@ -93,57 +124,43 @@ class Account:
     """Bytes from which a rise is a spike."""
     courses: dict[str, Course] = attrs.field(factory=dict)
     """By tier."""
-    moments: dict[tuple[str, str, str], Running] = attrs.field(factory=dict)
+    phases: dict[tuple[str, str], Held] = attrs.field(factory=dict)
+    """By tier and phase."""
+    moments: dict[tuple[str, str, str], Held] = attrs.field(factory=dict)
     """By tier, phase and moment."""
     spikes: list[Spike] = attrs.field(factory=list)
     """The largest ones."""
     spike_count: int = 0
-    _rises: dict[tuple[str, str, str], Rises] = attrs.field(factory=dict)
+    _places: dict[tuple[str, str, str], _Place] = attrs.field(factory=dict)
 
-    def start(self, tiers: Mapping[str, tuple[int, int]]) -> None:
-        """Take in what was held before the first step: `(now, highest)` by tier."""
-        self.courses = {tier: Course(now, now, now) for tier, (now, _) in tiers.items()}
+    def start(self, tiers: Iterable[tuple[str, int, int]]) -> None:
+        """Take in what was held before the first step: tier, bytes now, mark."""
+        self.courses = {tier: Course(now, now, now, mark) for tier, now, mark in tiers}
 
     def add(
-        self, step: int, phase: str, moment: str, tiers: Mapping[str, tuple[int, int]]
+        self, step: int, phase: str, moment: str, tiers: Iterable[tuple[str, int, int]]
     ) -> list[Spike]:
-        """Take in one sample; return the spikes it shows."""
+        """Take in one sample: tier, bytes now, mark; return the spikes it shows."""
         found = []
-        for tier, (now, mark) in tiers.items():
-            key = (tier, phase, moment)
-            self.courses[tier].add(now, mark)
-            self.moments.setdefault(key, Running()).add(now)
-            rise = self._rises.setdefault(key, Rises(self.threshold)).add(step, now)
+        for tier, now, mark in tiers:
+            place = self._places.get((tier, phase, moment)) or self._place(tier, phase, moment)
+            high = place.course.add(now, mark)
+            place.phase.add(now, high)
+            place.moment.add(now, high)
+            rise = place.rises.add(step, now)
             if rise is not None:
                 found.append(Spike(rise, step, phase, moment, tier))
-        self.spike_count += len(found)
-        self.spikes = sorted([*self.spikes, *found], reverse=True)[:SPIKES_SHOWN]
+        if found:
+            self.spike_count += len(found)
+            self.spikes = sorted([*self.spikes, *found], reverse=True)[:SPIKES_SHOWN]
         return found
 
-
-def render(account: Account, capacities: Mapping[str, int], notes: Iterable[str]) -> str:
-    """Return the table of a run, in MiB; `capacities` in bytes by tier."""
-    lines = [
-        *notes,
-        f"{'tier':<8}{'initial':>10}{'final':>10}{'peak':>10}{'capacity':>12}{'used':>8}  MiB",
-    ]
-    for tier, course in account.courses.items():
-        counts = "".join(f"{_mib(n):>10}" for n in (course.initial, course.final, course.peak))
-        capacity = capacities[tier]
-        lines.append(f"{tier:<8}{counts}{_mib(capacity):>12}{course.peak / capacity:>8.1%}")
-    head = f"{'samples':>8}{'mean':>10}{'max':>10}{'min':>10}"
-    lines.append(f"{'tier':<8}{'phase':<9}{'moment':<10}{head}  MiB")
-    for tier in account.courses:
-        for (of, phase, moment), running in account.moments.items():
-            if of == tier:
-                cells = "".join(
-                    f"{_mib(n):>10}" for n in (running.mean, running.most, running.least)
-                )
-                lines.append(f"{tier:<8}{phase:<9}{moment:<10}{running.count:>8}{cells}")
-    lines += map(str, account.spikes)
-    more = account.spike_count - len(account.spikes)
-    return "\n".join([*lines, f"and {more} smaller spikes"] if more else lines)
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / _MIB:.1f}"
+    def _place(self, tier: str, phase: str, moment: str) -> _Place:
+        place = _Place(
+            self.courses[tier],
+            self.phases.setdefault((tier, phase), Held()),
+            self.moments.setdefault((tier, phase, moment), Held()),
+            Rises(self.threshold),
+        )
+        self._places[tier, phase, moment] = place
+        return place

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import psutil
 import pytest
 import torch
@@ -15,8 +15,8 @@ from support import CYCLE, tiny_trainer
 
 from neaptide.testing import check_plugin
 from neaptide.testing.tiny import STEADY_PREDICTOR
-from neaptide_plugins.profiler import SPEC
-from neaptide_plugins.profiler.probes import Probe, Sample
+from neaptide_plugins.profiler import SPEC, probes
+from neaptide_plugins.profiler.probes import Probe, ResidentSet, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +30,7 @@ COLUMNS = [
     "reserved_bytes",
     "rss_bytes",
     "nvml_bytes",
+    "gpu_utilization",
 ]
 
 
@@ -79,7 +80,7 @@ def test_a_cpu_has_no_allocator_to_ask(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
     for row in rows_of(tmp_path):
         empty = [row[name] for name in COLUMNS[3:] if name != "rss_bytes"]
-        assert [""] * 4 == empty
+        assert [""] * 5 == empty
         assert 0 < int(row["rss_bytes"]) < psutil.virtual_memory().total
     assert "no accelerator: RSS only" == trainer.report("profiler").splitlines()[0]
 
@@ -102,7 +103,7 @@ def test_every_other_update_is_half_the_rows(tmp_path: Path) -> None:
 def test_csv_can_be_left_out(tmp_path: Path) -> None:
     trained(tmp_path, settings={"csv": False})
     files = sorted(path.name for path in (tmp_path / "plugins" / "profiler").iterdir())
-    assert ["table.txt"] == files
+    assert ["phases.csv", "table.txt", "tiers.csv"] == files
 
 
 def test_without_a_run_directory_there_is_still_a_report() -> None:
@@ -180,6 +181,41 @@ def test_rows_after_the_checkpoint_are_written_again(tmp_path: Path) -> None:
     assert list(range(1, 8)) == steps
 
 
+def test_a_checkpoint_has_all_rows_before_it_on_disk(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path / "run")}, "plugins": {"profiler": {}}}
+    trainer, batches = tiny_trainer(config, [SPEC])
+    with trainer:
+        for batch in batches[:5]:
+            trainer.step(batch)
+        trainer.save(tmp_path / "saved")
+        assert 15 == len(rows_of(tmp_path / "run"))  # while the run goes on
+
+
+def test_it_keeps_no_state() -> None:
+    assert {} == trained().hooks.plugins["profiler"].state_dict()
+
+
+def test_the_tables_are_there_to_compute_with(tmp_path: Path) -> None:
+    trained(tmp_path)
+    folder = tmp_path / "plugins" / "profiler"
+    with (folder / "phases.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    samples = rows_of(tmp_path)
+    for row in rows:
+        values = [
+            int(sample["rss_bytes"])
+            for sample in samples
+            if row["phase"] == sample["phase"] and row["moment"] in {"all", sample["moment"]}
+        ]
+        assert (max(values), min(values)) == (int(row["max_bytes"]), int(row["min_bytes"]))
+        assert pytest.approx(fmean(values), abs=1) == int(row["mean_bytes"])
+    with (folder / "tiers.csv").open(encoding="utf-8") as file:
+        (host,) = csv.DictReader(file)
+    assert samples[-1]["rss_bytes"] == host["final_bytes"]
+    assert max(int(sample["rss_bytes"]) for sample in samples) <= int(host["peak_bytes"])
+    assert 0 < float(host["utilization"]) < 1
+
+
 def test_a_disk_that_refuses_ends_the_profiler_and_not_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "plugins" / "profiler"
     (folder / "memory.csv").mkdir(parents=True)
@@ -192,7 +228,7 @@ def test_a_disk_that_refuses_ends_the_profiler_and_not_the_run(tmp_path: Path) -
 def test_what_it_holds_does_not_grow_with_the_run() -> None:
     config = {"phases": CYCLE, "plugins": {"profiler": {"spike_mb": 1e-6}}}
     trainer, batches = tiny_trainer(config, [SPEC, STEADY_PREDICTOR])
-    account = trainer.hooks.plugins["profiler"]._account
+    account = trainer.hooks.plugins["profiler"]._session.account
     sizes = []
     with trainer:
         for _ in range(6):
@@ -210,17 +246,32 @@ def test_it_never_imports_the_driver_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_device_sample_counts_on_both_tiers() -> None:
     sample = Sample(allocated_bytes=5, peak_bytes=9, reserved_bytes=12, rss_bytes=7)
-    assert {"device": (5, 9), "host": (7, 7)} == sample.tiers()
+    assert (("device", 5, 9), ("host", 7, 7)) == sample.tiers()
+    assert (5, 9, 12, 7, None, None) == sample.cells()
+
+
+def test_the_cells_of_a_sample_are_named_in_their_order() -> None:
+    sample = Sample(*range(len(COLUMNS[3:])))
+    assert sample.cells() == tuple(getattr(sample, name) for name in COLUMNS[3:])
+    assert tuple(COLUMNS[3:]) == probes.COLUMNS
+
+
+def test_the_resident_set_is_the_one_psutil_reads() -> None:
+    fast, slow = ResidentSet(), ResidentSet("/nonexistent/statm")
+    assert pytest.approx(slow.read(), rel=0.2) == fast.read()
+    fast.close()
+    fast.close()
+    assert 0 < fast.read()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="asks torch's CUDA allocator")
 def test_the_allocator_agrees_with_torch() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     held = torch.ones(1_000_000, device=device)
-    sample = Probe(device, None).sample()
+    sample = Probe(device).sample()
     assert held.nbytes <= torch.cuda.memory_allocated(device)
     assert (
         torch.cuda.memory_allocated(device),
         torch.cuda.max_memory_allocated(device),
         torch.cuda.memory_reserved(device),
-    ) == attrs.astuple(sample)[:3]
+    ) == sample.cells()[:3]

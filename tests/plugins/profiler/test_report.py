@@ -31,7 +31,7 @@ def test_a_driver_that_is_not_there_is_named_in_the_report(
 ) -> None:
     trainer = run()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    trainer.hooks.plugins[SPEC.name]._nvml = Nvml("GPU-1")  # as on a machine with CUDA
+    trainer.hooks.plugins[SPEC.name]._session._nvml = Nvml("1")  # as on a machine with CUDA
     notes = trainer.report(SPEC.name).splitlines()[:2]
     expected = 'NVML: not available (not installed: pip install "neaptide[nvml]")'
     assert ["no accelerator: RSS only", expected] == notes

@@ -1,4 +1,4 @@
-"""The CSV file: rows at once, and what stays of an older one."""
+"""The CSV file: what is on disk when, and what stays of an older one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,29 @@ def path(tmp_path: Path) -> Path:
 def appended(path: Path, step: int) -> str:
     rows = Rows(path, ("step", "bytes"))
     rows.append(step, None)
-    text = path.read_text(encoding="utf-8")  # before it is closed
     rows.close()
-    return text
+    return path.read_text(encoding="utf-8")
 
 
-def test_a_row_is_there_at_once_and_none_is_empty(path: Path) -> None:
+def test_without_a_delay_a_row_is_there_at_once(path: Path) -> None:
+    rows = Rows(path, ("step", "bytes"), delay=0.0)
+    for step in (1, 2):
+        rows.append(step, 10 * step)
+        assert f"{step},{10 * step}\n" == path.read_text(encoding="utf-8").splitlines(True)[-1]
+    rows.close()
+
+
+def test_rows_held_back_are_there_after_a_flush(path: Path) -> None:
+    rows = Rows(path, ("step", "bytes"), delay=1e9)
+    rows.append(1, 10)
+    rows.append(2, 20)
+    assert "2,20" not in path.read_text(encoding="utf-8")
+    rows.flush()
+    assert "step,bytes\n1,10\n2,20\n" == path.read_text(encoding="utf-8")
+    rows.close()
+
+
+def test_a_cell_that_is_none_is_empty(path: Path) -> None:
     assert "step,bytes\n1,\n" == appended(path, 1)
 
 
@@ -45,6 +62,14 @@ def test_a_resumed_run_drops_what_it_does_again(path: Path) -> None:
 def test_a_row_cut_short_goes(path: Path, cut: int) -> None:
     path.write_text(OLD[:-cut], encoding="utf-8")
     assert "step,bytes\n1,10\n2,20\n9,\n" == appended(path, 9)
+
+
+def test_an_older_file_is_continued_whole_or_left_alone(path: Path) -> None:
+    path.write_text(OLD, encoding="utf-8")
+    path.with_suffix(".partial").mkdir()  # the disk refuses
+    with pytest.raises(IsADirectoryError):
+        Rows(path, ("step", "bytes")).append(2, 20)
+    assert OLD == path.read_text(encoding="utf-8")
 
 
 def test_without_rows_there_is_no_file(path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Torch's operators and GPU kernels of a stretch of the run, by torch.profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+TAKEN = "torch.profiler is recording already, so the trace has no operators"
+
+
+class Operators:
+    """Records from `start` to `stop`. Named spans appear above the operators they launch."""
+
+    def __init__(self, device: torch.device) -> None:
+        activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=activities)
+        self._running = False
+
+    @staticmethod
+    def in_use() -> bool:
+        """Return whether somebody records in this process: torch can do it once only."""
+        return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to ask
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._profile.start()
+        self._running = True
+
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context that torch.profiler names."""
+        return torch.profiler.record_function(name)
+
+    def stop(self) -> None:
+        """Stop recording; idempotent."""
+        if self._running:
+            self._running = False
+            self._profile.stop()
+
+    def trace(self) -> dict[str, Any]:
+        """Return what was recorded, in Chrome's trace format; `stop` comes first."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(os.fspath(path))
+            trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return trace

@@ -1,0 +1,99 @@
+"""Draws memory.csv: bytes by step, the phases as bands."""
+
+from __future__ import annotations
+
+import csv
+from importlib.util import find_spec
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+POINTS = 2000
+"""Points a line has at most: more than a screen shows."""
+_GIB = 2**30
+_LINES = {
+    "rss_bytes": "RSS (host)",
+    "allocated_bytes": "allocated",
+    "peak_bytes": "high-water mark",
+    "reserved_bytes": "reserved",
+    "nvml_bytes": "all processes (NVML)",
+}
+_BANDS = {"warmup": "tab:gray", "full": "tab:blue", "predict": "tab:red", "correct": "tab:green"}
+
+Row = dict[str, str]
+
+
+def problem(*, has_rows: bool) -> str | None:
+    """Return why nothing can be drawn, or None; `has_rows` says whether memory.csv is written."""
+    if find_spec("matplotlib") is None:
+        return 'matplotlib is not installed: pip install "neaptide[plots]"'
+    return None if has_rows else "the plot is drawn from memory.csv: set csv = true as well"
+
+
+def draw(source: Path, target: Path) -> None:
+    """Draw the samples in `source` (a memory.csv) as the PNG `target`.
+
+    Touches no global state of matplotlib: no figure is left in pyplot, no backend is chosen.
+    """
+    # Only here: a plot is asked for seldom, and matplotlib takes half a second.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see above
+    from matplotlib.figure import Figure  # noqa: PLC0415 - see above
+
+    with source.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    for column, label in _LINES.items():
+        points = thinned(_highest(rows, column), POINTS)
+        if points:
+            axes.plot(
+                [step for step, _ in points],
+                [value / _GIB for _, value in points],
+                label=label,
+                marker="." if len(points) == 1 else None,
+            )
+    seen: set[str] = set()
+    for phase, start, end in bands(rows):
+        named = "_nolegend_" if phase in seen else phase
+        seen.add(phase)
+        axes.axvspan(start, end, color=_BANDS.get(phase, "tab:purple"), alpha=0.12, label=named)
+    axes.set(
+        xlabel="step", ylabel="GiB", title="Memory, highest sample of each step", ylim=(0, None)
+    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    figure.savefig(target, dpi=120, format="png")
+
+
+def _highest(rows: Iterable[Row], column: str) -> list[tuple[int, int]]:
+    """Return the highest value of each step that has one."""
+    by_step: dict[int, int] = {}
+    for row in rows:
+        if row[column]:
+            step, value = int(row["step"]), int(row[column])
+            by_step[step] = max(value, by_step.get(step, 0))
+    return sorted(by_step.items())
+
+
+def thinned(points: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """Return at most `most` points, the highest of each of as many stretches: no peak is lost."""
+    size = -(-len(points) // most) or 1
+    stretches = (points[start : start + size] for start in range(0, len(points), size))
+    return [max(stretch, key=lambda point: point[1]) for stretch in stretches]
+
+
+def bands(rows: Iterable[Row]) -> Iterator[tuple[str, float, float]]:
+    """Yield phase, first and last step of each stretch of it, half a step wider on both sides.
+
+    A jump before an update has no width of its own: its band is the half step before the update.
+    """
+    steps = ((int(row["step"]), row["phase"]) for row in rows)
+    for phase, stretch in groupby(steps, key=lambda pair: pair[1]):
+        numbers = [step for step, _ in stretch]
+        if phase == "predict":
+            yield phase, numbers[0] - 0.5, float(numbers[-1])
+        else:
+            yield phase, numbers[0] - 0.5, numbers[-1] + 0.5

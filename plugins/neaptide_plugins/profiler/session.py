@@ -1,0 +1,191 @@
+"""One profiled run: its samples, and the files they fill."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import plot
+from .nvml import Nvml
+from .probes import COLUMNS, Probe, uuid_of
+from .rows import Rows
+from .snapshot import History, Snapshots
+from .statistics import Account
+from .tables import phases_csv, render, tiers_csv
+from .trace import StepTrace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from .config import ProfilerConfig
+    from .trace import Listen
+
+
+class Session:
+    """From the start of a run to its end. Without a directory it samples and writes nothing.
+
+    Args:
+        config: the plugin's.
+        device: where the run computes.
+        directory: where files go.
+        log: takes `log.info("profiler.event", key=value)`.
+        listen: see `StepTrace`.
+        model: whose tensors a snapshot knows by category.
+        optimizer: likewise.
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        device: torch.device,
+        directory: Path | None,
+        log: Any,
+        listen: Listen,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._directory = directory
+        self._log = log
+        cuda = device.type == "cuda"
+        self._nvml = Nvml(uuid_of(device)) if config.nvml and cuda else None
+        self._probe = Probe(device, self._nvml)
+        self._capacities = self._probe.capacities()
+        self._rows: Rows | None = None
+        self._snapshots: Snapshots | None = None
+        self._trace: StepTrace | None = None
+        self._history = History()
+        if directory is not None:
+            columns = ("step", "phase", "moment", *COLUMNS)
+            self._rows = Rows(directory / "memory.csv", columns) if config.csv else None
+            limit = config.max_snapshots
+            self._snapshots = Snapshots(directory, device, limit, model, optimizer)
+            if cuda and _records_history(config):
+                self._history.start()
+            if config.trace:
+                window = range(config.trace[0], config.trace[1] + 1)
+                traced = device if config.trace_ops else None
+                self._trace = StepTrace(window, directory, listen, traced, self._warn)
+        elif config.plot or config.trace or config.snapshot_at or config.snapshot_on_spike:
+            self._warn("there is no run directory to write to; set run.dir")
+        self.account = Account(config.spike_mb * 1e6)
+        self.account.start(self._probe.sample().tiers())
+
+    def sample(self, step: int, phase: str, moment: str) -> None:
+        """Sample at a moment of update `step`, where `every` asks for it."""
+        if (step - 1) % self._config.every:
+            return
+        sample = self._probe.sample()
+        tiers = sample.tiers()
+        spikes = self.account.add(step, phase, moment, tiers)
+        if self._rows is not None:
+            self._rows.append(step, phase, moment, *sample.cells())
+        if self._trace is not None:
+            self._trace.memory(tiers)
+        for spike in spikes:
+            where = {"step": step, "phase": phase, "moment": moment, "tier": spike.tier}
+            self._log.info("profiler.spike", **where, bytes=spike.rise)
+        if spikes and self._config.snapshot_on_spike:
+            self._snapshot(step, phase, moment, str(spikes[0]))
+
+    def updated(self, step: int, phase: str) -> None:
+        """Write the snapshot that is asked for after update `step`."""
+        if step in self._config.snapshot_at:
+            self._snapshot(step, phase, "step", "snapshot_at")
+
+    def between_steps(self, step: int, phase: str) -> None:
+        """Answer a request for a snapshot, and open or end the trace before update `step + 1`."""
+        if self._snapshots is not None and self._snapshots.requested():
+            self._snapshot(step, phase, "step", "request")
+        if self._trace is not None:
+            self._trace.next_update(step + 1)
+
+    def phase(self, name: str | None, step: int) -> None:
+        """Note the phase that begins after update `step`, or that one ends."""
+        if self._trace is not None:
+            self._trace.next_update(step + 1)
+            self._trace.phase(name)
+
+    def flush(self) -> None:
+        """Hand all rows to the operating system."""
+        if self._rows is not None:
+            self._rows.flush()
+
+    def abandon_trace(self) -> None:
+        """Stop tracing and write no trace."""
+        if self._trace is not None:
+            self._trace.abandon()
+
+    def close(self) -> None:
+        """Stop whatever records, then write what a run ends in."""
+        if self._trace is not None:
+            self._trace.finish()
+        self._history.stop()
+        self._probe.close()
+        if self._nvml is not None:
+            self._nvml.close()
+        if self._rows is not None:
+            self._rows.close()
+        if self._directory is not None:
+            self._write_results(self._directory)
+
+    def _write_results(self, directory: Path) -> None:
+        for name, text in (
+            ("tiers.csv", tiers_csv(self.account, self._capacities)),
+            ("phases.csv", phases_csv(self.account)),
+            ("table.txt", f"{self.report()}\n"),
+        ):
+            (directory / name).write_text(text, encoding="utf-8")
+        if self._config.plot and self._rows is not None and self._rows.path.exists():
+            plot.draw(self._rows.path, directory / "memory.png")
+
+    def metrics(self) -> dict[str, float]:
+        """Return the highest bytes by tier so far, the number of spikes, the GPU's utilization."""
+        values = {f"{tier}_peak": float(c.peak) for tier, c in self.account.courses.items()}
+        values["spikes"] = float(self.account.spike_count)
+        if self._nvml is not None and self._nvml.utilization.count:
+            values["gpu_utilization"] = self._nvml.utilization.mean
+        return values
+
+    def report(self) -> str:
+        """Return the table."""
+        notes = ["torch's allocator and RSS" if self._device.type == "cuda" else _NO_ACCELERATOR]
+        if self._nvml is not None and self._nvml.problem is not None:
+            notes.append(f"NVML: not available ({self._nvml.problem})")
+        if self._nvml is not None and self._nvml.utilization.count:
+            used = self._nvml.utilization
+            notes.append(f"GPU utilization: mean {used.mean:.0f} %, max {used.most:.0f} % (NVML)")
+        written = [f"snapshot: {path.name}" for path in self._snapshots_written()]
+        if self._trace is not None and self._trace.written is not None:
+            written.append(f"trace: {self._trace.written.name} (open in ui.perfetto.dev)")
+        return render(self.account, self._capacities, notes, written)
+
+    def _snapshots_written(self) -> list[Path]:
+        return self._snapshots.written if self._snapshots is not None else []
+
+    def _snapshot(self, step: int, phase: str, moment: str, reason: str) -> None:
+        if self._snapshots is None:
+            return
+        rss = self._probe.sample().rss_bytes
+        try:
+            path = self._snapshots.take(step, phase, moment, reason, rss)
+        except Exception as error:  # noqa: BLE001 - sampling goes on without this extra
+            self._warn(f"the snapshot of step {step} could not be written: {error!r}")
+            return
+        if path is not None:
+            self._log.info("profiler.snapshot", step=step, reason=reason, file=path.name)
+        else:
+            self._warn(f"no snapshot of step {step} ({reason}): max_snapshots are written")
+
+    def _warn(self, problem: str) -> None:
+        self._log.warning("profiler.problem", problem=problem)
+
+
+_NO_ACCELERATOR = "no accelerator: RSS only"
+
+
+def _records_history(config: ProfilerConfig) -> bool:
+    return config.snapshot_history or config.snapshot_on_spike or bool(config.snapshot_at)

@@ -1,0 +1,115 @@
+"""Memory snapshots: a listing of live tensors anywhere, torch's own snapshot on CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from .listing import live_tensors, totals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+REQUEST = "snapshot.request"
+"""Whoever creates this file beside the snapshots asks a running process for one."""
+HISTORY_EVENTS = 100_000
+"""Allocations and frees that torch's history keeps, the latest."""
+
+
+class Snapshots:
+    """Writes at most `limit` snapshots into `directory`.
+
+    `snapshot-<step>-<phase>-<moment>.json` lists the tensors Python sees. On CUDA the `.pickle`
+    beside it is torch's own snapshot of the allocator, for https://pytorch.org/memory_viz.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        device: torch.device,
+        limit: int,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.written: list[Path] = []
+        self._directory = directory
+        self._device = device
+        self._left = limit
+        self._model = model
+        self._optimizer = optimizer
+        self._request: str | None = os.fspath(directory / REQUEST)
+
+    def requested(self) -> bool:
+        """Return whether somebody asks for a snapshot, and take the request away."""
+        if self._request is None or not os.access(self._request, os.F_OK):  # 1 us, every step
+            return False
+        try:
+            os.unlink(self._request)  # noqa: PTH108 - the path is kept as a string for speed
+        except OSError:
+            self._request = None  # it stays where it is: answered this once
+        return True
+
+    def take(self, step: int, phase: str, moment: str, reason: str, rss: int) -> Path | None:
+        """Write a snapshot and return the path of its listing; None where `limit` is reached.
+
+        Args:
+            step: the update it belongs to.
+            phase: the phase at that update.
+            moment: where in the step it is taken.
+            reason: why, for the reader.
+            rss: resident set size in bytes, to compare the listing with.
+        """
+        if self._left == 0:
+            return None
+        self._left -= 1
+        path = self._directory / f"snapshot-{step:08}-{phase}-{moment}.json"
+        entries = live_tensors(self._model, self._optimizer)
+        content: dict[str, Any] = {
+            "step": step,
+            "phase": phase,
+            "moment": moment,
+            "reason": reason,
+            "rss_bytes": rss,
+            "listed_bytes": totals(entries),
+            "tensors": [attrs.asdict(entry) for entry in entries],
+        }
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        self.written.append(path)
+        if self._device.type == "cuda":
+            pickle = path.with_suffix(".pickle")
+            _dump(os.fspath(pickle))
+            self.written.append(pickle)
+        return path
+
+
+def _dump(path: str) -> None:
+    dump: Callable[[str], None] = torch.cuda.memory._dump_snapshot  # noqa: SLF001 - torch's only way
+    dump(path)
+
+
+class History:
+    """Has torch's CUDA allocator record who allocates, unless somebody else already does."""
+
+    def __init__(self) -> None:
+        self._ours = False
+
+    def start(self) -> None:
+        """Record from here on, with Python stacks."""
+        if not torch._C._cuda_isHistoryEnabled():  # noqa: SLF001 - see above
+            torch.cuda.memory._record_memory_history(  # noqa: SLF001 - see above
+                max_entries=HISTORY_EVENTS, stacks="python"
+            )
+            self._ours = True
+
+    def stop(self) -> None:
+        """Stop what `start` started; idempotent."""
+        if self._ours:
+            self._ours = False
+            torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - see above

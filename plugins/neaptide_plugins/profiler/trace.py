@@ -1,0 +1,146 @@
+"""Traces a window of updates into a file for https://ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from .ops import TAKEN, Operators
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    import torch
+
+    Opener = Callable[[str, str], AbstractContextManager[Any]]
+    Listen = Callable[[Opener], Callable[[], None]]
+
+BETWEEN_STEPS = ("step", "core")
+"""Categories of spans that begin once every hook of the last step has run."""
+
+
+class StepTrace:
+    """Names what runs from before the first update of a window until after its last; writes it.
+
+    Args:
+        window: the updates, counted from 1.
+        directory: where `trace-<first>-<last>.json` goes.
+        listen: `listen(opener)` has `opener(name, category)` entered around whatever runs, and
+            returns what ends it. It may raise RuntimeError where somebody else listens.
+        device: where to record torch's operators as well; None leaves them out.
+        warn: called with a line when the trace is not what was asked for.
+    """
+
+    def __init__(
+        self,
+        window: range,
+        directory: Path,
+        listen: Listen,
+        device: torch.device | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.written: Path | None = None
+        self._window = window
+        self._directory = directory
+        self._listen = listen
+        self._device = device
+        self._warn = warn
+        self._phase: str | None = None
+        self._first = 0
+        self._timeline: Timeline | None = None
+        self._operators: Operators | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._stepped = self._ending = self._over = False
+
+    def next_update(self, update: int) -> None:
+        """Note which update is made next: the window opens before its first."""
+        inside = update in self._window
+        if inside and self._timeline is None and not self._over:
+            self._begin(update)
+        elif not inside and self._timeline is not None:
+            self._ending = True  # the hooks of the last step still run
+
+    def phase(self, name: str | None) -> None:
+        """Note the phase that begins, or that one ends."""
+        self._phase = name
+        if self._timeline is not None:
+            self._timeline.phase(None if self._ending else name)
+
+    def memory(self, tiers: Iterable[tuple[str, int, int]]) -> None:
+        """Note the bytes held by tier: `(tier, now, mark)`."""
+        if self._timeline is not None:
+            self._timeline.counter("memory, MiB", {tier: now / 2**20 for tier, now, _ in tiers})
+
+    def finish(self) -> None:
+        """End the window where it is, and write the file; idempotent, and raises nothing."""
+        timeline, operators = self._stop()
+        if timeline is None or not self._stepped:
+            return
+        try:
+            self.written = self._write(timeline, operators)
+        except Exception as error:  # noqa: BLE001 - it runs between somebody else's steps
+            self._warn(f"the trace could not be written: {error!r}")
+
+    def abandon(self) -> None:
+        """Stop recording and write nothing; idempotent."""
+        self._stop()
+
+    def _begin(self, update: int) -> None:
+        self._first = update
+        try:
+            self._unlisten = self._listen(self._open)
+        except RuntimeError as error:
+            self._over = True
+            self._warn(str(error))
+            return
+        if self._device is not None and Operators.in_use():
+            self._warn(TAKEN)
+        elif self._device is not None:
+            self._operators = Operators(self._device)
+            self._operators.start()
+        self._timeline = Timeline()
+        self._timeline.phase(self._phase)
+
+    def _open(self, name: str, category: str) -> AbstractContextManager[Any]:
+        if self._ending and category in BETWEEN_STEPS:
+            self.finish()
+        if self._timeline is None:
+            return nullcontext()
+        self._stepped = self._stepped or category == "step"
+        if self._operators is not None:
+            return self._operators.span(name)
+        return self._timeline.span(name, category)
+
+    def _stop(self) -> tuple[Timeline | None, Operators | None]:
+        timeline, self._timeline = self._timeline, None
+        operators, self._operators = self._operators, None
+        unlisten, self._unlisten = self._unlisten, None
+        if timeline is not None:
+            timeline.finish()
+            self._over = True
+        if operators is not None:
+            operators.stop()
+        if unlisten is not None:
+            unlisten()
+        return timeline, operators
+
+    def _write(self, timeline: Timeline, operators: Operators | None) -> Path:
+        trace = operators.trace() if operators is not None else _empty()
+        base = int(trace.get("baseTimeNanoseconds", 0)) if operators is not None else None
+        trace["traceEvents"] += timeline.events(timeline.started if base is None else base)
+        if timeline.dropped:
+            self._warn(f"the trace lacks {timeline.dropped} spans: the window is too long")
+        path = self._directory / f"trace-{self._first:08}-{self._window[-1]:08}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(trace), encoding="utf-8")
+        return partial.replace(path)
+
+
+def _empty() -> dict[str, Any]:
+    name = {"ph": "M", "name": "process_name", "pid": os.getpid(), "args": {"name": "neaptide"}}
+    return {"displayTimeUnit": "ms", "traceEvents": [name]}

@@ -1,0 +1,249 @@
+"""Memory snapshots: what is listed, when, and how many."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support import tiny_trainer
+from torch import nn
+
+from neaptide_plugins.profiler import SPEC
+from neaptide_plugins.profiler.listing import Entry, live_tensors, totals
+from neaptide_plugins.profiler.snapshot import History, Snapshots
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPU = torch.device("cpu")
+
+
+def of_shape(entries: list[Entry], *shape: int) -> list[Entry]:
+    return [entry for entry in entries if entry.shape == list(shape)]
+
+
+def test_a_tensor_is_listed_with_its_bytes() -> None:
+    held = torch.zeros(7, 11, 13, dtype=torch.float16)
+    (entry,) = of_shape(live_tensors(), 7, 11, 13)
+    assert Entry("cpu", "float16", [7, 11, 13], "other", 1, held.nbytes) == entry
+
+
+def test_tensors_alike_are_one_entry() -> None:
+    held = [torch.zeros(7, 11, 13) for _ in range(3)]
+    (entry,) = of_shape(live_tensors(), 7, 11, 13)
+    assert (3, 3 * held[0].nbytes) == (entry.count, entry.bytes)
+
+
+def test_views_of_one_storage_are_counted_once_as_the_largest() -> None:
+    held = torch.zeros(7, 11, 13)
+    views = [held[0], held[:3], held.view(77, 13)[:5], held.detach()]
+    entries = live_tensors()
+    (entry,) = of_shape(entries, 7, 11, 13)
+    assert (1, held.nbytes) == (entry.count, entry.bytes)
+    assert [] == [found for view in views[:3] for found in of_shape(entries, *view.shape)]
+
+
+def test_a_tensor_that_is_gone_is_not_listed() -> None:
+    held = torch.zeros(7, 11, 13)
+    del held
+    assert [] == of_shape(live_tensors(), 7, 11, 13)
+
+
+def test_tensors_without_memory_are_passed_over() -> None:
+    held = [
+        torch.zeros(7, 11, 13, device="meta"),
+        torch.zeros(7, 11, 13).to_sparse(),
+        torch.zeros(0, 11, 13),
+        nn.UninitializedParameter(),
+    ]
+    entries = live_tensors()
+    assert len(held) == 4
+    assert [] == of_shape(entries, 7, 11, 13) + of_shape(entries, 0, 11, 13)
+
+
+def test_categories_are_told_apart() -> None:
+    model = nn.Sequential(nn.Linear(7, 11, bias=False), nn.BatchNorm1d(11, affine=False))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3, 7)).sum().backward()
+    optimizer.step()
+    entries = live_tensors(model, optimizer)
+    assert {"parameter": 1, "gradient": 1, "optimizer_state": 2} == {
+        entry.category: entry.count for entry in of_shape(entries, 11, 7)
+    }
+    assert ["buffer"] == [e.category for e in of_shape(entries, 11) if e.category != "other"]
+    assert 11 * 7 * 4 == totals(entries)["cpu"]["gradient"]
+
+
+def test_a_gradient_nobody_holds_but_its_tensor_is_listed() -> None:
+    held = torch.ones(7, 11, 13, requires_grad=True)
+    held.sum().backward()
+    assert 2 == sum(entry.count for entry in of_shape(live_tensors(), 7, 11, 13))
+
+
+def test_a_snapshot_is_json_that_adds_up(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path, CPU, 1)
+    path = snapshots.take(12, "full", "step", "snapshot_at", 10**9)
+    assert tmp_path / "snapshot-00000012-full-step.json" == path
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert (12, "full", "step", "snapshot_at", 10**9) == tuple(
+        content[key] for key in ("step", "phase", "moment", "reason", "rss_bytes")
+    )
+    listed = sum(sum(by.values()) for by in content["listed_bytes"].values())
+    sizes = [entry["bytes"] for entry in content["tensors"]]
+    assert listed == sum(sizes)
+    assert sorted(sizes, reverse=True) == sizes
+    assert [path] == snapshots.written
+
+
+def test_there_are_no_more_than_allowed(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path, CPU, 2)
+    taken = [snapshots.take(step, "full", "step", "request", 0) for step in range(1, 5)]
+    assert [False, False, True, True] == [path is None for path in taken]
+    assert 2 == len(list(tmp_path.iterdir()))
+
+
+def test_a_request_is_answered_once(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path, CPU, 2)
+    answers = [snapshots.requested()]
+    (tmp_path / "snapshot.request").touch()
+    answers += [snapshots.requested(), snapshots.requested()]
+    assert [False, True, False] == answers
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_request_nobody_can_take_away_is_answered_once(tmp_path: Path) -> None:
+    (tmp_path / "snapshot.request").mkdir()
+    snapshots = Snapshots(tmp_path, CPU, 2)
+    assert [True, False] == [snapshots.requested(), snapshots.requested()]
+
+
+# -- in a run ---------------------------------------------------------------------------------
+
+
+def profiled(directory: Path, **settings: Any) -> tuple[Any, list[Any]]:
+    return tiny_trainer({"run": {"dir": str(directory)}, "plugins": {"profiler": settings}}, [SPEC])
+
+
+def snapshots_in(directory: Path) -> list[str]:
+    folder = directory / "plugins" / "profiler"
+    return sorted(path.name for path in folder.glob("snapshot-*"))
+
+
+def events_of(directory: Path, name: str) -> list[dict[str, Any]]:
+    lines = (directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def test_a_run_writes_them_after_the_updates_asked_for(tmp_path: Path) -> None:
+    trainer, batches = profiled(tmp_path, snapshot_at=[2, 5])
+    with trainer:
+        for batch in batches[:6]:
+            trainer.step(batch)
+    expected = ["snapshot-00000002-warmup-step.json", "snapshot-00000005-warmup-step.json"]
+    assert expected == snapshots_in(tmp_path)
+    assert expected == [
+        line.removeprefix("snapshot: ")
+        for line in trainer.report("profiler").splitlines()
+        if line.startswith("snapshot: ")
+    ]
+    content = json.loads((tmp_path / "plugins/profiler" / expected[0]).read_text(encoding="utf-8"))
+    assert {"parameter", "buffer", "optimizer_state"} <= set(content["listed_bytes"]["cpu"])
+
+
+def test_a_deferred_update_has_one_when_it_is_made(tmp_path: Path) -> None:
+    config = {
+        "run": {"dir": str(tmp_path)},
+        "plugins": {
+            "profiler": {"snapshot_at": [1]},
+            "gradient-accumulation": {"steps": 3, "across_steps": True},
+        },
+    }
+    trainer, batches = tiny_trainer(config, [SPEC])
+    with trainer:
+        counts = []
+        for batch in batches[:5]:
+            trainer.step(batch)
+            counts.append(len(snapshots_in(tmp_path)))
+    assert [0, 0, 1, 1, 1] == counts
+
+
+def test_a_running_process_answers_a_request(tmp_path: Path) -> None:
+    trainer, batches = profiled(tmp_path)
+    with trainer:
+        trainer.step(batches[0])
+        assert [] == snapshots_in(tmp_path)
+        (tmp_path / "plugins" / "profiler" / "snapshot.request").touch()
+        trainer.step(batches[1])
+        trainer.step(batches[2])
+    assert ["snapshot-00000002-warmup-step.json"] == snapshots_in(tmp_path)
+    assert ["request"] == [event["reason"] for event in events_of(tmp_path, "profiler.snapshot")]
+
+
+def test_a_spike_is_kept_on_request_only(tmp_path: Path) -> None:
+    for wanted in (False, True):
+        directory = tmp_path / str(wanted)
+        settings = {"spike_mb": 30.0, "snapshot_on_spike": wanted, "max_snapshots": 1}
+        trainer, batches = profiled(directory, **settings)
+        leaked = []
+        with trainer:
+            for number, batch in enumerate(batches[:5], start=1):
+                if number == 4:
+                    leaked.append(torch.ones(10_000_007))  # 40 MB, resident
+                trainer.step(batch)
+        expected = ["snapshot-00000004-warmup-forward.json"] if wanted else []
+        assert expected == snapshots_in(directory)
+        if wanted:
+            path = directory / "plugins" / "profiler" / expected[0]
+            content = json.loads(path.read_text(encoding="utf-8"))
+            assert [10_000_007] == content["tensors"][0]["shape"]
+            assert content["reason"].startswith("spike: +")
+            problems = events_of(directory, "profiler.problem")
+            assert "max_snapshots are written" in problems[0]["problem"]
+
+
+def test_a_snapshot_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    trainer, batches = profiled(tmp_path, snapshot_at=[2])
+    (tmp_path / "plugins/profiler/snapshot-00000002-warmup-step.json").mkdir()
+    with trainer:
+        for batch in batches[:4]:
+            trainer.step(batch)
+    assert 4 == trainer.report("profiler").count("\n") - 3
+    (event,) = events_of(tmp_path, "profiler.problem")
+    assert "the snapshot of step 2 could not be written: IsADirectoryError" in event["problem"]
+
+
+def test_without_a_run_directory_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, batches = tiny_trainer({"plugins": {"profiler": {"snapshot_at": [1]}}}, [SPEC])
+    with trainer:
+        trainer.step(batches[0])
+    assert "there is no run directory to write to; set run.dir" in caplog.text
+
+
+def test_a_snapshot_changes_nothing_of_the_run(tmp_path: Path) -> None:
+    digests = []
+    for settings in ({}, {"snapshot_at": [1, 2, 3]}):
+        trainer, batches = profiled(tmp_path / str(len(digests)), **settings)
+        with trainer:
+            for batch in batches[:5]:
+                trainer.step(batch)
+            digests.append(trainer.digest())
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="asks torch's CUDA allocator")
+def test_on_cuda_torchs_own_snapshot_lies_beside_it(tmp_path: Path) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    history = History()
+    history.start()
+    held = torch.ones(1_000_003, device=device)
+    snapshots = Snapshots(tmp_path, device, 1)
+    snapshots.take(1, "full", "step", "request", 0)
+    history.stop()
+    assert [".json", ".pickle"] == sorted(path.suffix for path in tmp_path.iterdir())
+    (pickle,) = tmp_path.glob("*.pickle")
+    assert os.path.basename(__file__).encode() in pickle.read_bytes()  # noqa: PTH119 - a stack
+    assert held.is_cuda
+    assert not torch._C._cuda_isHistoryEnabled()

@@ -125,17 +125,21 @@ class ParameterStore(ABC):
         """Call every rider on every trainable span, with what `change` says was added to it."""
         if not self._riders:
             return
-        for span in self.spans():
-            if span.trainable:
-                with self.loan(span, "read") as weight, torch.no_grad():
-                    delta = change(span, weight)
-                    for rider in self._riders:
-                        rider(span, weight, delta)
+        with torch.no_grad():
+            for span in self.spans():
+                if span.trainable:
+                    with self.loan(span, "read") as weight:
+                        delta = change(span, weight)
+                        for rider in self._riders:
+                            rider(span, weight, delta)
 
     # -- gradients ------------------------------------------------------------------------------
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm of the gradients: float32, 0-dim, zero where there are none."""
+        """Return the global L2 norm of the gradients: 0-dim, zero where there are none.
+
+        In float32, or float64 where a gradient is.
+        """
         norms = []
         for span in sorted(self.spans(), key=lambda span: span.name):
             if self.has_gradient(span):
@@ -200,12 +204,14 @@ class ParameterStore(ABC):
 
 
 def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norm of `norms` (0-dim tensors), as float32 on the first one's device."""
+    """Return the L2 norm of `norms` (0-dim tensors) in the widest dtype among them.
+
+    On the first one's device; a float32 zero where there are none.
+    """
     if not norms:
         return torch.zeros(())
     device = norms[0].device
-    stacked = torch.stack([norm.float().to(device) for norm in norms])
-    total: torch.Tensor = torch.linalg.vector_norm(stacked)
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]))
     return total
 
 

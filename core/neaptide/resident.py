@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -35,22 +35,30 @@ class ResidentStore(ParameterStore):
         self._names = parameter_names(model)
         self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
         self._found = torch.zeros(1)  # of the finite check, which only ever adds to it
+        self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
         self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
 
     def spans(self) -> list[Span]:
         """Return one span a parameter, in the module's order."""
-        device = next(iter(self._names), torch.empty(0)).device
-        return [
-            Span(
-                names[0],
+        device = next(iter(self._names), _ONE).device
+        return [self._span(parameter, device) for parameter in self._names]
+
+    def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
+        # Riders ask after every update; all that a user may still change is compared each time.
+        now = (parameter.requires_grad, parameter.dtype, parameter.device, device, parameter.shape)
+        before, span = self._spans.get(parameter, (None, None))
+        if span is None or now != before:
+            first, *tied = self._names[parameter]
+            span = Span(
+                first,
                 tuple(parameter.shape),
                 parameter.dtype,
                 tier_of(parameter.device, device),
                 parameter.requires_grad,
-                names[1:],
+                tuple(tied),
             )
-            for parameter, names in self._names.items()
-        ]
+            self._spans[parameter] = (now, span)
+        return span
 
     @contextmanager
     def loan(
@@ -91,8 +99,7 @@ class ResidentStore(ParameterStore):
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm, in a few fused launches instead of a loan a span."""
         gradients = self._gradients()
-        # The fused form takes no sparse ones, and on a CPU it reads bf16 ten times slower.
-        if any(gradient.is_cpu or gradient.is_sparse for gradient in gradients):
+        if any(map(_is_slow_fused, gradients)):
             return total_norm(list(map(norm_of, gradients)))
         return total_norm(
             [
@@ -134,6 +141,11 @@ class ResidentStore(ParameterStore):
                 by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
         for device, gradients in by_device.items():
             torch._foreach_mul_(gradients, on_device(factor, device))
+
+
+def _is_slow_fused(gradient: torch.Tensor) -> bool:
+    # The fused norm takes no sparse gradients, and on a CPU it reads bf16 ten times slower.
+    return gradient.is_sparse or (gradient.is_cpu and gradient.dtype.itemsize < 4)  # noqa: PLR2004
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:

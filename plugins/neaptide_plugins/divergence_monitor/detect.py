@@ -46,13 +46,17 @@ def rise(losses: Sequence[float]) -> float:
 def exploded(norms: Sequence[float], multiplier: float) -> bool:
     """Return whether the newest gradient norm is over `multiplier` times the median before it."""
     before = _before(norms)
-    return before is not None and norms[-1] > multiplier * median(before)
+    if before is None or norms[-1] <= multiplier * min(before):  # the median is no smaller
+        return False
+    return norms[-1] > multiplier * median(before)
 
 
 def vanished(norms: Sequence[float], share: float) -> bool:
     """Return whether the newest gradient norm is under `share` of the median before it."""
     before = _before(norms)
-    return before is not None and norms[-1] < share * median(before)
+    if before is None or norms[-1] >= share * max(before):  # the median is no larger
+        return False
+    return norms[-1] < share * median(before)
 
 
 def oscillates(losses: Sequence[float], share: float) -> bool:
@@ -64,10 +68,12 @@ def oscillates(losses: Sequence[float], share: float) -> bool:
     steps = [after - before for before, after in pairwise(filter(math.isfinite, losses))]
     if len(steps) < 2 * LEAST:
         return False
-    turns = sum(min(one, other) < 0.0 < max(one, other) for one, other in pairwise(steps))
     half = len(steps) // 2
     earlier, later = (_mean([abs(step) for step in part]) for part in (steps[:half], steps[half:]))
-    return turns >= share * (len(steps) - 1) and later > GROWTH * earlier
+    if later <= GROWTH * earlier:
+        return False
+    turns = sum(min(one, other) < 0.0 < max(one, other) for one, other in pairwise(steps))
+    return turns >= share * (len(steps) - 1)
 
 
 def _before(values: Sequence[float]) -> list[float] | None:

@@ -50,9 +50,14 @@ def _largest_of_each_storage() -> dict[Storage, torch.Tensor]:
         if storage is None:
             continue
         known = largest.get(storage)
-        if known is None or tensor.numel() > known.numel():
+        if known is None or _size(tensor) > _size(known):
             largest[storage] = tensor
     return largest
+
+
+def _size(tensor: torch.Tensor) -> tuple[bool, int]:
+    """Return the elements; a view that repeats its storage (expanded, overlapping) is smallest."""
+    return tensor.nbytes <= tensor.untyped_storage().nbytes(), tensor.numel()
 
 
 def _listed(categories: dict[Storage, str], largest: dict[Storage, torch.Tensor]) -> list[Entry]:

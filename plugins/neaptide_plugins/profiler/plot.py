@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 POINTS = 2000
 """Points a line has at most: more than a screen shows."""
-_GIB = 2**30
 _LINES = {
     "rss_bytes": "RSS (host)",
     "allocated_bytes": "allocated",
@@ -44,26 +43,29 @@ def draw(source: Path, target: Path) -> None:
 
     with source.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
+    lines = {
+        label: points
+        for column, label in _LINES.items()
+        if (points := thinned(_highest(rows, column), POINTS))
+    }
+    highest = max(value for points in lines.values() for _, value in points)
+    unit, name = (2**30, "GiB") if highest >= 2**30 else (2**20, "MiB")
     figure = Figure(figsize=(10, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
-    for column, label in _LINES.items():
-        points = thinned(_highest(rows, column), POINTS)
-        if points:
-            axes.plot(
-                [step for step, _ in points],
-                [value / _GIB for _, value in points],
-                label=label,
-                marker="." if len(points) == 1 else None,
-            )
-    seen: set[str] = set()
+    for label, points in lines.items():
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, [value / unit for value in values], ".-", markersize=2, label=label)
+    named: set[str] = set()
     for phase, start, end in bands(rows):
-        named = "_nolegend_" if phase in seen else phase
-        seen.add(phase)
-        axes.axvspan(start, end, color=_BANDS.get(phase, "tab:purple"), alpha=0.12, label=named)
-    axes.set(
-        xlabel="step", ylabel="GiB", title="Memory, highest sample of each step", ylim=(0, None)
-    )
+        label = "_nolegend_" if phase in named else phase
+        named.add(phase)
+        axes.axvspan(
+            start, end, color=_BANDS.get(phase, "tab:purple"), alpha=0.15, lw=0, label=label
+        )
+    axes.set(xlabel="step", ylabel=name, title="Memory, highest sample of each step")
+    axes.margins(x=0)
+    axes.set_ylim(0, 1.08 * highest / unit)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.savefig(target, dpi=120, format="png")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import ConfigError, Outcome, Plugin, hookimpl
+from neaptide import ConfigError, Outcome, Plugin, hookimpl, machine
 
 from . import diagnosis, plot
 from .config import ProfilerConfig
@@ -38,7 +38,14 @@ class Profiler(Plugin[ProfilerConfig]):
         """Find out what can be measured here, and what is held before the first step."""
         directory = run.plugin_directory("profiler")
         self._session = Session(
-            self.config, run.device, directory, run.log, run.spans.listen, model, store.optimizer
+            self.config,
+            run.device,
+            directory,
+            run.log,
+            run.spans.listen,
+            model,
+            store.optimizer,
+            machine.memory().limit,
         )
 
     @hookimpl

@@ -88,16 +88,25 @@ class ResidentSet:
 
 
 class Probe:
-    """Takes samples on one device."""
+    """Takes samples on one device.
 
-    def __init__(self, device: torch.device, nvml: Nvml | None = None) -> None:
+    Args:
+        device: where the run computes.
+        nvml: reads the same device, where it is CUDA.
+        host_bytes: what this process may have of the host; None for all the machine's memory.
+    """
+
+    def __init__(
+        self, device: torch.device, nvml: Nvml | None = None, host_bytes: int | None = None
+    ) -> None:
         self._device = device
+        self._host_bytes = host_bytes or int(psutil.virtual_memory().total)
         self._nvml = nvml
         self._resident = ResidentSet()
 
     def capacities(self) -> dict[str, int]:
-        """Return the bytes each tier has in this machine."""
-        capacities = {"host": int(psutil.virtual_memory().total)}
+        """Return the bytes each tier has for this process."""
+        capacities = {"host": self._host_bytes}
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)
             capacities = {"device": int(properties.total_memory), **capacities}

@@ -34,6 +34,7 @@ class Session:
         listen: see `StepTrace`.
         model: whose tensors a snapshot knows by category.
         optimizer: likewise.
+        host_bytes: see `Probe`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Session:
         listen: Listen,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        host_bytes: int | None,
     ) -> None:
         self._config = config
         self._device = device
@@ -52,7 +54,7 @@ class Session:
         self._log = log
         cuda = device.type == "cuda"
         self._nvml = Nvml(uuid_of(device)) if config.nvml and cuda else None
-        self._probe = Probe(device, self._nvml)
+        self._probe = Probe(device, self._nvml, host_bytes)
         self._capacities = self._probe.capacities()
         self._rows: Rows | None = None
         self._snapshots: Snapshots | None = None

@@ -256,6 +256,14 @@ def test_the_cells_of_a_sample_are_named_in_their_order() -> None:
     assert tuple(COLUMNS[3:]) == probes.COLUMNS
 
 
+def test_the_host_has_what_the_process_may_have_of_it() -> None:
+    cpu, total = torch.device("cpu"), psutil.virtual_memory().total
+    assert [{"host": total}, {"host": 10**9}] == [
+        Probe(cpu).capacities(),
+        Probe(cpu, host_bytes=10**9).capacities(),
+    ]
+
+
 def test_the_resident_set_is_the_one_psutil_reads() -> None:
     fast, slow = ResidentSet(), ResidentSet("/nonexistent/statm")
     assert pytest.approx(slow.read(), rel=0.2) == fast.read()

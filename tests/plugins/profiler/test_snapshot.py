@@ -46,6 +46,14 @@ def test_views_of_one_storage_are_counted_once_as_the_largest() -> None:
     assert [] == [found for view in views[:3] for found in of_shape(entries, *view.shape)]
 
 
+def test_a_view_that_repeats_its_storage_does_not_stand_for_it() -> None:
+    held = torch.zeros(7, 1, 13)
+    views = [held.expand(7, 11, 13), held.view(-1).unfold(0, 5, 1)]
+    entries = live_tensors()
+    assert [] == [found for view in views for found in of_shape(entries, *view.shape)]
+    assert held.nbytes == sum(entry.bytes for entry in of_shape(entries, 7, 1, 13))
+
+
 def test_a_tensor_that_is_gone_is_not_listed() -> None:
     held = torch.zeros(7, 11, 13)
     del held

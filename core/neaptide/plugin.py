@@ -64,6 +64,8 @@ class PluginSpec:
     """Measurements the core makes only when asked: `"grad_norm"`."""
     presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     """Named settings, chosen by `preset = "name"` in the plugin's own table."""
+    converts: dict[str, str] = attrs.field(factory=dict)
+    """What makes its table of another framework's settings: `{"deepspeed": "module:function"}`."""
     numerics: Numerics = "exact"
     """`exact`: weights bitwise those without it; `tolerance`: equal up to rounding, by `rtol`."""
     rtol: float = 0.0

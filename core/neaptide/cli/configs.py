@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json as jsons
+import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from neaptide import config as configuration
+from neaptide.config.values import at, dotted, leaves
 from neaptide.enabling import configured
 from neaptide.errors import ConfigError
 from neaptide.registry import disabled_plugins, installed_plugins
 
-from .output import AsJson, Preset, Sets, print_json, print_text
+from .convert import convert
+from .output import AsJson, Preset, Sets, print_json, print_table, print_text
 
 if TYPE_CHECKING:
-    from neaptide.config import RunConfig
+    from neaptide.config import Loaded, RunConfig
     from neaptide.plugin import PluginSpec
+
+FormatName = Literal["toml", "yaml", "json"]
+LOG = logging.getLogger(__name__)
 
 app = App(name="config", help="Check configurations, and show what they amount to.")
 
@@ -26,10 +34,14 @@ def effective(
     files: tuple[Path, ...], preset: str | None, sets: list[str] | None
 ) -> tuple[RunConfig, list[PluginSpec]]:
     """Return the combined config and the plugins it enables, in order; nothing is imported."""
+    return configured(_loaded(files, preset, sets).config)
+
+
+def _loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> Loaded:
     if not files and preset is None:
         msg = "give a configuration file or --preset NAME (see neaptide presets list)"
         raise ConfigError(msg)
-    loaded = configuration.load(
+    return configuration.load(
         files,
         specs=installed_plugins(),
         preset=preset,
@@ -37,7 +49,6 @@ def effective(
         environ=os.environ,
         disabled=disabled_plugins(),
     )
-    return configured(loaded.config)
 
 
 @app.command
@@ -53,11 +64,50 @@ def check(*files: Path, preset: Preset = None, set_: Sets = None, json: AsJson =
 
 
 @app.command
-def show(*files: Path, preset: Preset = None, set_: Sets = None, json: AsJson = False) -> None:
-    """Print the combined configuration as TOML, defaults included."""
-    config, _ = effective(files, preset, set_)
+def show(
+    *files: Path,
+    preset: Preset = None,
+    set_: Sets = None,
+    origin: Annotated[
+        bool, Parameter(negative="", help="Print where each value came from, a line a value.")
+    ] = False,
+    format: Annotated[  # noqa: A002 - the option's name
+        FormatName, Parameter(help="Notation to print in.")
+    ] = "toml",
+    json: AsJson = False,
+) -> None:
+    """Print the combined configuration, defaults included."""
+    loaded = _loaded(files, preset, set_)
+    config, _ = configured(loaded.config)
     plain = configuration.unstructure(config)
-    if json:
-        print_json(plain)
+    if origin:
+        _print_origins(plain, loaded.origins, json=json or format == "json")
     else:
-        print_text(configuration.dumps(plain))
+        print_text(configuration.by_name("json" if json else format).dumps(plain))
+
+
+@app.command
+def schema(*, json: AsJson = False) -> None:
+    """Print the JSON Schema of configurations, with the settings of every installed plugin."""
+    del json  # a JSON Schema is JSON
+    document, left_out = configuration.json_schema(installed_plugins())
+    for problem in left_out.values():
+        LOG.warning("left out of the schema: %s", problem)
+    print_json(document)
+
+
+app.command(convert)
+
+
+def _print_origins(plain: dict[str, Any], origins: Mapping[str, str], *, json: bool) -> None:
+    # What `configured` adds is the plugin behind the name of a model or a data set.
+    added = "builds what model.name or data.name names"
+    rows = [
+        (dotted(path), at(plain, path), origins.get(dotted(path), added)) for path in leaves(plain)
+    ]
+    if json:
+        keys = ("path", "value", "origin")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
+    # What a configuration holds is written alike in TOML and JSON.
+    print_table([(path, f"= {jsons.dumps(value)}", source) for path, value, source in rows])

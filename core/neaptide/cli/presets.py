@@ -7,8 +7,8 @@ from pathlib import Path
 from cyclopts import App
 
 from neaptide.config import presets
-from neaptide.errors import ConfigError
 
+from .files import write_new
 from .output import AsJson, print_json, print_table, print_text
 
 app = App(name="presets", help="Show and copy the presets.")
@@ -39,15 +39,7 @@ def copy(name: str, path: Path | None = None, /, *, json: AsJson = False) -> Non
     """Copy a preset to a file of your own; an existing file is never overwritten."""
     text = presets.text(name)
     target = path or Path(f"{name}.toml")
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        msg = f"{target} exists already; name another file"
-        raise ConfigError(msg) from None
-    except OSError as error:
-        msg = f"cannot write {target}: {error.strerror}"
-        raise ConfigError(msg) from error
+    write_new(target, text)
     if json:
         print_json({"name": name, "path": str(target)})
     else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from neaptide.config.convert import structure, unstructure
-from neaptide.config.formats import FORMATS, Format, by_name, by_suffix
+from neaptide.config.fields import field
+from neaptide.config.foreign import FRAMEWORKS, Source, Translation, translate
+from neaptide.config.formats import FORMATS, Format, by_name, by_suffix, read_text
+from neaptide.config.json_schema import json_schema
 from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
 from neaptide.config.loading import Loaded, load
 from neaptide.config.options import structure_options
-from neaptide.config.schema import RunConfig, field
+from neaptide.config.schema import RunConfig
 
 loads = FORMATS["toml"].loads
 """Reads TOML; other formats are in `FORMATS`."""
@@ -16,10 +19,13 @@ dumps = FORMATS["toml"].dumps
 
 __all__ = [
     "FORMATS",
+    "FRAMEWORKS",
     "Format",
     "Layer",
     "Loaded",
     "RunConfig",
+    "Source",
+    "Translation",
     "by_name",
     "by_suffix",
     "dumps",
@@ -28,10 +34,13 @@ __all__ = [
     "from_files",
     "from_preset",
     "from_sets",
+    "json_schema",
     "load",
     "loads",
     "merge",
+    "read_text",
     "structure",
     "structure_options",
+    "translate",
     "unstructure",
 ]

@@ -97,7 +97,7 @@ def unstructure(config: RunConfig) -> dict[str, Any]:
         ConfigError: for a value TOML cannot hold, which only a configuration built by hand has.
     """
     try:
-        table: dict[str, Any] = _unstructured(config)
+        table: dict[str, Any] = unstructured(config)
     except Invalid as error:
         raise ConfigError(*map(str, error.problems)) from error
     return table
@@ -177,19 +177,20 @@ def _naming(plugin: str) -> Iterator[None]:
         raise
 
 
-def _unstructured(value: Any) -> Any:
+def unstructured(value: Any) -> Any:
+    """Return a value of a config class in plain types; raise Invalid where there are none."""
     if attrs.has(type(value)):
-        return convert_all(_present(value), _unstructured)
+        return convert_all(_present(value), unstructured)
     match value:
         case Mapping():
-            return convert_all(keyed(value), _unstructured)
+            return convert_all(keyed(value), unstructured)
         case list() | tuple() | AbstractSet():
-            items = list(convert_all(enumerate(value), _unstructured).values())
+            items = list(convert_all(enumerate(value), unstructured).values())
             if isinstance(value, AbstractSet):
                 items.sort(key=lambda item: (type(item).__name__, item))
             return items
         case enum.Enum():
-            return _unstructured(value.value)
+            return unstructured(value.value)
         case PurePath():
             return plain(str(value))
     return plain(value)

@@ -69,19 +69,18 @@ def by_suffix(path: Path) -> Format:
     raise ConfigError(msg)
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """Read a file's syntax by its suffix; raise ConfigError without the file's name in it."""
+def read_text(path: str | Path) -> str:
+    """Return a file's text; raise ConfigError, without its name, if it is no configuration's."""
     content = _content(Path(path))
-    entry = by_suffix(Path(path))
+    by_suffix(Path(path))
     if len(content) > MAX_FILE_BYTES:
         msg = "larger than 1 MiB, which no configuration is"
         raise ConfigError(msg)
     try:
-        text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         msg = f"not UTF-8 text (byte {content[error.start]:#04x} at offset {error.start})"
         raise ConfigError(msg) from error
-    return entry.parse(text)
 
 
 def _content(path: Path) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from copy import copy
 from functools import partial
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
@@ -30,6 +29,7 @@ from neaptide.config.values import (
     shorten,
     shown,
 )
+from neaptide.config.violations import one_line, violations
 from neaptide.errors import suggest
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _ARRAYS: dict[Any, Callable[[Any], Any]] = {
     frozenset: frozenset,
     AbstractSet: frozenset,
 }
-_LONGEST_MESSAGE = 240
 
 
 def structure_as(value: object, type_: type[T]) -> T:
@@ -54,7 +53,7 @@ def structure_as(value: object, type_: type[T]) -> T:
     try:
         return _converter.structure(value, type_)
     except ValueError as error:  # from the constructor of an Enum
-        reject(_one_line(error))
+        reject(one_line(error))
 
 
 def _refuse(type_: Any, value: object) -> NoReturn:
@@ -165,11 +164,16 @@ def _attrs(value: Any, cls: Any) -> Any:
     ]
     fields = ((key, (item, known[key])) for key, item in table.items() if key in known)
     values, wrong_types = collect(fields, lambda pair: _field(*pair))
-    problems = unknown + wrong_types
+    missing = [
+        Problem(f"{key!r} must be given; it has no default")
+        for key, field in known.items()
+        if field.default is attrs.NOTHING and key not in table
+    ]
+    problems = unknown + missing + wrong_types
     try:
         built = cls(**values)
     except (ValueError, TypeError) as error:
-        problems += _violations(cls, values) or [Problem(_one_line(error))]
+        problems += violations(cls, values) or _unexplained(error, missing + wrong_types)
     if problems:
         raise Invalid(*problems)
     return built
@@ -181,38 +185,9 @@ def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
     return structure_as(value, Any if field.type is None else field.type)
 
 
-def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
-    """Run every validator by itself, where attrs stops at the first that fails."""
-    given = [field for field in attrs.fields(cls) if field.alias in values]
-    draft = copy(cls())
-    for field in given:
-        object.__setattr__(draft, field.name, values[field.alias])  # past what would raise again
-    problems = []
-    for field in given:
-        value = values[field.alias]
-        try:
-            if field.validator is not None:
-                field.validator(draft, field, value)
-        except (ValueError, TypeError) as error:
-            problems.append(Problem(_violation(field.name, value, error), (field.alias,)))
-    return problems
-
-
-def _violation(name: str, value: object, error: Exception) -> str:
-    # attrs writes "'x' must be in [1] (got 2)", but "'x' must be >= 1: 0" and "(got 2 that is …)."
-    text = _one_line(error).removesuffix(f": {value}").rstrip(".")
-    if repr(name) not in text:
-        text = f"{name!r}: {text}"
-    if "(got " in text:
-        return text
-    found = shown(value) if isinstance(value, str | int | float) else got(value)
-    return f"{text} (got {found})"
-
-
-def _one_line(error: Exception) -> str:
-    # attrs validators pass the attribute and the value as further arguments.
-    text = str(error.args[0]) if error.args else type(error).__name__
-    return shorten(" ".join(text.split()), _LONGEST_MESSAGE)
+def _unexplained(error: Exception, known: list[Problem]) -> list[Problem]:
+    # Without a value for every field the class cannot be made, and says so in Python's own terms.
+    return [] if known else [Problem(one_line(error))]
 
 
 def _has_origin(origins: AbstractSet[Any], type_: Any) -> bool:

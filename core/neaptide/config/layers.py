@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.config import formats, presets, toml
+from neaptide.config import presets, toml
+from neaptide.config.formats import by_suffix, read_text
 from neaptide.config.values import TOO_DEEP, dotted, leaves, overlay, shown, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from neaptide.config.values import KeyPath
 
@@ -64,7 +65,7 @@ def from_files(paths: Iterable[str | Path]) -> list[Layer]:
     for path in paths:
         name = _printable(str(path))
         try:
-            layers.append(Layer(name, _without_schema(formats.read(path))))
+            layers.append(Layer(name, _settings(path)))
         except ConfigError as error:
             problems += [f"{problem} @ {name}" for problem in error.problems]
     if problems:
@@ -113,7 +114,9 @@ def from_sets(settings: Iterable[str]) -> list[Layer]:
     return layers
 
 
-def _without_schema(table: dict[str, Any]) -> dict[str, Any]:
+def _settings(path: str | Path) -> dict[str, Any]:
+    text = read_text(path)
+    table = by_suffix(Path(path)).parse(text)
     # JSON has no comments, so that `$schema` is how a document tells an editor its schema.
     if isinstance(table.get("$schema"), str):
         table = {key: value for key, value in table.items() if key != "$schema"}

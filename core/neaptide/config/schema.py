@@ -1,6 +1,6 @@
 """The configuration of a run: frozen sections whose every field has a default, a check and help."""
 
-# ruff: noqa: RUF009 - `field` below is `attrs.field` with a line of help
+# ruff: noqa: RUF009 - `field` is `attrs.field` with a line of help
 
 from __future__ import annotations
 
@@ -12,30 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from neaptide.config.fields import field
 
-    Validator = Callable[[Any, attrs.Attribute[Any], Any], Any]
+if TYPE_CHECKING:
+    from neaptide.config.fields import Validator
 
 VERSIONS = (1,)
 """Versions of the configuration format this Neaptide reads."""
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
-
-
-def field(
-    default: Any,
-    *,
-    validator: Validator | None = None,
-    help: str,  # noqa: A002 - what every settings library calls it
-) -> Any:
-    """Return an attrs field with one line of help, from which the reference is generated.
-
-    An attrs class as the default makes the field a section, with that class's own defaults.
-    """
-    if isinstance(default, type) and attrs.has(default):
-        default, validator = attrs.Factory(default), instance_of(default)
-    return attrs.field(default=default, validator=validator, metadata={"help": help})
 
 
 def _at_least(least: int) -> Validator:
@@ -69,6 +54,7 @@ class RunSection:
     dir: str | None = field(
         None,
         validator=optional(and_(_string, _directory)),
+        schema={"minLength": 1},
         help="run directory; left out, `runs/` and the name of the first configuration file",
     )
     checkpoint_every: int = field(
@@ -116,6 +102,7 @@ class TrainSection:
     device: str = field(
         "auto",
         validator=and_(_string, _device),
+        schema={"pattern": f"^({_DEVICE.pattern})$"},
         help="`cpu`, `cuda` or `cuda:N`; `auto`: the first GPU, else the CPU",
     )
     clip_norm: float | None = field(

@@ -211,6 +211,14 @@ def leaves(table: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
             yield path
 
 
+def at(table: Mapping[str, Any], path: KeyPath) -> Any:
+    """Return the value at a path; KeyError where there is none."""
+    value: Any = table
+    for key in path:
+        value = value[key]
+    return value
+
+
 def _text(value: str) -> str:
     if "\0" in value:
         reject(f"a string must not hold the NUL character (got {shown(value)})")

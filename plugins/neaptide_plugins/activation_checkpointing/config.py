@@ -48,5 +48,6 @@ SPEC = PluginSpec(
     summary="Keeps only the inputs of segments of blocks and computes the rest again, exactly.",
     claims={"activations"},
     phases={"warmup", "full", "correct"},
+    converts={"deepspeed": "neaptide_plugins.activation_checkpointing.deepspeed:convert"},
     numerics="exact",
 )

@@ -47,6 +47,7 @@ SPEC = PluginSpec(
     summary="One update from several micro-batches, weighted exactly.",
     claims={"gradient.accumulation"},
     presets={"aggressive": {"steps": 4}},
+    converts={"deepspeed": "neaptide_plugins.gradient_accumulation.deepspeed:convert"},
     numerics="tolerance",
     rtol=1e-5,
 )

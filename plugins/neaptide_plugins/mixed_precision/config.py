@@ -73,5 +73,6 @@ SPEC = PluginSpec(
         "conservative": {"warmup": "fp32", "full": "fp32", "predict": "bf16", "correct": "fp32"},
         "aggressive": {"warmup": "auto", "full": "auto", "predict": "auto", "correct": "auto"},
     },
+    converts={"deepspeed": "neaptide_plugins.mixed_precision.deepspeed:convert"},
     numerics="changes-training",
 )

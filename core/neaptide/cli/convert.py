@@ -1,0 +1,102 @@
+"""`neaptide config convert`: between TOML, YAML and JSON, or from another framework's settings."""
+
+from __future__ import annotations
+
+import json as jsons
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+from cyclopts import Parameter
+
+from neaptide import config as configuration
+from neaptide.enabling import configured
+from neaptide.errors import ConfigError
+from neaptide.registry import installed_plugins
+
+from .files import write_new
+from .output import AsJson, print_json, print_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from neaptide.config import Format
+
+COMMENTS = "comments are not carried over"
+INCOMPLETE = "there is no model and no data in it: name them in [model] and [data], or pass yours"
+
+
+def convert(
+    source: Path,
+    target: Path | None = None,
+    /,
+    *,
+    to: Annotated[
+        str | None, Parameter(help="`toml`, `yaml` or `json`; else the suffix of TARGET says it.")
+    ] = None,
+    from_: Annotated[
+        str | None,
+        Parameter(name="--from", help="Framework whose settings SOURCE is: `deepspeed`."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Convert a configuration to another format; an existing file is never overwritten.
+
+    Without TARGET it is printed. With `--from`, what has no counterpart is listed on stderr.
+    """
+    notation = _notation(target, to, default="toml" if from_ else None)
+    with _naming(source, "@"):
+        text = configuration.read_text(source)
+        table = configuration.by_suffix(source).parse(text)
+    remarks: list[dict[str, Any]] = []
+    notes = [COMMENTS] if "#" in text and configuration.by_suffix(source).name != "json" else []
+    if from_ is not None:
+        with _naming(source, "in"):
+            translation = configuration.translate(from_, table, installed_plugins().usable())
+        table = translation.table
+        configured(table)
+        remarks = [attrs.asdict(remark) for remark in translation.remarks]
+        notes.append(INCOMPLETE)
+    with _naming(source, "in"):
+        written = notation.dumps(table)
+    if target is not None:
+        write_new(target, written)
+    for remark in remarks:
+        verb = "differs" if remark["carried"] else "left out"
+        sys.stderr.write(f"{verb}: {_shown(remark)}: {remark['text']}\n")
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    if json:
+        path = None if target is None else str(target)
+        print_json({"path": path, "format": notation.name, "config": table, "remarks": remarks})
+    elif target is None:
+        print_text(written)
+    else:
+        print_text(f"converted to {target}")
+
+
+def _notation(target: Path | None, to: str | None, default: str | None) -> Format:
+    if target is not None:
+        by_suffix = configuration.by_suffix(target)
+        if to not in (None, by_suffix.name):
+            msg = f"--to {to} contradicts the suffix of {target}"
+            raise ConfigError(msg)
+        return by_suffix
+    if to is None and default is None:
+        msg = f"give a file to write, or --to with one of {', '.join(configuration.FORMATS)}"
+        raise ConfigError(msg)
+    return configuration.by_name(to or str(default))
+
+
+@contextmanager
+def _naming(path: Path, link: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*(f"{problem} {link} {path}" for problem in error.problems)) from error
+
+
+def _shown(remark: dict[str, Any]) -> str:
+    return f"{remark['key']} = {jsons.dumps(remark['value'])}"

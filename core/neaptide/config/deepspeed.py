@@ -1,0 +1,139 @@
+"""What the core makes of a DeepSpeed configuration; plugins take the keys they stand for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neaptide.config.foreign import Source
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "adam": {"betas": list[float], "eps": float, "weight_decay": float, "amsgrad": bool},
+    "adamw": {"betas": list[float], "eps": float, "weight_decay": float, "amsgrad": bool},
+    "adagrad": {"eps": float, "weight_decay": float},
+    "sgd": {"momentum": float, "weight_decay": float, "nesterov": bool, "dampening": float},
+}
+_SHAPES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
+_NONE = "no counterpart in this version"
+_NOTES = {
+    "train_micro_batch_size_per_gpu": "follows from the batch and the number of its parts",
+    "zero_optimization": f"sharding and offload have {_NONE}",
+    "zero_allow_untested_optimizer": "any optimizer of torch.optim may be named",
+    "zero_force_ds_cpu_optimizer": f"offload has {_NONE}",
+    "amp": f"Apex has {_NONE}; torch's own autocast is a plugin",
+    "wall_clock_breakdown": "the seconds of each step are in steps.csv of the run directory",
+    "csv_monitor": "steps.csv is always written to the run directory",
+    "tensorboard": "no counterpart; metrics.jsonl is written to the run directory",
+    "wandb": "no counterpart; metrics.jsonl is written to the run directory",
+    "comet": "no counterpart; metrics.jsonl is written to the run directory",
+    "flops_profiler": "no counterpart; operations are not counted",
+    "scheduler": "no counterpart; [schedule] has constant, linear and cosine",
+    "optimizer": "no counterpart; [optimizer] takes any class of torch.optim by its name",
+    "checkpoint": "checkpoints are always complete and checked by digest",
+    "data_types": f"the dtype of accumulation has {_NONE}",
+    "communication_data_type": f"several processes have {_NONE}",
+    "prescale_gradients": f"several processes have {_NONE}",
+    "gradient_predivide_factor": f"several processes have {_NONE}",
+    "sparse_gradients": f"several processes have {_NONE}",
+    "elasticity": f"several processes have {_NONE}",
+    "autotuning": "no counterpart; it measures settings of DeepSpeed",
+    "dump_state": "no counterpart; `neaptide config show` prints the whole configuration",
+}
+
+
+def convert(source: Source) -> dict[str, Any]:
+    """Return the sections of a configuration for the keys that are the core's."""
+    for path, text in _NOTES.items():
+        source.note(path, text)
+    optimizer, schedule, train = _optimizer(source), _schedule(source), _train(source)
+    steps = source.take("scheduler.params.total_num_steps", int) if schedule else None
+    if steps is not None:
+        train["steps"] = steps
+    # The schedules with a warmup set the rate themselves, whatever the optimizer was given.
+    if schedule and schedule["name"] != "cosine":
+        optimizer["lr"] = _peak(source, optimizer.get("lr"))
+    sections: dict[str, Any] = {
+        "run": _present(log_every=source.take("steps_per_print", int)),
+        "train": train,
+        "optimizer": optimizer,
+        "schedule": schedule,
+    }
+    return {
+        **_present(seed=source.take("seed", int)),
+        **{name: section for name, section in sections.items() if section},
+    }
+
+
+def _train(source: Source) -> dict[str, Any]:
+    size = source.take("train_batch_size", int)
+    micro = source.look("train_micro_batch_size_per_gpu", int)
+    if size is None and micro is not None:
+        source.take("train_micro_batch_size_per_gpu", int)
+        size = micro * (source.take("gradient_accumulation_steps", int) or 1)
+        text = f"train.batch_size = {size} is what one GPU sees in an update"
+        source.note("train_micro_batch_size_per_gpu", text)
+    clip = source.take("gradient_clipping", float)
+    return _present(batch_size=size, clip_norm=clip or None)
+
+
+def _optimizer(source: Source) -> dict[str, Any]:
+    kind = source.look("optimizer.type", str)
+    name = (kind or "").lower()
+    if name == "adam" and source.look("optimizer.params.adam_w_mode", bool) is not False:
+        name = "adamw"
+        source.note("optimizer.type", "DeepSpeed's Adam decays weights as AdamW does: adamw")
+    if name not in _OPTIONS:
+        return {}
+    source.take("optimizer.type", str)
+    for flag in ("adam_w_mode", "torch_adam", "fused", "set_grad_none"):
+        source.take(f"optimizer.params.{flag}", bool)
+    options = {
+        option: source.take(f"optimizer.params.{option}", type_)
+        for option, type_ in _OPTIONS[name].items()
+    }
+    if options["weight_decay"] is None:
+        options["weight_decay"] = 0.0  # DeepSpeed's default, which is not always torch's
+    if source.look("optimizer.params.bias_correction", bool):
+        source.take("optimizer.params.bias_correction", bool)
+    source.note("optimizer.params", f"no option of {name} here")
+    lr = source.take("optimizer.params.lr", float)
+    return {**_present(name=name, lr=lr), "options": _present(**options)}
+
+
+def _schedule(source: Source) -> dict[str, Any]:
+    kind = source.look("scheduler.type", str)
+    shape = _SHAPES.get((kind or "").lower())
+    if shape is None:
+        return {}
+    source.take("scheduler.type", str)
+    params = "scheduler.params"
+    source.note(params, f"no setting of the schedule {shape!r}, which begins and ends at zero")
+    steps = source.take(f"{params}.warmup_num_steps", int)
+    if source.look(f"{params}.warmup_type", str) == "linear":
+        source.take(f"{params}.warmup_type", str)
+    elif steps != 0 and shape != "cosine":
+        text = "the warmup is linear here; DeepSpeed's rises logarithmically unless told otherwise"
+        source.note("scheduler.type", text)
+    for start in ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio"):
+        if source.look(f"{params}.{start}", float) == 0:
+            source.take(f"{params}.{start}", float)
+    return {"name": shape, "warmup_steps": 1000 if steps is None else steps}
+
+
+def _peak(source: Source, lr: float | None) -> float:
+    """Return the highest learning rate of a schedule that has a warmup."""
+    peak = source.take("scheduler.params.warmup_max_lr", float)
+    if peak is None and source.look("optimizer.params.lr", float) is None:
+        return 1e-3
+    if peak is None:
+        text = "without warmup_max_lr DeepSpeed's schedule rises to 0.001, not to this"
+        source.note("optimizer.params.lr", text)
+        return 1e-3
+    if lr is not None and lr != peak:
+        text = f"the schedule's warmup_max_lr, {peak}, is the rate that is used"
+        source.note("optimizer.params.lr", text)
+    return peak
+
+
+def _present(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,112 @@
+"""One JSON Schema for a whole configuration: the core's sections and every plugin's settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide.config.schema import RunConfig
+from neaptide.config.type_schema import class_schema
+from neaptide.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from neaptide.config.validator_schema import Schema
+    from neaptide.plugin import PluginSpec
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@attrs.frozen
+class _Part:
+    """What one plugin adds: its own table, and the options of what it builds."""
+
+    table: Schema
+    built: dict[tuple[str, str], Schema]
+    """By kind and name, such as `("model", "builtin:byte-gpt")`."""
+
+
+def json_schema(specs: Mapping[str, PluginSpec]) -> tuple[Schema, dict[str, str]]:
+    """Return the schema of configurations, and by name why a plugin is left out of it.
+
+    A plugin whose manifest or settings cannot be read is left out. The schema takes any file that
+    Neaptide reads, and effective configurations; rules that join several keys are not in it.
+    """
+    parts: dict[str, _Part] = {}
+    left_out: dict[str, str] = {}
+    for name in specs:
+        try:
+            parts[name] = _part(specs[name])
+        except PluginError as error:
+            left_out[name] = str(error)
+        except Exception as error:  # noqa: BLE001 - a stranger's classes may raise anything
+            left_out[name] = f"the settings of plugin {name!r} raised {error!r}"
+    return _merged(parts), left_out
+
+
+def _part(spec: PluginSpec) -> _Part:
+    table = class_schema(spec.config)
+    table["description"] = spec.summary
+    table["properties"]["enabled"] = {
+        "type": "boolean",
+        "default": True,
+        "description": "false turns off what an earlier source enabled",
+    }
+    if spec.presets:
+        table["properties"]["preset"] = {
+            "enum": [*spec.presets, None],
+            "description": "settings to begin with; keys beside it win",
+        }
+        table.pop("required", None)  # the preset may give what the class has no default for
+    built = {
+        (kind, f"{scheme}:{name}"): class_schema(cls)
+        for (kind, _, name), cls in ((key.partition(":"), cls) for key, cls in spec.options.items())
+        for scheme in _schemes(spec, kind)
+    }
+    return _Part(table, built)
+
+
+def _schemes(spec: PluginSpec, kind: str) -> list[str]:
+    entries = (entry.partition(":") for entry in sorted(spec.schemes))
+    return [scheme for of, _, scheme in entries if of == kind]
+
+
+def _merged(parts: Mapping[str, _Part]) -> Schema:
+    schema = class_schema(RunConfig)
+    sections = schema["properties"]
+    sections["plugins"] |= {
+        "properties": {name: part.table for name, part in parts.items()},
+        "additionalProperties": False,
+    }
+    for kind in ("model", "data"):
+        built = {
+            name: options
+            for part in parts.values()
+            for (of, name), options in part.built.items()
+            if of == kind
+        }
+        _add_builders(sections[kind], built.items())
+    # JSON has no comments in which to name the schema to an editor.
+    sections["$schema"] = {"type": "string", "description": "for editors; not a setting"}
+    return {"$schema": DIALECT, "title": "Neaptide configuration", **schema}
+
+
+def _add_builders(section: Schema, built: Iterable[tuple[str, Schema]]) -> None:
+    """Offer the names that plugins build, and check the options of each by its class."""
+    cases = dict(built)
+    if not cases:
+        return
+    name = section["properties"]["name"]
+    section["properties"]["name"] = {
+        "anyOf": [{"enum": list(cases)}, {"type": "string"}],
+        **{key: value for key, value in name.items() if key != "type"},
+    }
+    section["allOf"] = [
+        {
+            "if": {"properties": {"name": {"const": case}}, "required": ["name"]},
+            "then": {"properties": {"options": options}},
+        }
+        for case, options in cases.items()
+    ]

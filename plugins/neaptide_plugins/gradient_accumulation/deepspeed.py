@@ -1,0 +1,26 @@
+"""What gradient-accumulation makes of DeepSpeed's batch sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neaptide.config import Source
+
+
+def convert(source: Source) -> dict[str, Any] | None:
+    """Return the settings of the plugin, or None where one batch makes one update."""
+    steps = source.take("gradient_accumulation_steps", int)
+    if steps is None:
+        steps = _by_sizes(source)
+    return None if steps in (None, 1) else {"steps": steps}
+
+
+def _by_sizes(source: Source) -> int | None:
+    """Return how many micro-batches make a batch on one GPU."""
+    size = source.look("train_batch_size", int)
+    micro = source.look("train_micro_batch_size_per_gpu", int)
+    if not size or not micro or size % micro:
+        return None
+    source.take("train_micro_batch_size_per_gpu", int)
+    return size // micro

@@ -14,7 +14,7 @@ from rich.console import Console
 from neaptide.checkpoint.manifest import installed_version
 from neaptide.errors import NeaptideError
 
-from . import ckpt, configs, plugins, presets, run
+from . import ckpt, configs, doctor, plugins, presets, run
 from .output import print_text
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def build_app() -> App:
     app.command(run.run)
     for verbs in (configs.app, plugins.app, presets.app, ckpt.app):
         app.command(verbs)
+    app.command(doctor.doctor)
     return app
 
 

@@ -9,12 +9,15 @@ import attrs
 from neaptide import ConfigError, Data, NoConfig, Plugin, hookimpl
 from neaptide.config import structure_options
 
-from . import digits, text
+from . import diagnosis, digits, text
 from .config import SPEC, DigitsOptions, PythonStdlibOptions, TextFileOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
+    from neaptide import Finding
     from neaptide.task import DataSpec
 
 
@@ -37,6 +40,11 @@ class BuiltinData(Plugin[NoConfig]):
         except (ValueError, ModuleNotFoundError) as error:
             msg = f"{error} @ data.options"
             raise ConfigError(msg) from error
+
+    @hookimpl
+    def diagnose(self) -> Iterable[Finding]:
+        """Say which data sets have their sources here."""
+        return diagnosis.findings()
 
 
 def _text(options: PythonStdlibOptions | TextFileOptions, spec: DataSpec) -> Data:

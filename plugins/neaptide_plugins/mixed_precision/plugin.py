@@ -9,15 +9,16 @@ import torch
 
 from neaptide import Outcome, Plugin, hookimpl
 
+from . import diagnosis
 from .config import MixedPrecisionConfig
 from .precision import computing_in, resolve, widened
 from .refusals import check_scalable, check_waiting
 from .scaling import LossScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from neaptide import ParameterStore, Phase, Run
+    from neaptide import Finding, ParameterStore, Phase, Run
 
 _TRAINED = ("warmup", "full", "correct")
 _SETTINGS = (*_TRAINED, "predict", "evaluate")
@@ -118,6 +119,11 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
     def collect_metrics(self) -> dict[str, float]:
         """Return the loss scale, where a phase uses it."""
         return {"loss_scale": self._scaler.current.scale} if self._fp16 else {}
+
+    @hookimpl
+    def diagnose(self) -> Iterable[Finding]:
+        """Say which dtypes the devices here compute in."""
+        return diagnosis.findings(diagnosis.capabilities())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's state."""

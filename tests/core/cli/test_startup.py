@@ -23,6 +23,7 @@ READING = (
     ("--help",),
     ("--version",),
     ("run", "--help"),
+    ("doctor", "--help"),
     ("config", "check", "--preset", "tiny-cpu"),
     ("config", "show", "tiny.toml"),
     ("plugins", "list"),
@@ -70,7 +71,7 @@ def test_the_entry_point_is_the_command_line() -> None:
     assert callable(entry.load())
 
 
-@pytest.mark.parametrize("verb", ["run", "config", "plugins", "presets", "ckpt"])
+@pytest.mark.parametrize("verb", ["run", "config", "plugins", "presets", "ckpt", "doctor"])
 def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
     assert f" {verb} " in neaptide("--help").out
 
@@ -82,7 +83,7 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
             ("rum",),
             (
                 'Unknown command "rum". Did you mean "run"? '
-                "Available commands: run, config, plugins, presets, ckpt"
+                "Available commands: run, config, plugins, presets, ckpt, doctor"
             ),
         ),
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),

@@ -1,0 +1,134 @@
+"""The disk of the run directory: whether it can be written, how much is free, how fast it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide.cgroups import mounts
+from neaptide.diagnosis import Finding
+from neaptide.progress import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from neaptide.cgroups import Mount
+
+MEASURED = 64 << 20
+_BLOCK = 8 << 20
+_LITTLE = 2 << 30
+_SLOW = 50e6
+_ELSEWHERE = "set run.dir to a directory on another disk"
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs"})
+_NETWORK = frozenset(
+    {"9p", "afs", "ceph", "cifs", "lustre", "nfs", "nfs4", "smb3", "beegfs", "gpfs", "fuse.sshfs"}
+)
+
+
+@attrs.frozen
+class Speed:
+    """Bytes per second of one short sequential run each way."""
+
+    write: float
+    """Every 8 MiB synced, as a checkpoint's files are."""
+    read: float
+    """Past the page cache where the system lets a program drop it."""
+
+
+@attrs.frozen
+class Disk:
+    """The file system below one directory, in bytes."""
+
+    path: str
+    kind: str | None
+    total: int
+    free: int
+    speed: Speed | None
+    problem: str | None
+    """Why nothing can be written; None where it can, or was not tried."""
+
+
+def nearest(path: Path) -> Path:
+    """Return `path`, or the closest directory above it that exists."""
+    path = path.absolute()
+    return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
+
+
+def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float = 0.5) -> Disk:
+    """Look at the file system below the existing directory `path`; with `trial`, write on it.
+
+    The trial writes and reads at most `nbytes` for about `seconds` each, in a file without a name.
+    """
+    total, _, free = shutil.disk_usage(path)
+    speed = problem = None
+    if trial:
+        try:
+            speed = measure(path, min(nbytes, free // 2), seconds)
+        except OSError as error:
+            problem = error.strerror or type(error).__name__
+    return Disk(str(path), kind_of(path, mounts()), total, free, speed, problem)
+
+
+def measure(directory: Path, nbytes: int, seconds: float) -> Speed:
+    """Write and read back up to `nbytes` in `directory`; OSError where that is refused."""
+    block = os.urandom(max(1, min(_BLOCK, nbytes)))  # zeros would be compressed away
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        number, start, written = file.fileno(), time.perf_counter(), 0
+        while written < max(1, nbytes) and time.perf_counter() - start < seconds:
+            written += os.write(number, block)
+            os.fsync(number)
+        write = written / (time.perf_counter() - start)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+        start, read = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            got = len(os.pread(number, _BLOCK, read))
+            read += got
+            if got == 0:
+                break
+        return Speed(write, read / (time.perf_counter() - start))
+
+
+def kind_of(path: Path, mounted: list[Mount]) -> str | None:
+    """Return the type of the file system that holds the absolute `path`."""
+    place = path.resolve()
+    kind, longest = None, -1
+    for mount in mounted:  # of two mounts on one point the later hides the earlier
+        if place.is_relative_to(mount.point) and len(mount.point) >= longest:
+            kind, longest = mount.kind, len(mount.point)
+    return kind
+
+
+def findings(disk: Disk) -> Iterator[Finding]:
+    """Judge a disk."""
+    yield Finding("ok", "directory", f"{disk.path} ({disk.kind or 'unknown file system'})")
+    free = f"{size(disk.free)} of {size(disk.total)}"
+    if disk.free >= _LITTLE:
+        yield Finding("ok", "free", free)
+    else:
+        yield Finding("warning", "free", free, _ELSEWHERE)
+    if disk.kind in _IN_MEMORY:
+        detail = f"{disk.kind} keeps files in RAM: they take memory and go with a restart"
+        yield Finding("warning", "durability", detail, _ELSEWHERE)
+    if disk.kind in _NETWORK:
+        detail = f"{disk.kind} is a network file system: saving waits for the network"
+        yield Finding("note", "durability", detail, _ELSEWHERE)
+    if disk.problem is not None:
+        detail = f"cannot write in {disk.path}: {disk.problem}"
+        yield Finding("error", "writing", detail, _ELSEWHERE)
+    if disk.speed is not None:
+        yield _judged(disk.speed)
+
+
+def _judged(speed: Speed) -> Finding:
+    detail = f"{size(int(speed.write))}/s written and synced, {size(int(speed.read))}/s read"
+    if speed.write >= _SLOW:
+        return Finding("ok", "speed", detail)
+    advice = "set run.dir to a faster disk, or save less often with run.checkpoint_every"
+    return Finding("warning", "speed", detail, advice)

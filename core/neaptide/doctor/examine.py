@@ -1,0 +1,67 @@
+"""Looks at everything once, in an order that has torch imported before anything needs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import machine
+from neaptide.registry import installed_plugins
+
+from . import disk, hardware, plugins, software
+from .report import Report, Section
+
+if TYPE_CHECKING:
+    from neaptide.machine import Torch
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+
+
+def examine(directory: Path, *, trial: bool) -> Report:
+    """Return all there is to say about this machine.
+
+    Args:
+        directory: where runs would be kept; it need not exist, and is not created.
+        trial: whether to write on its disk, for a second, to see how fast it is.
+    """
+    imported = software.import_torch()
+    torch = imported.torch
+    cpu, ram, place = machine.processor(), machine.memory(), disk.nearest(directory)
+    on_disk = disk.examine(place, trial=trial)
+    sections = (
+        Section(
+            "Software", (*software.basics(imported), *([software.triton(torch)] if torch else []))
+        ),
+        Section("GPUs", tuple(hardware.gpus(torch, machine.driver_version())) if torch else ()),
+        Section("Memory", tuple(hardware.memory(ram, _SHARED_MEMORY))),
+        Section("Processor", tuple(hardware.processor(cpu, torch))),
+        Section("Disk", tuple(disk.findings(on_disk))),
+        Section("Environment", tuple(software.environment(os.environ, torch))),
+        Section("Extras", tuple(software.extras())),
+        Section("Plugins", tuple(plugins.findings(with_torch=torch is not None))),
+    )
+    facts = {
+        **machine.host_facts(),
+        "memory": {**attrs.asdict(ram), "limit": ram.limit, "room": ram.room},
+        "torch": attrs.asdict(torch) if torch else None,
+        "torch_import_seconds": imported.seconds,
+        "disk": attrs.asdict(on_disk),
+        "environment": software.variables(os.environ),
+        "plugins": _plugins(),
+    }
+    return Report(tuple(part for part in sections if part.findings), facts, _device(torch))
+
+
+def _plugins() -> list[dict[str, Any]]:
+    return [
+        {"name": found.name, "distribution": found.distribution, "problem": found.problem}
+        for found in installed_plugins().installed.values()
+    ]
+
+
+def _device(torch: Torch | None) -> str:
+    names = [gpu.name for gpu in torch.gpus] if torch else []
+    return " and ".join(dict.fromkeys(names)) or "the CPU"

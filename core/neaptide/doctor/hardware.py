@@ -1,0 +1,156 @@
+"""GPUs, processor and memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from math import ceil
+from typing import TYPE_CHECKING
+
+from neaptide.diagnosis import Finding
+from neaptide.progress import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from neaptide.machine import Gpu, Memory, Processor, Torch
+
+_PINNED_TRIAL = 64 << 20
+_SHARED_ENOUGH = 1 << 30
+_MOSTLY = 0.5
+_LITTLE_ROOM = 0.1
+
+
+def gpus(torch: Torch, driver: str | None) -> Iterator[Finding]:
+    """Judge the driver and the GPUs as torch sees them."""
+    yield _driver(torch, driver)
+    for gpu in torch.gpus:
+        yield _gpu(gpu)
+    yield _pinned() if torch.gpus else Finding("ok", "pinned memory", "not applicable on the CPU")
+
+
+def _driver(torch: Torch, driver: str | None) -> Finding:
+    if torch.gpus:
+        return Finding("ok", "driver", driver or "its version is not to be seen")
+    if driver and torch.build == "CPU":
+        detail = f"{driver} is there, but this torch is built for the CPU"
+        advice = "pip install --force-reinstall --index-url https://pypi.org/simple torch"
+        return Finding("warning", "driver", detail, advice)
+    if driver:
+        detail = f"{driver} is there, but torch finds no GPU: {torch.problem or 'none is visible'}"
+        return Finding("warning", "driver", detail, "nvidia-smi")
+    reason = f" ({torch.problem})" if torch.problem else ""
+    return Finding("note", "driver", f"none: training runs on the CPU{reason}")
+
+
+def _gpu(gpu: Gpu) -> Finding:
+    import torch  # noqa: PLC0415 - reached only once it has been imported
+
+    what = f"cuda:{gpu.index}"
+    detail = f"{gpu.name}, {size(gpu.memory_bytes)}, compute capability {gpu.capability}"
+    try:
+        free, total = torch.cuda.mem_get_info(gpu.index)
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        return Finding("error", what, f"{detail}; cannot be used: {reason}", "nvidia-smi")
+    detail = f"{detail}, {size(free)} free"
+    if torch.version.hip is None and not runs_on(gpu.capability, torch.cuda.get_arch_list()):
+        detail = f"{detail}; this torch has no kernels for it"
+        return Finding("error", what, detail, "install a torch built for this GPU: pytorch.org")
+    if free < _MOSTLY * total:
+        return Finding("warning", what, f"{detail}: others hold the rest", "nvidia-smi")
+    return Finding("ok", what, detail)
+
+
+def runs_on(capability: str, built_for: Iterable[str]) -> bool:
+    """Return whether kernels built for `sm_80`, `compute_90`, … run on a GPU of `capability`.
+
+    Machine code (`sm`) runs on the same major version from its minor one on; `compute` is compiled
+    anew for whatever is later.
+    """
+    major, minor = map(int, capability.split("."))
+    for name in built_for:
+        kind, _, digits = name.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdecimal():
+            continue
+        theirs = int(digits[:-1]), int(digits[-1])
+        if theirs <= (major, minor) and (kind == "compute" or theirs[0] == major):
+            return True
+    return False
+
+
+def _pinned() -> Finding:
+    import torch  # noqa: PLC0415 - as above
+
+    try:
+        torch.empty(_PINNED_TRIAL, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        detail = f"{size(_PINNED_TRIAL)} cannot be pinned: {reason}"
+        return Finding("warning", "pinned memory", detail, "ulimit -l unlimited")
+    return Finding("ok", "pinned memory", f"{size(_PINNED_TRIAL)} could be pinned")
+
+
+def processor(cpu: Processor, torch: Torch | None) -> Iterator[Finding]:
+    """Judge how many CPUs there are, and how many threads torch starts on them."""
+    yield Finding("ok", "CPU", cpu.model or "its model is not to be seen")
+    quota = "no cgroup quota" if cpu.quota is None else f"cgroup quota {cpu.quota:g}"
+    detail = f"{cpu.count or '?'} in the machine, {cpu.affinity or '?'} for this process, {quota}"
+    yield Finding("ok", "CPUs", detail)
+    if torch is None:
+        return
+    usable = ceil(cpu.usable or torch.threads)
+    if torch.threads > usable:
+        detail = f"{torch.threads} threads on {cpu.usable:g} CPUs wait for one another"
+        yield Finding("warning", "torch threads", detail, f"export OMP_NUM_THREADS={usable}")
+    else:
+        yield Finding("ok", "torch threads", str(torch.threads))
+
+
+def memory(ram: Memory, shared: Path) -> Iterator[Finding]:
+    """Judge the host's memory; `shared` is where the system keeps shared memory."""
+    if ram.total is None or ram.available is None:
+        yield Finding("note", "RAM", "the system does not say")
+    else:
+        yield Finding("ok", "RAM", f"{size(ram.total)}, {size(ram.available)} available")
+    if ram.group is None:
+        yield Finding("ok", "cgroup limit", "none")
+    else:
+        detail = f"{size(ram.group.limit)}, {size(ram.group.room)} of it left"
+        yield Finding("ok", "cgroup limit", detail)
+    if ram.limit is not None and ram.room is not None:
+        yield _effective(ram.limit, ram.room)
+    yield _swap(ram)
+    locked = "no limit" if ram.locked_limit is None else size(ram.locked_limit)
+    yield Finding("ok", "locked memory", f"{locked} (ulimit -l)")
+    yield _shared(shared)
+
+
+def _effective(limit: int, room: int) -> Finding:
+    detail = f"{size(limit)}, {size(room)} of it for this process now"
+    if room >= _LITTLE_ROOM * limit:
+        return Finding("ok", "effective limit", detail)
+    advice = "end what else holds memory, or raise the limit: docker run --memory=…"
+    return Finding("warning", "effective limit", detail, advice)
+
+
+def _swap(ram: Memory) -> Finding:
+    if ram.swap_total is None or ram.swap_free is None:
+        return Finding("note", "swap", "the system does not say")
+    if ram.swap_total == 0:
+        return Finding("ok", "swap", "none: a process that needs too much is killed")
+    return Finding("ok", "swap", f"{size(ram.swap_total)}, {size(ram.swap_free)} free")
+
+
+def _shared(path: Path) -> Finding:
+    try:
+        total, _, free = shutil.disk_usage(path)
+    except OSError as error:
+        return Finding("note", str(path), f"not to be seen: {os.strerror(error.errno or 0)}")
+    detail = f"{size(total)}, {size(free)} free"
+    if total >= _SHARED_ENOUGH:
+        return Finding("ok", str(path), detail)
+    detail = f"{detail}: little for the workers of a DataLoader"
+    return Finding("warning", str(path), detail, "docker run --shm-size=8g, or num_workers=0")

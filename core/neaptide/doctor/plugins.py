@@ -1,0 +1,99 @@
+"""The installed plugins: whether each can be used, and what it finds on this machine itself."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide.diagnosis import Finding
+from neaptide.registry import (
+    DISABLED_VARIABLE,
+    disabled_plugins,
+    installed_plugins,
+    load_class,
+)
+
+from .requirements import missing_needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from neaptide.plugin import PluginSpec
+    from neaptide.registry import Installed
+
+PATIENCE = 30.0
+"""Seconds a plugin has to be imported and to answer."""
+
+
+def findings(*, with_torch: bool, patience: float = PATIENCE) -> Iterator[Finding]:
+    """Judge every installed plugin in the order of names, each followed by its own findings.
+
+    Without torch only manifests are read.
+    """
+    blocked = disabled_plugins()
+    for found in installed_plugins().installed.values():
+        if found.spec is None:
+            yield _broken(found, found.problem or "")
+        elif found.name in blocked:
+            detail = f"{found.distribution}, blocked by {DISABLED_VARIABLE}"
+            yield Finding("note", found.name, detail)
+        elif not with_torch:
+            detail = f"{found.distribution}, manifest only: its class needs torch"
+            yield Finding("note", found.name, detail)
+        else:
+            yield from _tried(found, found.spec, patience)
+
+
+def _tried(found: Installed, spec: PluginSpec, patience: float) -> Iterable[Finding]:
+    """Import the plugin and hear it, in a thread that may be left behind when it hangs."""
+    answers: list[tuple[Finding, ...]] = []
+    thread = Thread(target=lambda: answers.append(_heard(found, spec)), daemon=True)
+    thread.start()
+    thread.join(patience)
+    if answers:
+        return answers[0]
+    detail = f"{found.distribution} did not answer within {patience:g} s"
+    return (Finding("error", found.name, detail, _without(found)),)
+
+
+def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
+    from neaptide.manager import HookManager  # noqa: PLC0415 - it imports torch
+
+    try:
+        plugin = load_class(spec)(spec.config())
+        hooks = HookManager([(spec, plugin)], defaults=object(), log=None)
+    except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
+        return (_broken(found, _said(error)),)
+    usable = Finding("ok", found.name, found.distribution)
+    try:
+        own = hooks.diagnose()
+    except BaseException as error:  # noqa: BLE001 - as above
+        problem = f"{found.distribution}: its diagnose raised {_said(error)}"
+        return usable, Finding("error", found.name, problem, _without(found))
+    return usable, *(attrs.evolve(one, what=f"{found.name}: {one.what}") for one in own)
+
+
+def _broken(found: Installed, problem: str) -> Finding:
+    name, *_ = found.distribution.split()
+    missing = missing_needs(name)
+    if missing:
+        advice = f"pip install {' '.join(map(repr, missing))}"
+        problem = f"{problem}; it needs {', '.join(missing)}"
+    elif "both ship a plugin" in problem:
+        advice = f"pip uninstall {name}"
+    elif problem.startswith(("importing", "plugin")):
+        advice = f"pip install --force-reinstall {name}"
+    else:
+        advice = f"pip install --upgrade {name}"
+    return Finding("error", found.name, f"{found.distribution} is broken: {problem}", advice)
+
+
+def _without(found: Installed) -> str:
+    return f"export {DISABLED_VARIABLE}={found.name}"
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,69 @@
+"""What the doctor hands back: findings in sections, the facts behind them, one verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from neaptide.diagnosis import LEVELS, Finding, Level
+
+
+@attrs.frozen
+class Section:
+    """A heading and what was found under it, in the order in which it was looked at."""
+
+    title: str
+    findings: tuple[Finding, ...]
+
+
+@attrs.frozen
+class Report:
+    """Everything `neaptide doctor` knows."""
+
+    sections: tuple[Section, ...]
+    facts: dict[str, Any]
+    """Numbers and versions behind the findings, as JSON can hold them; sizes in bytes."""
+    device: str
+    """What training would run on, in words."""
+
+    def count(self, level: Level) -> int:
+        """Return the number of findings of `level`."""
+        return sum(found.level == level for part in self.sections for found in part.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 where there is an error, else 0."""
+        return int(self.count("error") > 0)
+
+    @property
+    def level(self) -> Level:
+        """Return the gravest level that was found; a note counts as `ok`."""
+        grave: tuple[Level, ...] = ("error", "warning")
+        return next((level for level in grave if self.count(level)), "ok")
+
+    @property
+    def verdict(self) -> str:
+        """Return the last line: whether training can work here, and on what."""
+        errors, warnings = (_counted(self.count(level), level) for level in LEVELS[:1:-1])
+        problems = " and ".join(filter(None, (errors, warnings)))
+        if errors:
+            return f"{problems}: solve the errors first"
+        return f"ready to train on {self.device}" + (f", with {problems}" if problems else "")
+
+    def structured(self) -> dict[str, Any]:
+        """Return the report as `--json` prints it."""
+        return {
+            "ok": self.exit_code == 0,
+            "verdict": self.verdict,
+            "facts": self.facts,
+            "findings": [
+                {"section": part.title, **attrs.asdict(found)}
+                for part in self.sections
+                for found in part.findings
+            ],
+        }
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}" if number else ""

@@ -1,0 +1,88 @@
+"""What distributions ask for in their metadata, and what of it is not installed."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+import attrs
+
+from neaptide.machine import installed
+
+_REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(?:;\s*(.*))?")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
+
+
+@attrs.frozen
+class Requirement:
+    """One line `Requires-Dist`."""
+
+    name: str
+    versions: str
+    """The versions asked for, as `>=2.11`; empty for any."""
+    extra: str | None
+    """The extra that brings it; None where it is always needed."""
+    conditional: bool
+    """Whether it holds on some systems or Pythons only."""
+
+    @property
+    def text(self) -> str:
+        """Return it as pip takes it."""
+        return f"{self.name}{self.versions}"
+
+    @property
+    def is_missing(self) -> bool:
+        """Return whether no version of it is installed."""
+        return installed(self.name) is None
+
+
+def requirements_of(distribution: str) -> list[Requirement]:
+    """Return what `distribution` asks for; nothing where it is not installed."""
+    try:
+        lines = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [_parsed(line) for line in lines]
+
+
+def pinned(distribution: str, start: str) -> Requirement | None:
+    """Return the requirement on a distribution whose name has `start` in it, or None."""
+    return next((need for need in requirements_of(distribution) if start in need.name), None)
+
+
+def missing_extras(distribution: str, leaving_out: frozenset[str]) -> dict[str, list[str]]:
+    """Return, by extra, the distributions that it would bring and that are not installed."""
+    missing: dict[str, list[str]] = {}
+    for need in requirements_of(distribution):
+        if need.extra and need.extra not in leaving_out and need.is_missing:
+            missing.setdefault(need.extra, []).append(need.name)
+    return missing
+
+
+def missing_needs(distribution: str) -> list[str]:
+    """Return what `distribution` always needs and is not installed, as pip takes it."""
+    return [
+        need.text
+        for need in requirements_of(distribution)
+        if need.extra is None and not need.conditional and need.is_missing
+    ]
+
+
+def is_older(version: str, versions: str) -> bool:
+    """Return whether `version` is below the least that `versions`, such as `>=2.11`, accepts."""
+    least = re.search(r">=\s*([\d.]+)", versions)
+    return least is not None and _numbers(version) < _numbers(least[1])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    leading = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, leading[0].split("."))) if leading else ()
+
+
+def _parsed(line: str) -> Requirement:
+    match = _REQUIREMENT.match(line)
+    if match is None:
+        return Requirement(line, "", None, conditional=True)
+    name, versions, marker = match[1], match[2].replace(" ", ""), match[3]
+    extra = _EXTRA.search(marker or "")
+    return Requirement(name, versions, extra[1] if extra else None, conditional=bool(marker))

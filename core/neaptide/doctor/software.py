@@ -1,0 +1,181 @@
+"""Python, torch, Triton, extras and the environment variables that matter."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide.diagnosis import Finding
+from neaptide.errors import suggest
+from neaptide.machine import installed, torch_facts
+from neaptide.registry import DISABLED_VARIABLE, disabled_plugins, installed_plugins
+
+from .requirements import is_older, missing_extras, pinned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from neaptide.machine import Torch
+
+_OURS = "NEAPTIDE_"
+_CONFIG = "NEAPTIDE__"
+_DEVELOPERS_EXTRAS = frozenset({"test"})
+_COMPILERS = ("cc", "gcc", "clang")
+_TRIAL_SECONDS = 60
+_SHOWN = (
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONHASHSEED",
+)
+_COSTLY = {
+    "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before: for debugging only",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for memory: for debugging only",
+}
+
+
+@attrs.frozen
+class Imported:
+    """What came of importing torch."""
+
+    torch: Torch | None
+    seconds: float
+    problem: str | None
+
+
+def import_torch() -> Imported:
+    """Import torch and ask it for its facts, whatever it raises."""
+    start = time.perf_counter()
+    try:
+        facts = torch_facts()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a damaged install may raise anything
+        text = " ".join(str(error).split())
+        return Imported(None, time.perf_counter() - start, f"{type(error).__name__}: {text}")
+    return Imported(facts, time.perf_counter() - start, None)
+
+
+def basics(imported: Imported) -> Iterator[Finding]:
+    """Judge Python, Neaptide and torch."""
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    python = f"{platform.python_version()} ({platform.python_implementation()}) on {system}"
+    yield Finding("ok", "Python", python)
+    version = installed("neaptide")
+    yield (
+        Finding("ok", "Neaptide", version)
+        if version
+        else Finding("warning", "Neaptide", "its metadata is missing", "pip install neaptide")
+    )
+    needed = pinned("neaptide", "torch")
+    wanted = needed.text if needed else "torch"
+    if imported.torch is None:
+        there = f"{installed('torch')} is installed but " if installed("torch") else ""
+        advice = f"pip install --force-reinstall {wanted!r}"
+        yield Finding("error", "torch", f"{there}cannot be imported: {imported.problem}", advice)
+        return
+    found = imported.torch
+    detail = f"{found.version} built for {found.build}, imported in {imported.seconds:.1f} s"
+    if needed and is_older(found.version, needed.versions):
+        detail = f"{detail}; Neaptide needs {needed.versions}"
+        yield Finding("error", "torch", detail, f"pip install --upgrade {wanted!r}")
+    else:
+        yield Finding("ok", "torch", detail)
+
+
+def triton(torch: Torch) -> Finding:
+    """Judge Triton against the version that torch pins, with an import in a process of its own."""
+    pin = pinned("torch", "triton")
+    name = pin.name if pin else "triton"
+    version = installed(name)
+    install = f"pip install {pin.text if pin else name!r}"
+    if version is None:
+        if not torch.gpus:
+            return Finding("ok", "Triton", "not installed, and not needed without a GPU")
+        return Finding("warning", "Triton", "not installed: kernels fall back to torch", install)
+    problem = _cannot_import("triton")
+    if problem is not None:
+        return Finding("warning", "Triton", f"{version} cannot be imported: {problem}", install)
+    if pin and pin.versions.startswith("==") and pin.versions[2:] != version.partition("+")[0]:
+        detail = f"{version}, but torch {torch.version} pins {pin.versions[2:]}"
+        return Finding("warning", "Triton", detail, install)
+    if torch.gpus and "CC" not in os.environ and not any(map(shutil.which, _COMPILERS)):
+        detail = f"{version}, but there is no C compiler, which its kernels need"
+        return Finding("warning", "Triton", detail, "apt-get install gcc")
+    return Finding("ok", "Triton", f"{version}, {'as torch pins it' if pin else 'imports'}")
+
+
+def _cannot_import(module: str) -> str | None:
+    # Its native library may crash the process that loads it.
+    command = [sys.executable, "-c", f"import {module}"]
+    try:
+        done = subprocess.run(  # noqa: S603 - this Python, a constant module
+            command, capture_output=True, text=True, check=False, timeout=_TRIAL_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return type(error).__name__
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return last if done.returncode else None
+
+
+def extras() -> Iterator[Finding]:
+    """Judge the optional extras of Neaptide's own distribution."""
+    missing = missing_extras("neaptide", _DEVELOPERS_EXTRAS)
+    for extra, names in missing.items():
+        advice = f'pip install "neaptide[{extra}]"'
+        yield Finding("note", extra, f"not installed: {', '.join(names)}", advice)
+    if not missing:
+        yield Finding("ok", "extras", "all are installed")
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that change what a run does or costs."""
+    ours = sorted(name for name in environ if name.startswith(_OURS))
+    return {name: environ[name] for name in (*_SHOWN, *ours) if name in environ}
+
+
+def environment(environ: Mapping[str, str], torch: Torch | None) -> Iterator[Finding]:
+    """Judge those variables."""
+    shown = variables(environ)
+    for name, value in shown.items():
+        yield _variable(name, value)
+    allocator = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+    if torch and torch.gpus and not allocator & shown.keys():
+        detail = "not set: freed memory may be too scattered for a large tensor"
+        advice = "export PYTORCH_ALLOC_CONF=expandable_segments:True"
+        yield Finding("note", "PYTORCH_ALLOC_CONF", detail, advice)
+    if not shown:
+        yield Finding("ok", "variables", "none is set that matters")
+
+
+def _variable(name: str, value: str) -> Finding:
+    if name in _COSTLY and value not in ("", "0"):
+        return Finding("warning", name, f"{value}: {_COSTLY[name]}", f"unset {name}")
+    if name == "CUDA_VISIBLE_DEVICES" and value in ("", "-1"):
+        return Finding("note", name, f"{value!r} hides every GPU", f"unset {name}")
+    if name == DISABLED_VARIABLE:
+        return _disabled(value, disabled_plugins() - set(installed_plugins()))
+    if name.startswith(_OURS) and not name.startswith(_CONFIG):
+        detail = f"no such variable{suggest(name, [DISABLED_VARIABLE])}"
+        return Finding("warning", name, detail, f"unset {name}")
+    return Finding("ok", name, value)
+
+
+def _disabled(value: str, unknown: Iterable[str]) -> Finding:
+    wrong = sorted(unknown)
+    if not wrong:
+        return Finding("ok", DISABLED_VARIABLE, value)
+    detail = f"{wrong[0]!r} is not installed{suggest(wrong[0], installed_plugins())}"
+    return Finding("warning", DISABLED_VARIABLE, detail, "neaptide plugins list")

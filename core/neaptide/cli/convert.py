@@ -53,8 +53,7 @@ def convert(
     remarks: list[dict[str, Any]] = []
     notes = [COMMENTS] if "#" in text and configuration.by_suffix(source).name != "json" else []
     if from_ is not None:
-        with _naming(source, "in"):
-            translation = configuration.translate(from_, table, installed_plugins().usable())
+        translation = configuration.translate(from_, table, installed_plugins().usable())
         table = translation.table
         configured(table)
         remarks = [attrs.asdict(remark) for remark in translation.remarks]
@@ -70,7 +69,15 @@ def convert(
         sys.stderr.write(f"note: {note}\n")
     if json:
         path = None if target is None else str(target)
-        print_json({"path": path, "format": notation.name, "config": table, "remarks": remarks})
+        print_json(
+            {
+                "path": path,
+                "format": notation.name,
+                "config": table,
+                "remarks": remarks,
+                "notes": notes,
+            }
+        )
     elif target is None:
         print_text(written)
     else:

@@ -58,7 +58,7 @@ SPEC = PluginSpec(
     name="profiler",
     load="neaptide_plugins.profiler.plugin:Profiler",
     config=ProfilerConfig,
-    summary="Memory per step, phase and moment: torch's allocator, RSS, NVML; spikes as events.",
+    summary="Memory per step, phase and moment; spikes, snapshots, a plot, a trace for Perfetto.",
     observer=True,
     numerics="exact",
 )

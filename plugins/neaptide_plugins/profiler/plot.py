@@ -15,8 +15,9 @@ POINTS = 2000
 """Points a line has at most: more than a screen shows."""
 _LINES = {
     "rss_bytes": "RSS (host)",
+    "rss_peak_bytes": "RSS, high-water mark",
     "allocated_bytes": "allocated",
-    "peak_bytes": "high-water mark",
+    "peak_bytes": "allocated, high-water mark",
     "reserved_bytes": "reserved",
     "nvml_bytes": "all processes (NVML)",
 }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
 import psutil
 import torch
+
+with suppress(ImportError):  # Windows has none, and no /proc to go with it
+    import resource
 
 if TYPE_CHECKING:
     from .nvml import Nvml
@@ -17,6 +21,7 @@ COLUMNS = (
     "peak_bytes",
     "reserved_bytes",
     "rss_bytes",
+    "rss_peak_bytes",
     "nvml_bytes",
     "gpu_utilization",
 )
@@ -29,6 +34,8 @@ class Sample:
 
     rss_bytes: int
     """Resident set size of the process."""
+    rss_peak_bytes: int | None = None
+    """The kernel's high-water mark of it, on Linux. Nothing here resets it either."""
     allocated_bytes: int | None = None
     """Live tensors on the accelerator, by torch's allocator."""
     peak_bytes: int | None = None
@@ -42,7 +49,7 @@ class Sample:
 
     def tiers(self) -> tuple[tuple[str, int, int], ...]:
         """Return tier, bytes held now and the highest known mark, for each tier."""
-        host = ("host", self.rss_bytes, self.rss_bytes)
+        host = ("host", self.rss_bytes, max(self.rss_bytes, self.rss_peak_bytes or 0))
         if self.allocated_bytes is None:
             return (host,)
         mark = max(self.allocated_bytes, self.peak_bytes or 0)
@@ -55,15 +62,17 @@ class Sample:
             self.peak_bytes,
             self.reserved_bytes,
             self.rss_bytes,
+            self.rss_peak_bytes,
             self.nvml_bytes,
             self.gpu_utilization,
         )
 
 
 class ResidentSet:
-    """Reads the resident set size of this process.
+    """Reads the resident set size of this process, and its high-water mark.
 
-    On Linux from a descriptor that stays open: a microsecond or two instead of psutil's twenty.
+    On Linux from a descriptor that stays open and by one system call: three microseconds, where
+    psutil and /proc/self/status take ten times that.
     """
 
     def __init__(self, path: str = "/proc/self/statm") -> None:
@@ -74,11 +83,12 @@ class ResidentSet:
             self._page = os.sysconf("SC_PAGE_SIZE")
             self._descriptor = os.open(path, os.O_RDONLY)
 
-    def read(self) -> int:
-        """Return the bytes resident now."""
+    def read(self) -> tuple[int, int | None]:
+        """Return the bytes resident now and the most since the mark was reset, where known."""
         if self._descriptor < 0:
-            return int(self._process.memory_info().rss)
-        return int(os.pread(self._descriptor, 128, 0).split()[1]) * self._page
+            return int(self._process.memory_info().rss), None
+        now = int(os.pread(self._descriptor, 128, 0).split()[1]) * self._page
+        return now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def close(self) -> None:
         """Close the descriptor; idempotent. `read` still answers."""
@@ -114,15 +124,16 @@ class Probe:
 
     def sample(self) -> Sample:
         """Measure now; waits for nothing on the device."""
-        rss = self._resident.read()
+        rss, rss_peak = self._resident.read()
         if self._device.type != "cuda":
-            return Sample(rss)
+            return Sample(rss, rss_peak)
         # Once, as it comes: memory_allocated() and its like flatten and sort all of it, each.
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         driver = self._nvml.reading() if self._nvml is not None else None
         return Sample(
             rss,
+            rss_peak,
             allocated["current"],
             allocated["peak"],
             reserved["current"],

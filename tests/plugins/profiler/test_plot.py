@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HEADER = (
-    "step,phase,moment,allocated_bytes,peak_bytes,reserved_bytes,rss_bytes,nvml_bytes,"
+    "step,phase,moment,allocated_bytes,peak_bytes,reserved_bytes,rss_bytes,rss_peak_bytes,nvml_bytes,"
     "gpu_utilization\n"
 )
 
@@ -79,7 +79,7 @@ def test_a_run_without_a_step_has_no_plot(tmp_path: Path) -> None:
 
 def test_pyplot_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "memory.csv").write_text(
-        HEADER + "1,full,step,1,3,4,5,,\n2,full,step,2,3,4,5,9,50\n", encoding="utf-8"
+        HEADER + "1,full,step,1,3,4,5,6,,\n2,full,step,2,3,4,5,6,9,50\n", encoding="utf-8"
     )
     before = set(sys.modules)
     plot.draw(tmp_path / "memory.csv", tmp_path / "memory.png")

@@ -5,21 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from support import CYCLE, tiny_trainer
+from support import CYCLE, plugin_with, stranger, tiny_trainer
 
+from neaptide import hookimpl
 from neaptide.testing import check_plugin
 from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.profiler import SPEC, probes
 from neaptide_plugins.profiler.probes import Probe, ResidentSet, Sample
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COLUMNS = [
     "step",
@@ -29,6 +28,7 @@ COLUMNS = [
     "peak_bytes",
     "reserved_bytes",
     "rss_bytes",
+    "rss_peak_bytes",
     "nvml_bytes",
     "gpu_utilization",
 ]
@@ -79,7 +79,7 @@ def test_a_predict_step_is_one_sample(tmp_path: Path) -> None:
 def test_a_cpu_has_no_allocator_to_ask(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
     for row in rows_of(tmp_path):
-        empty = [row[name] for name in COLUMNS[3:] if name != "rss_bytes"]
+        empty = [row[name] for name in COLUMNS[3:] if not name.startswith("rss")]
         assert [""] * 5 == empty
         assert 0 < int(row["rss_bytes"]) < psutil.virtual_memory().total
     assert "no accelerator: RSS only" == trainer.report("profiler").splitlines()[0]
@@ -247,7 +247,7 @@ def test_it_never_imports_the_driver_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
 def test_a_device_sample_counts_on_both_tiers() -> None:
     sample = Sample(allocated_bytes=5, peak_bytes=9, reserved_bytes=12, rss_bytes=7)
     assert (("device", 5, 9), ("host", 7, 7)) == sample.tiers()
-    assert (5, 9, 12, 7, None, None) == sample.cells()
+    assert (5, 9, 12, 7, None, None, None) == sample.cells()
 
 
 def test_the_cells_of_a_sample_are_named_in_their_order() -> None:
@@ -266,10 +266,57 @@ def test_the_host_has_what_the_process_may_have_of_it() -> None:
 
 def test_the_resident_set_is_the_one_psutil_reads() -> None:
     fast, slow = ResidentSet(), ResidentSet("/nonexistent/statm")
-    assert pytest.approx(slow.read(), rel=0.2) == fast.read()
+    assert pytest.approx(slow.read()[0], rel=0.2) == fast.read()[0]
     fast.close()
     fast.close()
-    assert 0 < fast.read()
+    assert 0 < fast.read()[0]
+
+
+def clear_high_water_mark() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not clear_high_water_mark(), reason="the kernel's mark cannot be reset here")
+def test_what_was_freed_before_the_sample_shows_in_the_mark() -> None:
+    probe = Probe(torch.device("cpu"))
+    clear_high_water_mark()
+    before = probe.sample()
+    torch.ones(20_000_000)  # 80 MB, given back at once
+    after = probe.sample()
+    assert before.rss_peak_bytes is not None
+    assert after.rss_peak_bytes is not None
+    assert after.rss_bytes - before.rss_bytes < 20e6
+    assert after.rss_peak_bytes - before.rss_peak_bytes > 60e6
+
+
+@pytest.mark.skipif(not clear_high_water_mark(), reason="the kernel's mark cannot be reset here")
+def test_a_peak_within_a_backward_is_the_backwards(tmp_path: Path) -> None:
+    calls = []
+
+    def around_backward(self: Any, run: Any) -> Any:
+        def backward(inner: Any, **arguments: Any) -> None:
+            calls.append(len(calls))
+            if len(calls) == 6:  # the mark was reset after the first update of the phase
+                torch.ones(20_000_000)  # 80 MB, given back at once
+            inner(**arguments)
+
+        return backward
+
+    hungry = stranger(plugin_with(around_backward=hookimpl(around_backward)), "hungry")
+    config = {"run": {"dir": str(tmp_path)}, "plugins": {"profiler": {}}}
+    trainer, batches = tiny_trainer(config, [SPEC, hungry])
+    with trainer:
+        for batch in batches[:8]:
+            trainer.step(batch)
+    with (tmp_path / "plugins/profiler/phases.csv").open(encoding="utf-8") as file:
+        peaks = {row["moment"]: int(row["peak_bytes"]) for row in csv.DictReader(file)}
+    assert peaks["backward"] == peaks["all"]
+    assert peaks["backward"] - peaks["forward"] > 60e6
+    assert peaks["backward"] - peaks["step"] > 60e6
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="asks torch's CUDA allocator")

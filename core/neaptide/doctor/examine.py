@@ -27,7 +27,7 @@ def examine(directory: Path, *, trial: bool) -> Report:
         directory: where runs would be kept; it need not exist, and is not created.
         trial: whether to write on its disk, for a second, to see how fast it is.
     """
-    imported = software.import_torch()
+    imported = software.import_all()
     torch = imported.torch
     cpu, ram, place = machine.processor(), machine.memory(), disk.nearest(directory)
     on_disk = disk.examine(place, trial=trial)
@@ -41,7 +41,7 @@ def examine(directory: Path, *, trial: bool) -> Report:
         Section("Disk", tuple(disk.findings(on_disk))),
         Section("Environment", tuple(software.environment(os.environ, torch))),
         Section("Extras", tuple(software.extras())),
-        Section("Plugins", tuple(plugins.findings(with_torch=torch is not None))),
+        Section("Plugins", tuple(plugins.findings(manifests_only=not imported.works))),
     )
     facts = {
         **machine.host_facts(),

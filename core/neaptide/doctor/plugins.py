@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from threading import Thread
 from typing import TYPE_CHECKING
 
 import attrs
 
 from neaptide.diagnosis import Finding
+from neaptide.errors import NeaptideError
 from neaptide.registry import (
     DISABLED_VARIABLE,
     disabled_plugins,
@@ -27,10 +29,10 @@ PATIENCE = 30.0
 """Seconds a plugin has to be imported and to answer."""
 
 
-def findings(*, with_torch: bool, patience: float = PATIENCE) -> Iterator[Finding]:
+def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Iterator[Finding]:
     """Judge every installed plugin in the order of names, each followed by its own findings.
 
-    Without torch only manifests are read.
+    Where classes cannot be imported, for want of torch, only manifests are read.
     """
     blocked = disabled_plugins()
     for found in installed_plugins().installed.values():
@@ -39,8 +41,8 @@ def findings(*, with_torch: bool, patience: float = PATIENCE) -> Iterator[Findin
         elif found.name in blocked:
             detail = f"{found.distribution}, blocked by {DISABLED_VARIABLE}"
             yield Finding("note", found.name, detail)
-        elif not with_torch:
-            detail = f"{found.distribution}, manifest only: its class needs torch"
+        elif manifests_only:
+            detail = f"{found.distribution}, manifest only: its class needs what cannot be imported"
             yield Finding("note", found.name, detail)
         else:
             yield from _tried(found, found.spec, patience)
@@ -70,20 +72,21 @@ def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
     try:
         own = hooks.diagnose()
     except BaseException as error:  # noqa: BLE001 - as above
-        problem = f"{found.distribution}: its diagnose raised {_said(error)}"
+        problem = f"{found.distribution}: its diagnose failed: {_said(error)}"
         return usable, Finding("error", found.name, problem, _without(found))
     return usable, *(attrs.evolve(one, what=f"{found.name}: {one.what}") for one in own)
 
 
 def _broken(found: Installed, problem: str) -> Finding:
     name, *_ = found.distribution.split()
+    problem = problem.removeprefix(f"plugin {found.name!r}: ")
     missing = missing_needs(name)
     if missing:
-        advice = f"pip install {' '.join(map(repr, missing))}"
+        advice = f"pip install {' '.join(map(quote, missing))}"
         problem = f"{problem}; it needs {', '.join(missing)}"
     elif "both ship a plugin" in problem:
         advice = f"pip uninstall {name}"
-    elif problem.startswith(("importing", "plugin")):
+    elif " raised " in problem:  # an import did: a file may be missing
         advice = f"pip install --force-reinstall {name}"
     else:
         advice = f"pip install --upgrade {name}"
@@ -96,4 +99,6 @@ def _without(found: Installed) -> str:
 
 def _said(error: BaseException) -> str:
     text = " ".join(str(error).split())
+    if isinstance(error, NeaptideError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -8,7 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from importlib import import_module
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -20,9 +23,11 @@ from neaptide.registry import DISABLED_VARIABLE, disabled_plugins, installed_plu
 from .requirements import is_older, missing_extras, pinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from neaptide.machine import Torch
+
+T = TypeVar("T")
 
 _OURS = "NEAPTIDE_"
 _CONFIG = "NEAPTIDE__"
@@ -50,22 +55,35 @@ _COSTLY = {
 
 @attrs.frozen
 class Imported:
-    """What came of importing torch."""
+    """What came of importing torch, and on it the part of Neaptide that trains."""
 
     torch: Torch | None
     seconds: float
-    problem: str | None
+    torch_problem: str | None
+    core_problem: str | None
+
+    @property
+    def works(self) -> bool:
+        """Return whether both could be imported."""
+        return self.torch_problem is None and self.core_problem is None
 
 
-def import_torch() -> Imported:
-    """Import torch and ask it for its facts, whatever it raises."""
+def import_all() -> Imported:
+    """Import torch and ask it for its facts, then the core, whatever they raise."""
     start = time.perf_counter()
+    torch, torch_problem = _tried(torch_facts)
+    seconds = time.perf_counter() - start
+    core_problem = None
+    if torch is not None:
+        _, core_problem = _tried(lambda: import_module("neaptide.trainer"))
+    return Imported(torch, seconds, torch_problem, core_problem)
+
+
+def _tried(action: Callable[[], T]) -> tuple[T | None, str | None]:
     try:
-        facts = torch_facts()
+        return action(), None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a damaged install may raise anything
-        text = " ".join(str(error).split())
-        return Imported(None, time.perf_counter() - start, f"{type(error).__name__}: {text}")
-    return Imported(facts, time.perf_counter() - start, None)
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def basics(imported: Imported) -> Iterator[Finding]:
@@ -73,26 +91,35 @@ def basics(imported: Imported) -> Iterator[Finding]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     python = f"{platform.python_version()} ({platform.python_implementation()}) on {system}"
     yield Finding("ok", "Python", python)
-    version = installed("neaptide")
-    yield (
-        Finding("ok", "Neaptide", version)
-        if version
-        else Finding("warning", "Neaptide", "its metadata is missing", "pip install neaptide")
-    )
+    yield _neaptide(imported.core_problem)
     needed = pinned("neaptide", "torch")
-    wanted = needed.text if needed else "torch"
+    wanted = quote(needed.text if needed else "torch")
     if imported.torch is None:
         there = f"{installed('torch')} is installed but " if installed("torch") else ""
-        advice = f"pip install --force-reinstall {wanted!r}"
-        yield Finding("error", "torch", f"{there}cannot be imported: {imported.problem}", advice)
+        advice = f"pip install --force-reinstall {wanted}"
+        yield Finding(
+            "error", "torch", f"{there}cannot be imported: {imported.torch_problem}", advice
+        )
         return
     found = imported.torch
     detail = f"{found.version} built for {found.build}, imported in {imported.seconds:.1f} s"
     if needed and is_older(found.version, needed.versions):
         detail = f"{detail}; Neaptide needs {needed.versions}"
-        yield Finding("error", "torch", detail, f"pip install --upgrade {wanted!r}")
+        yield Finding("error", "torch", detail, f"pip install --upgrade {wanted}")
     else:
         yield Finding("ok", "torch", detail)
+
+
+def _neaptide(problem: str | None) -> Finding:
+    version = installed("neaptide")
+    if problem is not None:
+        detail = f"{version}: what trains cannot be imported: {problem}"
+        missing = not Path("/proc/self").exists()  # psutil reads the process's memory there
+        advice = "mount -t proc proc /proc" if missing else "pip install --force-reinstall neaptide"
+        return Finding("error", "Neaptide", detail, advice)
+    if version is None:
+        return Finding("warning", "Neaptide", "its metadata is missing", "pip install neaptide")
+    return Finding("ok", "Neaptide", version)
 
 
 def triton(torch: Torch) -> Finding:
@@ -100,7 +127,7 @@ def triton(torch: Torch) -> Finding:
     pin = pinned("torch", "triton")
     name = pin.name if pin else "triton"
     version = installed(name)
-    install = f"pip install {pin.text if pin else name!r}"
+    install = f"pip install {quote(pin.text if pin else name)}"
     if version is None:
         if not torch.gpus:
             return Finding("ok", "Triton", "not installed, and not needed without a GPU")

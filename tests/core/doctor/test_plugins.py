@@ -44,7 +44,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("hanging")
 def test_a_plugin_that_hangs_is_an_error() -> None:
-    hanging, ema = plugins.findings(with_torch=True, patience=1.0)
+    hanging, ema = plugins.findings(patience=1.0)
     assert ("error", "hanging", "guests 2.1 did not answer within 1 s") == (
         hanging.level,
         hanging.what,
@@ -55,6 +55,6 @@ def test_a_plugin_that_hangs_is_an_error() -> None:
 
 
 @pytest.mark.usefixtures("hanging")
-def test_without_torch_only_manifests_are_read() -> None:
-    found = list(plugins.findings(with_torch=False))
+def test_where_nothing_can_be_imported_only_manifests_are_read() -> None:
+    found = list(plugins.findings(manifests_only=True))
     assert ["note", "note"] == [finding.level for finding in found]

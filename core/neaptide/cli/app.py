@@ -14,7 +14,7 @@ from rich.console import Console
 from neaptide.checkpoint.manifest import installed_version
 from neaptide.errors import NeaptideError
 
-from . import ckpt, configs, doctor, plugins, presets, run
+from . import ckpt, configs, doctor, plugins, presets, report, run
 from .output import print_text
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,  # `main` says what it interrupted
     )
     app.command(run.run)
+    app.command(report.report)
     for verbs in (configs.app, plugins.app, presets.app, ckpt.app):
         app.command(verbs)
     app.command(doctor.doctor)

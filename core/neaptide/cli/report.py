@@ -1,0 +1,80 @@
+"""`neaptide report`: what a run did, in the terminal and as a page of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from neaptide.errors import ConfigError, RunDirectoryError
+from neaptide.report import (
+    as_json,
+    comparison_json,
+    comparison_page,
+    comparison_summary,
+    read_run,
+    run_page,
+    run_summary,
+)
+
+from .output import AsJson, print_json, print_text
+
+_PAGE = "report.html"
+
+
+def report(
+    run: Path,
+    /,
+    *others: Path,
+    output: Annotated[
+        Path | None,
+        Parameter(help="Where to write the page; else report.html in RUN, or here for several."),
+    ] = None,
+    html: Annotated[bool, Parameter(negative="--no-html", help="Write the page.")] = True,
+    json: AsJson = False,
+) -> None:
+    """Sum up a run directory, or compare several, whatever state they are in.
+
+    Prints a summary and writes a page that needs nothing but itself.
+    """
+    if output is not None and not html:
+        msg = f"--output {output} names a page and --no-html refuses one; give one of them"
+        raise ConfigError(msg)
+    runs = [read_run(path) for path in (run, *others)]
+    several = len(runs) > 1
+    written = None
+    if html:
+        default = Path(_PAGE) if several else run / _PAGE
+        page = comparison_page(runs) if several else run_page(runs[0])
+        written = _write(output or default, page)
+    if json:
+        found = comparison_json(runs) if several else as_json(runs[0])
+        print_json({**found, "page": str(written) if written else None})
+        return
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    text = (
+        comparison_summary(runs, colour=colour) if several else run_summary(runs[0], colour=colour)
+    )
+    _print(f"{text}\n\npage: {written}" if written else text)
+
+
+def _print(text: str) -> None:
+    # A terminal that cannot show a character gets its escape.
+    encoding = sys.stdout.encoding or "utf-8"
+    print_text(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _write(path: Path, page: str) -> Path:
+    if path.is_dir():
+        path /= _PAGE
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}; give --output PATH or --no-html"
+        raise RunDirectoryError(msg) from error
+    return path

@@ -1,0 +1,194 @@
+"""The charts of a run: loss, memory, time and metrics over steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .html import figure_of, legend
+from .svg import Axis, Series, axis, chart, step_axis
+from .text import counted, figure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .reading import RunFacts
+    from .series import Course, Track
+
+PHASES = ("warmup", "full", "predict", "correct")
+_VALIDATION, _BANDS = 5, 120
+
+
+def phase_colours(names: Iterable[str]) -> dict[str, int]:
+    """Return a colour for every phase: the four of the core first, strangers' after them."""
+    strangers = (name for name in dict.fromkeys(names) if name not in PHASES)
+    return {name: number for number, name in enumerate((*PHASES, *strangers))}
+
+
+def loss_chart(run: RunFacts) -> str:
+    """Return training and validation loss with the jumps; empty where there is no loss."""
+    steps, colours = run.steps, _colours(run)
+    series = [
+        *phase_series(steps.loss, colours),
+        Series(
+            label="validation",
+            colour=_VALIDATION,
+            lines=run.metrics.validation.lines(),
+            marks=[
+                ((step, value), f"step {step:,}: validation loss {figure(value)}")
+                for step, value in run.metrics.validation.points()
+            ],
+        ),
+        _jumps("accepted", colours["predict"], steps.jumped),
+        _jumps("refused", colours["predict"], run.events.refused),
+    ]
+    unusual = sorted({*steps.loss.unusual, *run.metrics.validation.unusual})
+    return drawn("Loss by phase", series, run, unusual=unusual, height=300)
+
+
+def memory_charts(run: RunFacts) -> list[str]:
+    """Return a chart for every tier of every source; steps.csv's only where no plugin has any."""
+    sources = run.memory[1:] or run.memory
+    return [
+        drawn(
+            f"Memory: {tier}",
+            phase_series(track, _colours(run)),
+            run,
+            kind="bytes",
+            unusual=track.unusual,
+            note=table.source,
+        )
+        for table in sources
+        for tier, track in table.tracks.items()
+    ]
+
+
+def seconds_chart(run: RunFacts) -> str:
+    """Return the time of every step."""
+    return drawn(
+        "Time of a step",
+        phase_series(run.steps.seconds, _colours(run)),
+        run,
+        kind="seconds",
+        unusual=run.steps.seconds.unusual,
+        height=200,
+    )
+
+
+def metric_chart(name: str, track: Track, run: RunFacts) -> str:
+    """Return one small chart."""
+    lines = track.lines()
+    series = [Series(label=name, colour=1, lines=lines)]
+    return drawn(name, series, run, unusual=track.unusual, height=130, legended=False, bands=False)
+
+
+def overlaid(title: str, series: Sequence[Series], *, kind: str = "", height: int = 320) -> str:
+    """Return the figure of several runs' series; empty where there is nothing to draw."""
+    scales = scales_of(series, kind=kind)
+    if scales is None:
+        return ""
+    x, y = scales
+    drawing = chart(title, series, x=x, y=y, height=height, describe=_described(series))
+    return figure_of(title, drawing, legend(series), unit=_unit_note(y))
+
+
+def drawn(
+    title: str,
+    series: Sequence[Series],
+    run: RunFacts,
+    *,
+    kind: str = "",
+    height: int = 220,
+    unusual: Sequence[int] = (),
+    note: str = "",
+    legended: bool = True,
+    bands: bool = True,
+) -> str:
+    """Return the figure of a run's series over all its steps; empty where there is none."""
+    steps = run.steps
+    scales = scales_of(series, kind=kind, steps=(steps.first, steps.last))
+    if scales is None:
+        return ""
+    x, y = scales
+    drawing = chart(
+        title,
+        series,
+        x=x,
+        y=y,
+        height=height,
+        bands=_bands(run) if bands else (),
+        unusual=unusual,
+        describe=_described(series),
+    )
+    key = legend(series) if legended else ""
+    return figure_of(title, drawing, key, unit=_unit_note(y), note=note)
+
+
+def scales_of(
+    series: Sequence[Series], *, kind: str = "", steps: tuple[int, int] | None = None
+) -> tuple[Axis, Axis] | None:
+    """Return the scales that hold all points, and at least the given steps; None without any."""
+    points = [point for one in series for point in one.points()]
+    if not points:
+        return None
+    across = [step for step, _ in points] + list(steps or ())
+    down = [value for _, value in points]
+    return step_axis(min(across), max(across)), axis(min(down), max(down), kind=kind)
+
+
+def phase_series(track: Track, colours: dict[str, int]) -> list[Series]:
+    """Return a series for every phase of a track."""
+    return [
+        Series(label=phase, colour=colours.get(phase, len(colours)), lines=course.lines())
+        for phase, course in track.courses.items()
+    ]
+
+
+def _jumps(verdict: str, colour: int, course: Course) -> Series:
+    which = "after" if verdict == "accepted" else "before"
+    marks = [
+        ((step, value), f"step {step:,}: jump {verdict}, loss {which} it {figure(value)}")
+        for step, value in course.points()
+    ]
+    return Series(label=f"jump {verdict}", colour=colour, marks=marks, shape=verdict)
+
+
+def _colours(run: RunFacts) -> dict[str, int]:
+    found = phase_colours(run.steps.loss.courses)
+    return phase_colours([*found, *(p for t in run.memory for _, p, _ in t.groups)])
+
+
+def _bands(run: RunFacts) -> list[tuple[str, int, int, int]]:
+    stretches = run.steps.stretches.found or []
+    if len(stretches) > _BANDS:
+        return []
+    colours = _colours(run)
+    return [
+        (f"{phase}, steps {first:,} to {last:,}", max(first - 1, run.steps.first), last, colour)
+        for phase, first, last in stretches
+        if (colour := colours.get(phase, len(colours))) is not None
+    ]
+
+
+def _described(series: Sequence[Series]) -> str:
+    parts = []
+    for one in series:
+        values = [value for _, value in one.points()]
+        if values:
+            parts.append(
+                f"{one.label}: {counted(len(values), 'point')} from {figure(min(values))} "
+                f"to {figure(max(values))}"
+            )
+    return "; ".join(parts)
+
+
+def _unit_note(y: Axis) -> str:
+    return "log scale" if y.log else y.unit
+
+
+def metric_range(track: Track) -> str:
+    """Return the values of a metric in words."""
+    whole = track.whole
+    if whole.low == whole.high:
+        return figure(whole.low)
+    last = figure(track.last[1]) if track.last else "-"
+    return f"{figure(whole.low)} to {figure(whole.high)}, last {last}"

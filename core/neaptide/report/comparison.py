@@ -1,0 +1,199 @@
+"""Several runs side by side: one table, one page."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from . import facts
+from .charts import overlaid
+from .html import page, paragraph, section, table
+from .summary import aligned, bold
+from .svg import Series
+from .text import figure, in_unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .reading import RunFacts
+    from .series import Track
+
+_SAMENESS = "The runs have the same settings."
+_CAUTION = (
+    "Times are those of each run as it was, on its machine and beside whatever else ran there. "
+    "They are no measurement of a speedup."
+)
+
+
+def names_of(runs: Sequence[RunFacts]) -> list[str]:
+    """Return a name for every run: its directory's, or its path where names repeat."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    paths = [facts.shown_path(run) for run in runs]
+    if len(set(paths)) == len(paths):
+        return paths
+    return [f"{path} ({number})" for number, path in enumerate(paths, 1)]
+
+
+def comparison_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
+    """Return the key figures of all runs, one row a figure."""
+    columns = [_column(run) for run in runs]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    rows = [(label, *(column.get(label, "-") for column in columns)) for label in labels]
+    return rows + _peak_rows(runs)
+
+
+def _column(run: RunFacts) -> dict[str, str]:
+    figures = {name: f"{value} {more}".rstrip() for name, value, more in facts.key_figures(run)}
+    return {"status": run.status.kind, **figures}
+
+
+def _peak_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
+    peaks = [facts.peak_bytes(run) for run in runs]
+    keys = dict.fromkeys(
+        (tier, phase) for p in peaks for phase, tiers in p.items() for tier in tiers
+    )
+    return [
+        (
+            f"peak, {tier}, {phase}",
+            *(in_unit(peak.get(phase, {}).get(tier), "bytes") for peak in peaks),
+        )
+        for tier, phase in keys
+    ]
+
+
+def difference_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
+    """Return the settings that are not the same in all runs; one that is not set is `-`."""
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    rows = (
+        (key, *(facts.setting(run.config[key]) if key in run.config else "-" for run in runs))
+        for key in keys
+        # What one run leaves out and another gives as a table is told by the settings in it.
+        if not any(other.startswith(f"{key}.") for other in keys)
+    )
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def comparison_summary(runs: Sequence[RunFacts], *, colour: bool) -> str:
+    """Return the comparison as lines of text."""
+    header = ("", *names_of(runs))
+    differences = difference_rows(runs)
+    parts = [
+        aligned([header, *comparison_rows(runs)]),
+        f"{bold('settings that differ', colour=colour)}\n{aligned([header, *differences])}"
+        if differences
+        else _SAMENESS,
+        *(
+            f"{name}: {text}"
+            for name, run in zip(header[1:], runs, strict=True)
+            if (text := facts.damage_text(run))
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def comparison_page(runs: Sequence[RunFacts]) -> str:
+    """Return the comparison as one HTML document."""
+    names = names_of(runs)
+    header = ("", *names)
+    differences = difference_rows(runs)
+    title = f"{len(runs)} runs"
+    return page(
+        f"{title} - Neaptide",
+        (
+            f'<header><div class="title"><h1>{title}</h1></div></header>',
+            section(
+                "Figures",
+                table(header, comparison_rows(runs), caption="Key figures"),
+                paragraph(_CAUTION),
+            ),
+            section(
+                "Loss",
+                overlaid("Training loss", _lines(names, runs, lambda run: run.steps.loss)),
+                overlaid("Validation loss", _dotted(names, runs)),
+            ),
+            section(
+                "Memory",
+                *(
+                    overlaid(
+                        f"Memory: {tier}",
+                        _lines(names, runs, partial(_tier, tier=tier)),
+                        kind="bytes",
+                        height=220,
+                    )
+                    for tier in _tiers(runs)
+                ),
+            ),
+            section(
+                "Time",
+                overlaid(
+                    "Time of a step",
+                    _lines(names, runs, lambda run: run.steps.seconds),
+                    kind="seconds",
+                    height=220,
+                ),
+            ),
+            section(
+                "Settings that differ",
+                table(header, differences, caption="Settings that are not the same in all runs")
+                or paragraph(_SAMENESS),
+            ),
+            section(
+                "Runs",
+                table(
+                    ("run", "path", "status"),
+                    [
+                        (name, facts.shown_path(run), run.status.text)
+                        for name, run in zip(names, runs, strict=True)
+                    ],
+                    caption="Where they lie",
+                ),
+            ),
+        ),
+    )
+
+
+def _tiers(runs: Sequence[RunFacts]) -> list[str]:
+    return list(dict.fromkeys(tier for run in runs for t in run.memory for tier in t.tracks))
+
+
+def _tier(run: RunFacts, tier: str) -> Track | None:
+    return next((t.tracks[tier] for t in run.memory if tier in t.tracks), None)
+
+
+def _lines(
+    names: Sequence[str], runs: Sequence[RunFacts], chosen: Callable[[RunFacts], Track | None]
+) -> list[Series]:
+    return [
+        Series(label=name, colour=number + 1, lines=track.lines())
+        for number, (name, run) in enumerate(zip(names, runs, strict=True))
+        if (track := chosen(run)) is not None
+    ]
+
+
+def _dotted(names: Sequence[str], runs: Sequence[RunFacts]) -> list[Series]:
+    return [
+        Series(
+            label=name,
+            colour=number + 1,
+            lines=run.metrics.validation.lines(),
+            marks=[
+                ((step, value), f"{name}, step {step:,}: {figure(value)}")
+                for step, value in run.metrics.validation.points()
+            ],
+        )
+        for number, (name, run) in enumerate(zip(names, runs, strict=True))
+    ]
+
+
+def comparison_json(runs: Sequence[RunFacts]) -> dict[str, Any]:
+    """Return the comparison as JSON can hold it."""
+    names = names_of(runs)
+    return {
+        "runs": [facts.as_json(run) for run in runs],
+        "settings_that_differ": {
+            key: dict(zip(names, values, strict=True)) for key, *values in difference_rows(runs)
+        },
+        "speedup": None,
+    }

@@ -1,0 +1,152 @@
+"""Reads the files of a run that may be damaged, torn or growing: what is whole is used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+LONGEST_LINE = 1 << 16
+"""Bytes of a line; longer ones are left out."""
+_LARGEST_FILE = 1 << 24  # of those that are read at once
+_DIGITS = 15  # of a step: the largest integers that floats tell apart
+
+
+def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
+    """Give the whole lines of a file, one at a time; none where there is no such file.
+
+    A last line without its end is being written or was torn; it counts in `damage`, by file name.
+    """
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                if line.endswith(b"\n"):
+                    yield line.decode("utf-8", "replace")
+                    continue
+                damage[path.name] += 1
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LONGEST_LINE)
+    except OSError:
+        damage[path.name] += 1
+
+
+def rows(path: Path, damage: Counter[str]) -> Iterator[list[str]]:
+    """Give the header and the rows of a CSV file that are as long as the header."""
+    columns = 0
+    for line in lines(path, damage):
+        cells = _cells(line)
+        if not columns:
+            columns = len(cells)
+        if len(cells) == columns:
+            yield cells
+        else:
+            damage[path.name] += 1
+
+
+def _cells(line: str) -> list[str]:
+    # Line by line, so that a stray quote spoils no other row.
+    if '"' not in line:
+        return line.rstrip("\r\n").split(",")
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def objects(path: Path, damage: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Give the objects of a file with one JSON object a line."""
+    for line in lines(path, damage):
+        value = _json(line)
+        if isinstance(value, dict):
+            yield value
+        else:
+            damage[path.name] += 1
+
+
+def json_file(path: Path, damage: Counter[str]) -> dict[str, Any] | None:
+    """Return the object in a JSON file, None where there is none."""
+    text = _whole(path, damage)
+    value = None if text is None else _json(text)
+    if text is not None and not isinstance(value, dict):
+        damage[path.name] += 1
+    return value if isinstance(value, dict) else None
+
+
+def toml_file(path: Path, damage: Counter[str]) -> dict[str, Any] | None:
+    """Return the table in a TOML file, None where there is none."""
+    text = _whole(path, damage)
+    if text is None:
+        return None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        damage[path.name] += 1
+        return None
+
+
+def _whole(path: Path, damage: Counter[str]) -> str | None:
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size <= _LARGEST_FILE:
+            return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        pass
+    damage[path.name] += 1
+    return None
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def step_of(cell: Any) -> int | None:
+    """Return a step as it stands in a CSV cell or a JSON line, None for anything else."""
+    if isinstance(cell, str):
+        whole = cell.isascii() and cell.isdecimal() and len(cell) <= _DIGITS
+        return int(cell) if whole else None
+    whole = isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < 10**_DIGITS
+    return cell if whole else None
+
+
+def number_of(cell: Any) -> float | None:
+    """Return the number in a CSV cell or a JSON value (`"nan"` is one), None for anything else."""
+    if isinstance(cell, bool) or not isinstance(cell, str | int | float):
+        return None
+    try:
+        return float(cell)
+    except (ValueError, OverflowError):
+        return None
+
+
+def flat(table: dict[str, Any], *, depth: int = 8) -> dict[str, Any]:
+    """Return a nested table with dotted keys; empty tables stay as they are."""
+    found: dict[str, Any] = {}
+    pending: list[tuple[str, Any, int]] = [("", table, 0)]
+    while pending:
+        path, value, level = pending.pop()
+        if isinstance(value, dict) and value and level < depth:
+            prefix = f"{path}." if path else ""
+            inner = [(f"{prefix}{key}", item, level + 1) for key, item in value.items()]
+            pending.extend(reversed(inner))
+        elif path:
+            found[path] = value
+    return found
+
+
+def kept(values: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `most` of the values: the first and the last ones."""
+    if len(values) <= most:
+        return list(values)
+    return [*values[: most // 2], *values[-(most - most // 2) :]]

@@ -1,0 +1,89 @@
+"""Memory of a run by tier, phase and moment, from every file that keeps to the convention.
+
+A plugin takes part with a file `plugins/<name>/<file>.csv` that has columns `step`, `phase`,
+`moment` and one or more named `<tier>_bytes`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .files import number_of, rows, step_of
+from .series import OTHER, Spread, Track
+from .text import clean
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SUFFIX = "_bytes"
+_KEYS = ("step", "phase", "moment")
+_FILES, _GROUPS, _NAME = 32, 400, 60
+
+
+@attrs.define
+class MemoryTable:
+    """What one file says."""
+
+    source: str
+    tracks: dict[str, Track] = attrs.field(factory=dict)
+    """Bytes over steps, by tier."""
+    groups: dict[tuple[str, str, str], Spread] = attrs.field(factory=dict)
+    """Figures by tier, phase and moment."""
+
+    def add(self, step: int, phase: str, moment: str, tier: str, value: float) -> None:
+        """Take in a reading."""
+        key = (tier, phase, moment)
+        group = self.groups.get(key)
+        if group is None:
+            if len(self.groups) >= _GROUPS:
+                key = (tier, OTHER, OTHER)
+            group = self.groups.setdefault(key, Spread())
+        self.tracks.setdefault(tier, Track()).add(step, phase, value)
+        if abs(value) < 1e18:  # noqa: PLR2004 - an exabyte: larger ones are damage
+            group.add(value)
+
+
+def memory_tables(directory: Path, damage: Counter[str]) -> list[MemoryTable]:
+    """Read the files of all plugins that keep to the convention."""
+    paths = sorted((directory / "plugins").glob("*/*.csv"))[:_FILES]
+    tables = (_read(path, directory, damage) for path in paths)
+    return [table for table in tables if table is not None]
+
+
+def tiers(header: Sequence[str]) -> dict[int, str]:
+    """Return the tiers a header names, by their column's number."""
+    names = {number: clean(name, _NAME) for number, name in enumerate(header)}
+    return {
+        number: name.removesuffix(SUFFIX)
+        for number, name in names.items()
+        if name.endswith(SUFFIX) and name != SUFFIX
+    }
+
+
+def _read(path: Path, directory: Path, damage: Counter[str]) -> MemoryTable | None:
+    lines = rows(path, damage)
+    header = next(lines, [])
+    columns = tiers(header)
+    if not columns or not set(_KEYS) <= set(header):
+        damage.pop(path.name, None)  # another kind of file, in which nothing is damage
+        return None
+    step_at, phase_at, moment_at = map(header.index, _KEYS)
+    table = MemoryTable(clean(path.relative_to(directory)))
+    for cells in lines:
+        step = step_of(cells[step_at])
+        if step is None:
+            damage[path.name] += 1
+            continue
+        phase, moment = clean(cells[phase_at], _NAME), clean(cells[moment_at], _NAME)
+        for number, tier in columns.items():
+            if cells[number]:
+                value = number_of(cells[number])
+                if value is None:
+                    damage[path.name] += 1
+                else:
+                    table.add(step, phase, moment, tier, value)
+    return table if table.tracks else None

@@ -1,0 +1,216 @@
+"""Reads a run directory, whatever state it is in, in one pass and bounded memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.checkpoint import checkpoints, read_manifest
+from neaptide.errors import CheckpointError, RunDirectoryError
+
+from .files import flat, json_file, kept, number_of, objects, step_of, toml_file
+from .memory import MemoryTable, memory_tables
+from .series import Course, Ends, Track, drawable
+from .status import Status, locked, status_of
+from .steps import Steps, read_steps
+from .text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+RECORDS = ("steps.csv", "summary.json", "events.jsonl", "metrics.jsonl", "config.toml")
+_NAME, _METRICS, _SETTINGS, _CHECKPOINTS = 60, 300, 2000, 40
+_JUMPS = {"jump.accepted": "accepted", "jump.refused": "refused", "jump.declined": "declined"}
+
+
+@attrs.define
+class Events:
+    """What events.jsonl says."""
+
+    counts: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    """By level and name."""
+    listed: Ends = attrs.field(factory=lambda: Ends(150))
+    jumps: Ends = attrs.field(factory=lambda: Ends(500))
+    verdicts: Counter[str] = attrs.field(factory=Counter)
+    refused: Course = attrs.field(factory=lambda: Course(100))
+    """Loss before each refused jump."""
+    ending: dict[str, Any] | None = None
+    in_a_row: int = 0
+
+
+@attrs.define
+class Metrics:
+    """What metrics.jsonl says."""
+
+    validation: Track = attrs.field(factory=Track)
+    others: dict[str, Track] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class RunFacts:
+    """All that is known of a run. Every text in it is safe to print."""
+
+    path: Path
+    name: str
+    status: Status
+    steps: Steps
+    events: Events
+    metrics: Metrics
+    memory: list[MemoryTable]
+    """steps.csv's and then those of plugins."""
+    summary: dict[str, Any]
+    """summary.json; empty where there is none, or where the run has gone on since."""
+    config: dict[str, Any]
+    """Settings by dotted path."""
+    origins: dict[str, str]
+    machine: dict[str, Any]
+    checkpoints: list[dict[str, Any]]
+    checkpoint_count: int
+    written: datetime | None
+    """When the newest record was written."""
+    damage: dict[str, int]
+    """Damaged lines left out, by file."""
+
+
+def read_run(path: Path) -> RunFacts:
+    """Read a run directory. Raises RunDirectoryError where there is none."""
+    _check(path)
+    damage: Counter[str] = Counter()
+    held = locked(path)
+    config = flat(toml_file(path / "config.toml", damage) or {})
+    steps, events = read_steps(path / "steps.csv", damage), _events(path / "events.jsonl", damage)
+    summary = json_file(path / "summary.json", damage)
+    status = status_of(
+        held=held,
+        last_step=steps.last,
+        summary=summary,
+        ending=events.ending,
+        in_a_row=events.in_a_row,
+        max_skipped=config.get("train.max_skipped"),
+    )
+    origins = json_file(path / "origins.json", damage) or {}
+    listed, count = _checkpoints(path / "checkpoints")
+    return RunFacts(
+        path=path,
+        name=clean(path.resolve().name or path.resolve(), _NAME),
+        status=status,
+        steps=steps,
+        events=events,
+        metrics=_metrics(path / "metrics.jsonl", damage),
+        memory=[t for t in (steps.memory, *memory_tables(path, damage)) if t.tracks],
+        summary=summary if summary and status.kind == "finished" else {},
+        config=_cleaned(config),
+        origins={key: str(value) for key, value in _cleaned(flat(origins, depth=1)).items()},
+        machine=_cleaned(flat(json_file(path / "machine.json", damage) or {})),
+        checkpoints=listed,
+        checkpoint_count=count,
+        written=_written(path),
+        damage={clean(name, _NAME): number for name, number in damage.items() if number},
+    )
+
+
+def _check(path: Path) -> None:
+    given = clean(path)
+    if not path.is_dir():
+        what = "a file" if path.is_file() else "no directory"
+        msg = f"{given} is {what}; give the directory of a run, such as runs/quickstart"
+        raise RunDirectoryError(msg)
+    try:
+        if any((path / name).is_file() for name in (*RECORDS, ".lock")):
+            return
+        inside = sorted({found.parent for name in RECORDS for found in path.glob(f"*/{name}")})
+    except OSError as error:
+        msg = f"cannot read {given}: {error.strerror}; give the directory of a run"
+        raise RunDirectoryError(msg) from error
+    names = ", ".join(clean(found) for found in inside[:3])
+    hint = f"it holds runs: {names}" if inside else f"a run has {RECORDS[0]} or {RECORDS[-1]} in it"
+    msg = f"{given} is no run directory; {hint}"
+    raise RunDirectoryError(msg)
+
+
+def _events(path: Path, damage: Counter[str]) -> Events:
+    found = Events()
+    for line in objects(path, damage):
+        name, level = clean(line.get("event", ""), _NAME), clean(line.get("level", ""), _NAME)
+        if len(found.counts) < _METRICS or (level, name) in found.counts:
+            found.counts[level, name] += 1
+        if name in _JUMPS:
+            _jump(found, _JUMPS[name], line)
+        elif name == "run.stopped":
+            found.ending = line
+        elif name == "update.skipped":
+            found.in_a_row = step_of(line.get("in_a_row")) or 0
+        found.listed.add(_cleaned(line))
+    return found
+
+
+def _jump(found: Events, verdict: str, line: dict[str, Any]) -> None:
+    found.verdicts[verdict] += 1
+    step, loss = step_of(line.get("step")), number_of(line.get("loss_before"))
+    if verdict == "refused" and step is not None and loss is not None and drawable(loss):
+        found.refused.add(step, loss, found.verdicts[verdict])
+    kept_keys = {key: value for key, value in line.items() if key not in {"time", "level", "event"}}
+    found.jumps.add({"verdict": verdict, **_cleaned(kept_keys)})
+
+
+def _metrics(path: Path, damage: Counter[str]) -> Metrics:
+    found = Metrics()
+    for line in objects(path, damage):
+        step, phase = step_of(line.pop("step", None)), clean(line.pop("phase", ""), _NAME)
+        if step is None:
+            damage[path.name] += 1
+            continue
+        for key, written in line.items():
+            value = number_of(written)
+            if value is None:
+                continue
+            if key == "val_loss":
+                found.validation.add(step, phase, value)
+            elif (name := clean(key, _NAME)) in found.others or len(found.others) < _METRICS:
+                found.others.setdefault(name, Track()).add(step, phase, value)
+    return found
+
+
+def _checkpoints(root: Path) -> tuple[list[dict[str, Any]], int]:
+    try:
+        paths = checkpoints(root)
+    except OSError:
+        return [], 0
+    return [_checkpoint(path) for path in kept(paths, _CHECKPOINTS)], len(paths)
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    name = clean(path.name)
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        return {"name": name, "problem": clean(error)}
+    nbytes = sum(entry.bytes for entry in manifest.files.values())
+    phase = clean(manifest.facts.get("phase", ""), _NAME)
+    return {"name": name, "step": manifest.step, "phase": phase, "bytes": nbytes}
+
+
+def _written(path: Path) -> datetime | None:
+    times = []
+    for name in RECORDS:
+        try:
+            times.append((path / name).stat().st_mtime)
+        except OSError:
+            continue
+    return datetime.fromtimestamp(max(times), UTC) if times else None
+
+
+def _cleaned(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table whose keys and texts are safe to print, lists and tables as text."""
+    pairs: Sequence[tuple[str, Any]] = list(table.items())[:_SETTINGS]
+    return {
+        clean(key, _NAME * 2): value
+        if value is None or isinstance(value, bool | int | float)
+        else clean(value if isinstance(value, str) else json.dumps(value, default=str))
+        for key, value in pairs
+    }

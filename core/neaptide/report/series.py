@@ -1,0 +1,242 @@
+"""Series of any length in bounded memory: buckets that keep the ends and the extremes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Point = tuple[int, float]
+"""A step and a value."""
+
+BUCKETS = 400
+"""Buckets a course keeps at most, four points each."""
+_LARGEST = 1e300  # so that differences of two values are finite
+_PHASES, _MARKED = 16, 200
+OTHER = "(other)"
+
+
+@attrs.define
+class Spread:
+    """Count, sum and extremes of the values taken in."""
+
+    count: int = 0
+    total: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """Take in a finite value."""
+        self.count += 1
+        self.total += value
+        self.low = min(self.low, value)
+        self.high = max(self.high, value)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None for no values."""
+        return self.total / self.count if self.count else None
+
+    def facts(self) -> dict[str, float | int | None]:
+        """Return count, mean, min and max."""
+        extremes = (self.low, self.high) if self.count else (None, None)
+        return {"count": self.count, "mean": self.mean, "min": extremes[0], "max": extremes[1]}
+
+
+@attrs.define
+class Bucket:
+    """Neighbouring points: the first, the last, the lowest and the highest."""
+
+    first: Point
+    last: Point
+    low: Point
+    high: Point
+    begins: int
+    """Number of the stretch that the first point is in; the last one's is `ends`."""
+    ends: int
+
+    def take(self, later: Bucket) -> None:
+        """Take in the bucket that follows."""
+        self.last, self.ends = later.last, later.ends
+        self.low = min(self.low, later.low, key=_value)
+        self.high = max(self.high, later.high, key=_value)
+
+    def points(self) -> list[Point]:
+        """Return its points, without repetition, by step."""
+        return sorted(dict.fromkeys((self.first, self.low, self.high, self.last)), key=_step)
+
+
+@attrs.define
+class Course:
+    """Values over steps, at most `4 * limit` points of them; no spike is lost."""
+
+    limit: int = BUCKETS
+    width: int = 1
+    """Steps in one bucket; doubled whenever there are more than `limit` buckets."""
+    buckets: dict[int, Bucket] = attrs.field(factory=dict)
+
+    def add(self, step: int, value: float, stretch: int = 0) -> None:
+        """Take in a finite value. Points of one stretch are drawn connected."""
+        bucket = self.buckets.get(step // self.width)
+        if bucket is None:
+            point = (step, value)
+            self.buckets[step // self.width] = Bucket(point, point, point, point, stretch, stretch)
+            while len(self.buckets) > self.limit:
+                self._coarsen()
+            return
+        bucket.last, bucket.ends = (step, value), stretch
+        if value < bucket.low[1]:
+            bucket.low = bucket.last
+        elif value > bucket.high[1]:
+            bucket.high = bucket.last
+
+    def _coarsen(self) -> None:
+        self.width *= 2
+        finer, self.buckets = self.buckets, {}
+        for key in sorted(finer):
+            bucket = self.buckets.setdefault(key // 2, finer[key])
+            if bucket is not finer[key]:
+                bucket.take(finer[key])
+
+    def points(self) -> list[Point]:
+        """Return the points that stand for all, by step."""
+        return [point for line in self.lines() for point in line]
+
+    def lines(self) -> list[list[Point]]:
+        """Return the points as lines, each connected in itself."""
+        found: list[list[Point]] = []
+        before: tuple[int, Bucket] | None = None
+        for key in sorted(self.buckets):
+            bucket = self.buckets[key]
+            if before and (bucket.begins == before[1].ends or key == before[0] + 1):
+                found[-1].extend(bucket.points())
+            else:
+                found.append(bucket.points())
+            before = (key, bucket)
+        return found
+
+
+@attrs.define
+class Track:
+    """One quantity over steps, by phase."""
+
+    courses: dict[str, Course] = attrs.field(factory=dict)
+    spreads: dict[str, Spread] = attrs.field(factory=dict)
+    unusual: list[int] = attrs.field(factory=list)
+    """The first steps whose value was not finite; `unusual_count` counts all."""
+    unusual_count: int = 0
+    last: Point | None = None
+    _phase: str | None = None
+    _stretch: int = 0
+
+    def add(self, step: int, phase: str, value: float) -> None:
+        """Take in a value, finite or not."""
+        if not drawable(value):
+            self.unusual_count += 1
+            if len(self.unusual) < _MARKED:
+                self.unusual.append(step)
+            return
+        if phase != self._phase:
+            phase = self._enter(phase)
+        self.last = (step, value)
+        self.courses[phase].add(step, value, self._stretch)
+        self.spreads[phase].add(value)
+
+    def _enter(self, phase: str) -> str:
+        known = phase in self.courses or len(self.courses) < _PHASES
+        name = phase if known else OTHER
+        course = self.courses.setdefault(name, Course())
+        self.spreads.setdefault(name, Spread())
+        self._stretch += 1
+        if self.last is not None:  # the line goes on where that of the phase before ended
+            course.add(*self.last, self._stretch)
+        self._phase = name
+        return name
+
+    def lines(self) -> list[list[Point]]:
+        """Return the lines of all phases, which meet where the phase changes."""
+        return [line for course in self.courses.values() for line in course.lines()]
+
+    def points(self) -> list[Point]:
+        """Return the points of all phases, each once, by step."""
+        return sorted({point for line in self.lines() for point in line})
+
+    @property
+    def whole(self) -> Spread:
+        """Count, sum and extremes over all phases."""
+        whole = Spread()
+        for spread in self.spreads.values():
+            whole.count += spread.count
+            whole.total += spread.total
+            whole.low = min(whole.low, spread.low)
+            whole.high = max(whole.high, spread.high)
+        return whole
+
+    def facts(self) -> dict[str, dict[str, float | int | None]]:
+        """Return the figures of every phase."""
+        return {phase: spread.facts() for phase, spread in self.spreads.items()}
+
+
+@attrs.define
+class Stretches:
+    """The phases in their order, with first and last step; None once there are too many."""
+
+    limit: int = 300
+    found: list[tuple[str, int, int]] | None = attrs.field(factory=list)
+
+    def add(self, step: int, phase: str) -> None:
+        """Take in a step."""
+        if self.found is None:
+            return
+        if self.found and self.found[-1][0] == phase:
+            self.found[-1] = (phase, self.found[-1][1], step)
+        elif len(self.found) < self.limit:
+            self.found.append((phase, step, step))
+        else:
+            self.found = None
+
+
+@attrs.define
+class Ends:
+    """The first and the last things of many."""
+
+    limit: int
+    head: list[dict[str, object]] = attrs.field(factory=list)
+    tail: list[dict[str, object]] = attrs.field(factory=list)
+    count: int = 0
+
+    def add(self, item: dict[str, object]) -> None:
+        """Take in a thing."""
+        self.count += 1
+        if len(self.head) < self.limit:
+            self.head.append(item)
+            return
+        self.tail.append(item)
+        if len(self.tail) >= 2 * self.limit:
+            del self.tail[: -self.limit]
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        yield from self.head
+        yield from self.tail[-self.limit :]
+
+    @property
+    def left_out(self) -> int:
+        """How many are not kept."""
+        return self.count - len(self.head) - len(self.tail[-self.limit :])
+
+
+def drawable(value: float) -> bool:
+    """Return whether a value has a place on a chart: not nan, not beyond all scales."""
+    return -_LARGEST <= value <= _LARGEST
+
+
+def _step(point: Point) -> int:
+    return point[0]
+
+
+def _value(point: Point) -> float:
+    return point[1]

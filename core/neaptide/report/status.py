@@ -1,0 +1,82 @@
+"""How a run ended, from what it left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .files import number_of, step_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@attrs.frozen
+class Status:
+    """How a run stands."""
+
+    kind: str
+    """`finished`, `running`, `stopped`, `diverged`, `interrupted` or `not started`."""
+    text: str
+    """The same for people, in a few words."""
+
+
+def locked(directory: Path) -> bool:
+    """Return whether a process trains in the directory now."""
+    try:
+        with (directory / ".lock").open("rb") as file:
+            # Shared and for an instant: two reports do not see each other as a run.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def status_of(
+    *,
+    held: bool,
+    last_step: int,
+    summary: dict[str, Any] | None,
+    ending: dict[str, Any] | None,
+    in_a_row: int,
+    max_skipped: Any,
+) -> Status:
+    """Return the status.
+
+    Args:
+        held: whether the run directory's lock is held.
+        last_step: the last update that has a row, 0 for none.
+        summary: summary.json. A resumed run that went further has left it behind.
+        ending: the last event `run.stopped`, if any.
+        in_a_row: the skipped updates in a row at the end.
+        max_skipped: `train.max_skipped`.
+    """
+    if held:
+        return Status("running", "running now")
+    steps = step_of(summary.get("steps")) if summary else None
+    if steps is not None and steps >= last_step:
+        return Status("finished", "finished")
+    allowed = number_of(max_skipped)
+    if allowed is not None and in_a_row > allowed:
+        return Status("diverged", f"diverged: {in_a_row} updates in a row were not finite")
+    stopped = step_of(ending.get("step")) if ending else None
+    if ending and stopped is not None and stopped >= last_step:
+        name = _signal_name(ending.get("signal"))
+        return Status("stopped", f"stopped by {name} after update {stopped:,}, saved")
+    if not last_step:
+        return Status("not started", "never made an update")
+    return Status(
+        "interrupted", f"ended after update {last_step:,} without a summary: crash or kill"
+    )
+
+
+def _signal_name(number: Any) -> str:
+    with suppress(ValueError, TypeError):
+        return signal.Signals(number).name
+    return "a signal"

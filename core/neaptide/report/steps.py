@@ -1,0 +1,112 @@
+"""Reads steps.csv, a row at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .files import number_of, rows, step_of
+from .memory import MemoryTable, tiers
+from .series import Course, Stretches, Track, drawable
+from .text import clean
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_NAME, _NAMES = 60, 300
+
+
+@attrs.define
+class Steps:
+    """What steps.csv says."""
+
+    loss: Track = attrs.field(factory=Track)
+    """Training loss of updates, and the loss that the guard measured after a jump."""
+    seconds: Track = attrs.field(factory=Track)
+    grad_norm: Track = attrs.field(factory=Track)
+    jumped: Course = attrs.field(factory=Course)
+    """Loss after each accepted jump."""
+    memory: MemoryTable = attrs.field(factory=lambda: MemoryTable("steps.csv"))
+    stretches: Stretches = attrs.field(factory=Stretches)
+    first: int = 0
+    last: int = 0
+    updates: int = 0
+    predicted: int = 0
+
+
+@attrs.frozen
+class Columns:
+    """Where a row has what; None for what it has not."""
+
+    step: int
+    phase: int
+    loss: int
+    predicted: int | None
+    seconds: int | None
+    grad_norm: int | None
+    tiers: dict[int, str]
+
+
+def read_steps(path: Path, damage: Counter[str]) -> Steps:
+    """Read the file; of one without its header nothing can be told."""
+    found = Steps()
+    lines = rows(path, damage)
+    columns = _columns(next(lines, []))
+    if columns is None:
+        damage[path.name] += sum(1 for _ in lines)
+        return found
+    names: dict[str, str] = {}
+    for cells in lines:
+        written = cells[columns.phase]
+        phase = names.get(written)
+        if phase is None:
+            phase = clean(written, _NAME)
+            if len(names) < _NAMES:
+                names[written] = phase
+        if not _take(found, columns, cells, phase):
+            damage[path.name] += 1
+    return found
+
+
+def _columns(header: Sequence[str]) -> Columns | None:
+    at = {name: number for number, name in enumerate(header)}
+    if not {"step", "phase", "loss"} <= at.keys():
+        return None
+    return Columns(
+        step=at["step"],
+        phase=at["phase"],
+        loss=at["loss"],
+        predicted=at.get("was_predicted"),
+        seconds=at.get("seconds"),
+        grad_norm=at.get("grad_norm"),
+        tiers=tiers(header),
+    )
+
+
+def _take(found: Steps, columns: Columns, cells: Sequence[str], phase: str) -> bool:
+    """Take in a row; return whether it could be read."""
+    step, loss = step_of(cells[columns.step]), number_of(cells[columns.loss])
+    if step is None or loss is None:
+        return False
+    found.first = min(found.first, step) if found.last else step
+    found.last = max(found.last, step)
+    found.stretches.add(step, phase)
+    if columns.predicted is not None and cells[columns.predicted] == "true":
+        found.predicted += 1
+        if drawable(loss):
+            found.jumped.add(step, loss, found.predicted)
+    else:
+        found.updates += 1
+    found.loss.add(step, phase, loss)
+    for number, track in ((columns.seconds, found.seconds), (columns.grad_norm, found.grad_norm)):
+        value = None if number is None or not cells[number] else number_of(cells[number])
+        if value is not None:
+            track.add(step, phase, value)
+    for number, tier in columns.tiers.items():
+        value = number_of(cells[number]) if cells[number] else None
+        if value is not None:
+            found.memory.add(step, phase, "update", tier, value)
+    return True

@@ -1,0 +1,250 @@
+"""Line charts in SVG: text keeps its size at every width, and no mark is ever distorted."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .series import Point
+
+WIDE = 1000
+"""Width of the inner drawing, in its own units; it is stretched to the width of the page."""
+_COLOURS = 10
+_RATIO = 300  # of the largest to the smallest value from which a scale is logarithmic
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_SUFFIXES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e4, "k"))
+_SHAPES = {
+    "accepted": '<path d="M0-6 6 0 0 6-6 0Z"/>',
+    "refused": '<path d="M-4.5-4.5 4.5 4.5M-4.5 4.5 4.5-4.5"/>',
+}
+
+
+@attrs.frozen
+class Axis:
+    """A scale from values to the share of an axis, with its ticks."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    labels: tuple[str, ...]
+    unit: str = ""
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """Return where a value lies: 0 at the low end, 1 at the high end."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high = math.log10(low), math.log10(high)
+            value = math.log10(max(value, self.low))
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+
+@attrs.frozen(kw_only=True)
+class Series:
+    """What is drawn in one colour, with one entry in the legend."""
+
+    label: str
+    colour: int
+    lines: Sequence[Sequence[Point]] = ()
+    marks: Sequence[tuple[Point, str]] = ()
+    """Points with the text a pointer shows."""
+    shape: str = "dot"
+    """Of the marks: `dot`, `accepted` or `refused`."""
+
+    def points(self) -> Iterable[Point]:
+        """Give all points."""
+        for line in self.lines:
+            yield from line
+        for point, _ in self.marks:
+            yield point
+
+
+def axis(low: float, high: float, *, kind: str = "", count: int = 5) -> Axis:
+    """Return a scale that holds `low` to `high`, its ends on round numbers.
+
+    Args:
+        low: the least value.
+        high: the largest value.
+        kind: `bytes`, `seconds`, or `` for plain numbers.
+        count: about how many ticks.
+    """
+    factor, unit = _unit(max(abs(low), abs(high)), kind)
+    if low > 0 and high / low > _RATIO and not kind:
+        return _log_axis(low, high)
+    low, high = _widened(low / factor, high / factor)
+    step = _round_step((high - low) / count)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if 0 <= first * step < 0.15 * (last - first) * step:  # begin at zero
+        first = 0
+    ticks = [number * step for number in range(first, last + 1)]
+    labels = tick_labels(ticks, step)
+    return Axis(
+        ticks[0] * factor, ticks[-1] * factor, tuple(t * factor for t in ticks), labels, unit
+    )
+
+
+def step_axis(first: int, last: int) -> Axis:
+    """Return the scale of the steps: exactly from the first to the last, whole ticks inside."""
+    if first >= last:
+        return Axis(first - 1, first + 1, (first,), (f"{first:,}",))
+    step = max(1.0, _round_step((last - first) / 5))
+    low, high = math.ceil(first / step), math.floor(last / step)
+    ticks = [number * step for number in range(low, high + 1)]
+    return Axis(first, last, tuple(ticks), tick_labels(ticks, step))
+
+
+def _log_axis(low: float, high: float) -> Axis:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    every = math.ceil((last - first) / 6)
+    powers = range(first, last + 1, every)
+    last = max(last, powers[-1])
+    ticks = tuple(10.0**power for power in powers)
+    labels = tuple(f"{t:g}" for t in ticks)
+    return Axis(10.0**first, 10.0**last, ticks, labels, log=True)
+
+
+def _unit(largest: float, kind: str) -> tuple[float, str]:
+    if kind == "bytes":
+        power = min(int(math.log2(max(largest, 1))) // 10, len(_BINARY) - 1)
+        return float(1024**power), _BINARY[power]
+    if kind == "seconds":
+        return next((pair for pair in _TIMES if largest >= pair[0]), _TIMES[-1])
+    return 1.0, ""
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """Give a range without extent one, so that a constant lies in the middle."""
+    if high - low > 1e-9 * max(abs(low), abs(high), 1e-290):
+        return low, high
+    around = abs(low) / 2 or 1.0
+    return low - around, high + around
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
+
+
+def tick_labels(ticks: Sequence[float], step: float) -> tuple[str, ...]:
+    """Return labels that tell all ticks apart, as short as that allows."""
+    largest = max(map(abs, ticks), default=0.0)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if largest >= 1e15 or decimals > 6:  # noqa: PLR2004 - too long in full
+        digits = max(0, math.floor(math.log10(largest or 1)) - math.floor(math.log10(step)))
+        return tuple(f"{tick:.{min(digits, 15)}e}" for tick in ticks)
+    for scale, least, letter in _SUFFIXES:
+        if largest >= least and step >= scale / 10:
+            places = 0 if step >= scale else 1
+            return tuple(f"{t / scale:.{places}f}{letter}" if t else "0" for t in ticks)
+    return tuple(f"{tick:,.{decimals}f}" for tick in ticks)
+
+
+def chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x: Axis,
+    y: Axis,
+    height: int = 260,
+    bands: Sequence[tuple[str, int, int, int]] = (),
+    unusual: Sequence[int] = (),
+    describe: str = "",
+) -> str:
+    """Return one chart as an `svg` element.
+
+    Args:
+        title: what it shows; read out and shown under a pointer.
+        series: drawn in this order.
+        x: the scale of the steps.
+        y: the scale of the values.
+        height: in CSS pixels; the width is that of the page.
+        bands: stretches of the x axis as (label, first, last, colour), tinted behind all else.
+        unusual: steps to mark on the upper edge, because their value is not finite.
+        describe: a longer description for who cannot see it.
+    """
+
+    def across(step: float) -> str:
+        return f"{100 * x.place(step):.2f}%"
+
+    def down(value: float) -> str:
+        return f"{height * (1 - y.place(value)):.1f}"
+
+    label = escape(f"{title}. {describe}".strip())
+    parts = [
+        f'<svg class="chart" role="img" width="100%" height="{height}" aria-label="{label}">',
+        f"<title>{escape(title)}</title>",
+    ]
+    for text, first, last, colour in bands:
+        wide = 100 * (x.place(last) - x.place(first))
+        parts.append(
+            f'<rect class="band c{colour % _COLOURS}" x="{across(first)}" y="0" '
+            f'width="{wide:.2f}%" height="{height}"><title>{escape(text)}</title></rect>'
+        )
+    parts += _grid(x, y, across, down, height)
+    parts.append(
+        f'<svg width="100%" height="{height}" viewBox="0 0 {WIDE} {height}" '
+        f'preserveAspectRatio="none">'
+    )
+    for one in series:
+        path = _path(one.lines, x, y, height)
+        if path:
+            parts.append(
+                f'<path class="line c{one.colour % _COLOURS}" d="{path}">'
+                f"<title>{escape(one.label)}</title></path>"
+            )
+    parts.append("</svg>")
+    for one in series:
+        for (step, value), text in one.marks:
+            parts.append(_mark(one, across(step), down(value), text))
+    parts += [
+        f'<line class="bad" x1="{across(step)}" x2="{across(step)}" y1="0" y2="10">'
+        f"<title>step {step:,}: not finite</title></line>"
+        for step in unusual
+    ]
+    return "".join([*parts, "</svg>"])
+
+
+def _grid(
+    x: Axis, y: Axis, across: Callable[[float], str], down: Callable[[float], str], height: int
+) -> list[str]:
+    parts = []
+    for tick, label in zip(y.ticks, y.labels, strict=True):
+        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{down(tick)}" y2="{down(tick)}"/>')
+        parts.append(f'<text class="y" x="-8" y="{down(tick)}">{escape(label)}</text>')
+    for tick, label in zip(x.ticks, x.labels, strict=True):
+        at = across(tick)
+        parts.append(f'<line class="tick" x1="{at}" x2="{at}" y1="{height}" y2="{height + 5}"/>')
+        parts.append(f'<text class="x" x="{at}" y="{height + 18}">{escape(label)}</text>')
+    parts.append(f'<text class="y" x="-8" y="{height + 14}">step</text>')
+    parts.append(f'<line class="base" x1="0" x2="100%" y1="{height}" y2="{height}"/>')
+    return parts
+
+
+def _path(lines: Sequence[Sequence[Point]], x: Axis, y: Axis, height: int) -> str:
+    found = []
+    for line in lines:
+        places = [
+            f"{WIDE * x.place(step):.1f} {height * (1 - y.place(value)):.1f}"
+            for step, value in line
+        ]
+        # A point by itself shows as a dot: its line has no length, but round ends.
+        found.append("M" + "L".join(places if len(places) > 1 else places * 2))
+    return "".join(found)
+
+
+def _mark(series: Series, across: str, down: str, text: str) -> str:
+    classes = f"mark {series.shape} c{series.colour % _COLOURS}"
+    inner = f"<title>{escape(text)}</title>"
+    if series.shape == "dot":
+        return f'<circle class="{classes}" cx="{across}" cy="{down}" r="3.5">{inner}</circle>'
+    return (
+        f'<svg class="{classes}" x="{across}" y="{down}" overflow="visible">'
+        f"<g>{inner}{_SHAPES[series.shape]}</g></svg>"
+    )

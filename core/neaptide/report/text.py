@@ -1,0 +1,58 @@
+"""Makes text of a run safe to show, and writes numbers for people."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from neaptide.progress import duration, size
+
+_TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
+
+LONGEST = 300
+"""Characters kept of one text."""
+
+
+def clean(value: Any, longest: int = LONGEST) -> str:
+    """Return `value` as printable text of at most `longest` characters.
+
+    What a terminal or a browser would obey is written as an escape: control characters, marks that
+    turn the direction of text, halves of surrogate pairs.
+    """
+    text = str(value)[: longest + 1]
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def figure(value: Any) -> str:
+    """Write a number of unknown meaning: four decimals where they tell something."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return clean(value)
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):  # noqa: PLR2004 - beyond it floats skip integers
+        return f"{value:,.0f}" if abs(value) < 10**15 else f"{value:.4g}"
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.4f}" if 1e-2 <= abs(value) < 1e6 else f"{value:.4g}"  # noqa: PLR2004 - as above
+
+
+def in_unit(value: float | None, unit: str) -> str:
+    """Write a value in `unit`: `bytes`, `seconds`, or `` for a plain number."""
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return size(value) if value >= 0 else f"-{size(-value)}"
+    if unit == "seconds" and value >= 0:
+        if value >= 60 or not value:  # noqa: PLR2004 - a minute
+            return duration(value)
+        factor, unit = next((pair for pair in _TIMES if value * pair[0] >= 1), _TIMES[-1])
+        scaled = value * factor
+        return f"{scaled:.{max(0, 2 - int(math.log10(max(scaled, 1))))}f} {unit}"
+    return figure(value)
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Write a count with its noun: `1 jump`, `2 jumps`."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"

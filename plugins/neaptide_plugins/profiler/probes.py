@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import attrs
 import psutil
 import torch
 
@@ -16,35 +15,23 @@ with suppress(ImportError):  # Windows has none, and no /proc to go with it
 if TYPE_CHECKING:
     from .nvml import Nvml
 
-COLUMNS = (
-    "allocated_bytes",
-    "peak_bytes",
-    "reserved_bytes",
-    "rss_bytes",
-    "rss_peak_bytes",
-    "nvml_bytes",
-    "gpu_utilization",
-)
-"""Names of a sample's `cells`."""
 
+class Sample(NamedTuple):
+    """Bytes at one moment, a row of memory.csv; None for what this machine cannot tell."""
 
-@attrs.frozen
-class Sample:
-    """Bytes at one moment; None for what this machine cannot tell."""
-
+    allocated_bytes: int | None
+    """Live tensors on the accelerator, by torch's allocator."""
+    peak_bytes: int | None
+    """The allocator's high-water mark. Nothing here resets it: others read it as well."""
+    reserved_bytes: int | None
+    """What the allocator holds of the device."""
     rss_bytes: int
     """Resident set size of the process."""
-    rss_peak_bytes: int | None = None
+    rss_peak_bytes: int | None
     """The kernel's high-water mark of it, on Linux. Nothing here resets it either."""
-    allocated_bytes: int | None = None
-    """Live tensors on the accelerator, by torch's allocator."""
-    peak_bytes: int | None = None
-    """The allocator's high-water mark. Nothing here resets it: others read it as well."""
-    reserved_bytes: int | None = None
-    """What the allocator holds of the device."""
-    nvml_bytes: int | None = None
+    nvml_bytes: int | None
     """Used on the device by all processes, as the driver counts."""
-    gpu_utilization: int | None = None
+    gpu_utilization: int | None
     """Percent of the driver's last period in which a kernel ran."""
 
     def tiers(self) -> tuple[tuple[str, int, int], ...]:
@@ -54,18 +41,6 @@ class Sample:
             return (host,)
         mark = max(self.allocated_bytes, self.peak_bytes or 0)
         return (("device", self.allocated_bytes, mark), host)
-
-    def cells(self) -> tuple[int | None, ...]:
-        """Return the values in the order of `COLUMNS`."""
-        return (
-            self.allocated_bytes,
-            self.peak_bytes,
-            self.reserved_bytes,
-            self.rss_bytes,
-            self.rss_peak_bytes,
-            self.nvml_bytes,
-            self.gpu_utilization,
-        )
 
 
 class ResidentSet:
@@ -126,17 +101,17 @@ class Probe:
         """Measure now; waits for nothing on the device."""
         rss, rss_peak = self._resident.read()
         if self._device.type != "cuda":
-            return Sample(rss, rss_peak)
+            return Sample(None, None, None, rss, rss_peak, None, None)
         # Once, as it comes: memory_allocated() and its like flatten and sort all of it, each.
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         driver = self._nvml.reading() if self._nvml is not None else None
         return Sample(
-            rss,
-            rss_peak,
             allocated["current"],
             allocated["peak"],
             reserved["current"],
+            rss,
+            rss_peak,
             driver.used_bytes if driver else None,
             driver.utilization if driver else None,
         )

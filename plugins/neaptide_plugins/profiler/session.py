@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import plot
 from .nvml import Nvml
-from .probes import COLUMNS, Probe, uuid_of
+from .probes import Probe, Sample, uuid_of
 from .rows import Rows
 from .snapshot import History, Snapshots
 from .statistics import Account
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .config import ProfilerConfig
+    from .statistics import Spike
     from .trace import Listen
 
 
@@ -61,7 +62,7 @@ class Session:
         self._trace: StepTrace | None = None
         self._history = History()
         if directory is not None:
-            columns = ("step", "phase", "moment", *COLUMNS)
+            columns = ("step", "phase", "moment", *Sample._fields)
             self._rows = Rows(directory / "memory.csv", columns) if config.csv else None
             limit = config.max_snapshots
             self._snapshots = Snapshots(directory, device, limit, model, optimizer)
@@ -73,6 +74,7 @@ class Session:
                 self._trace = StepTrace(window, directory, listen, traced, self._warn)
         elif config.plot or config.trace or config.snapshot_at or config.snapshot_on_spike:
             self._warn("there is no run directory to write to; set run.dir")
+        self._unsettled: list[tuple[int, str, str, Sample]] = []
         self.account = Account(config.spike_mb * 1e6)
         self.account.start(self._probe.sample().tiers())
 
@@ -80,18 +82,32 @@ class Session:
         """Sample at a moment of update `step`, where `every` asks for it."""
         if (step - 1) % self._config.every:
             return
-        sample = self._probe.sample()
-        tiers = sample.tiers()
-        spikes = self.account.add(step, phase, moment, tiers)
-        if self._rows is not None:
-            self._rows.append(step, phase, moment, *sample.cells())
-        if self._trace is not None:
-            self._trace.memory(tiers)
+        self._unsettled.append((step, phase, moment, self._probe.sample()))
+        # Code that has not run for a whole step is ten times as slow: the step's samples are added
+        # up together, unless something looks at them as they come.
+        if moment == "step" or self._trace is not None or self._config.snapshot_on_spike:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Add up the samples since the last time, and write their rows."""
+        samples, self._unsettled = self._unsettled, []
+        for step, phase, moment, sample in samples:
+            tiers = sample.tiers()
+            spikes = self.account.add(step, phase, moment, tiers)
+            if self._rows is not None:
+                self._rows.append(step, phase, moment, *sample)
+            if self._trace is not None:
+                self._trace.memory(tiers)
+            if spikes:
+                self._report_spikes(spikes)
+
+    def _report_spikes(self, spikes: list[Spike]) -> None:
         for spike in spikes:
-            where = {"step": step, "phase": phase, "moment": moment, "tier": spike.tier}
-            self._log.info("profiler.spike", **where, bytes=spike.rise)
-        if spikes and self._config.snapshot_on_spike:
-            self._snapshot(step, phase, moment, str(spikes[0]))
+            where = {"step": spike.step, "phase": spike.phase, "moment": spike.moment}
+            self._log.info("profiler.spike", **where, tier=spike.tier, bytes=spike.rise)
+        if self._config.snapshot_on_spike:
+            first = spikes[0]
+            self._snapshot(first.step, first.phase, first.moment, str(first))
 
     def updated(self, step: int, phase: str) -> None:
         """Write the snapshot that is asked for after update `step`."""
@@ -113,6 +129,7 @@ class Session:
 
     def flush(self) -> None:
         """Hand all rows to the operating system."""
+        self._settle()
         if self._rows is not None:
             self._rows.flush()
 
@@ -129,6 +146,7 @@ class Session:
         self._probe.close()
         if self._nvml is not None:
             self._nvml.close()
+        self._settle()
         if self._rows is not None:
             self._rows.close()
         if self._directory is not None:

@@ -28,6 +28,15 @@ class Running:
         self.least = min(self.least, value)
         self.most = max(self.most, value)
 
+    def merged(self, other: Running) -> Running:
+        """Return the numbers of both streams together."""
+        count = self.count + other.count
+        if count == 0:
+            return Running()
+        mean = self.mean + (other.mean - self.mean) * (other.count / count)
+        least, most = min(self.least, other.least), max(self.most, other.most)
+        return Running(count, mean, least, most)
+
 
 @attrs.define
 class Held:
@@ -37,10 +46,9 @@ class Held:
     peak: int = 0
     """Highest bytes between these samples and the ones before them, where a meter tells."""
 
-    def add(self, now: int, high: int) -> None:
-        """Take in one sample, and the highest bytes since the one before."""
-        self.samples.add(now)
-        self.peak = max(self.peak, high)
+    def merged(self, other: Held) -> Held:
+        """Return the numbers of both together."""
+        return Held(self.samples.merged(other.samples), max(self.peak, other.peak))
 
 
 @attrs.define
@@ -111,8 +119,7 @@ class _Place:
     """Where the samples of one tier, phase and moment go."""
 
     course: Course
-    phase: Held
-    moment: Held
+    held: Held
     rises: Rises
 
 
@@ -124,8 +131,6 @@ class Account:
     """Bytes from which a rise is a spike."""
     courses: dict[str, Course] = attrs.field(factory=dict)
     """By tier."""
-    phases: dict[tuple[str, str], Held] = attrs.field(factory=dict)
-    """By tier and phase."""
     moments: dict[tuple[str, str, str], Held] = attrs.field(factory=dict)
     """By tier, phase and moment."""
     spikes: list[Spike] = attrs.field(factory=list)
@@ -144,9 +149,9 @@ class Account:
         found = []
         for tier, now, mark in tiers:
             place = self._places.get((tier, phase, moment)) or self._place(tier, phase, moment)
-            high = place.course.add(now, mark)
-            place.phase.add(now, high)
-            place.moment.add(now, high)
+            held = place.held
+            held.peak = max(held.peak, place.course.add(now, mark))
+            held.samples.add(now)
             rise = place.rises.add(step, now)
             if rise is not None:
                 found.append(Spike(rise, step, phase, moment, tier))
@@ -158,9 +163,15 @@ class Account:
     def _place(self, tier: str, phase: str, moment: str) -> _Place:
         place = _Place(
             self.courses[tier],
-            self.phases.setdefault((tier, phase), Held()),
             self.moments.setdefault((tier, phase, moment), Held()),
             Rises(self.threshold),
         )
         self._places[tier, phase, moment] = place
         return place
+
+    def phases(self) -> dict[tuple[str, str], Held]:
+        """Return what the moments of each phase add up to, by tier and phase."""
+        phases: dict[tuple[str, str], Held] = {}
+        for (tier, phase, _), held in self.moments.items():
+            phases[tier, phase] = phases.get((tier, phase), Held()).merged(held)
+        return phases

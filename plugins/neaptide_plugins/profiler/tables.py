@@ -67,7 +67,7 @@ def tiers_csv(account: Account, capacities: Mapping[str, int]) -> str:
 
 def _held(account: Account) -> Iterator[tuple[str, str, str, Held]]:
     """Yield tier, phase, moment and numbers; each phase as a whole before its moments."""
-    for (tier, phase), whole in account.phases.items():
+    for (tier, phase), whole in account.phases().items():
         yield tier, phase, WHOLE_PHASE, whole
         for (of, within, moment), held in account.moments.items():
             if (of, within) == (tier, phase):

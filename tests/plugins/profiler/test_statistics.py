@@ -31,6 +31,18 @@ def test_running_statistics_are_those_of_the_whole_list(values: list[int]) -> No
     assert pytest.approx(fmean(values), rel=1e-12) == running.mean
 
 
+@given(st.lists(st.integers(0, 2**45)), st.lists(st.integers(0, 2**45)))
+def test_two_streams_merge_into_what_one_would_have_been(one: list[int], other: list[int]) -> None:
+    whole, parts = Running(), (Running(), Running())
+    for part, values in zip(parts, (one, other), strict=True):
+        for value in values:
+            whole.add(value)
+            part.add(value)
+    merged = parts[0].merged(parts[1])
+    assert (whole.count, whole.least, whole.most) == (merged.count, merged.least, merged.most)
+    assert pytest.approx(whole.mean, rel=1e-9) == merged.mean
+
+
 def test_a_peak_between_two_samples_counts() -> None:
     course = Course(10, 10, 10, 10)
     assert [70, 15] == [course.add(20, 70), course.add(15, 15)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from cyclopts import App
 
-from neaptide.config import presets
+from neaptide.config import FORMATS, by_suffix, presets
 
+from .convert import COMMENTS
 from .files import write_new
 from .output import AsJson, print_json, print_table, print_text
 
@@ -36,9 +38,16 @@ def show(name: str, /, *, json: AsJson = False) -> None:
 
 @app.command
 def copy(name: str, path: Path | None = None, /, *, json: AsJson = False) -> None:
-    """Copy a preset to a file of your own; an existing file is never overwritten."""
+    """Copy a preset to a file of your own; an existing file is never overwritten.
+
+    The suffix of the file says its format; only TOML keeps the comments.
+    """
     text = presets.text(name)
     target = path or Path(f"{name}.toml")
+    notation = by_suffix(target)
+    if notation.name != "toml":
+        text = notation.dumps(FORMATS["toml"].loads(text))
+        sys.stderr.write(f"note: {COMMENTS}\n")
     write_new(target, text)
     if json:
         print_json({"name": name, "path": str(target)})

@@ -47,6 +47,7 @@ class Profiler(Plugin[ProfilerConfig]):
             store.optimizer,
             machine.memory().limit,
         )
+        self._session.start()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase, step: int) -> None:

@@ -66,8 +66,6 @@ class Session:
             self._rows = Rows(directory / "memory.csv", columns) if config.csv else None
             limit = config.max_snapshots
             self._snapshots = Snapshots(directory, device, limit, model, optimizer)
-            if cuda and _records_history(config):
-                self._history.start()
             if config.trace:
                 window = range(config.trace[0], config.trace[1] + 1)
                 traced = device if config.trace_ops else None
@@ -76,6 +74,12 @@ class Session:
             self._warn("there is no run directory to write to; set run.dir")
         self._unsettled: list[tuple[int, str, str, Sample]] = []
         self.account = Account(config.spike_mb * 1e6)
+
+    def start(self) -> None:
+        """Begin to record, and sample what is held before the first step; `close` ends it."""
+        cuda = self._device.type == "cuda"
+        if cuda and self._snapshots is not None and _records_history(self._config):
+            self._history.start()
         self.account.start(self._probe.sample().tiers())
 
     def sample(self, step: int, phase: str, moment: str) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from datetime import date, time
 from typing import TYPE_CHECKING, Any
 
 import tomlkit
 
-from neaptide.config.values import TOO_DEEP, TOO_LONG, too_deep
+from neaptide.config.values import MAX_DEPTH, TOO_DEEP, TOO_LONG, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+# A part of a key; strings and comments are matched as well, so that dots in them are passed over.
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_TOKEN = re.compile(
+    r'''"""(?:[^"\\]|\\.|"(?!""))*+(?:"""|\Z)|'''
+    r"""'''(?:[^']|'(?!''))*+(?:'''|\Z)|"""
+    rf"#[^\n]*+|(?P<deep>{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH},}})|{_PART}",
+    re.DOTALL,
+)
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -21,6 +32,9 @@ def parse(text: str) -> dict[str, Any]:
     Raises:
         ConfigError: for a syntax error, with line and column, or too deep a nesting.
     """
+    if any(token["deep"] for token in _TOKEN.finditer(text)):
+        # tomllib takes a time that grows with the square of a key's parts, minutes for 1 MiB.
+        raise ConfigError(TOO_DEEP)
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

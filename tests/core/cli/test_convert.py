@@ -141,6 +141,23 @@ def test_a_broken_plugin_is_left_out_of_the_schema(environment: dict[str, str]) 
     assert list(installed_plugins()) == list(tables)
 
 
+LAZY = """
+import sys
+from neaptide.cli import main
+code = main(["config", "check", "tiny.toml"])
+print(code, sorted({"yaml", "torch"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_yaml_is_imported_for_yaml_alone(environment: dict[str, str]) -> None:
+    import subprocess
+
+    command = [sys.executable, "-c", LAZY]
+    out = subprocess.check_output(command, text=True, env=environment)
+    assert "0 []" == out.splitlines()[-1]
+
+
 def test_a_file_is_converted_there_and_back(neaptide: Any, folder: Path) -> None:
     chain = ("tiny.toml", "a.yaml", "b.json", "c.toml")
     for source, target in pairwise(chain):

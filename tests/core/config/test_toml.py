@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from typing import Any
 
 import pytest
@@ -83,6 +84,41 @@ def test_the_edges_of_numbers_are_kept(edge: float) -> None:
     again = loads(dumps({"a": edge}))["a"]
     assert again == edge
     assert math.copysign(1, again) == math.copysign(1, edge)
+
+
+DOTS = "a." * 100 + "a"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        f'a = "{DOTS}"',
+        f"a = '{DOTS}'",
+        f'a = """\n{DOTS} \\""" {DOTS}"""',
+        f"a = '''\n{DOTS} '' {DOTS}'''",
+        f"# it's {DOTS}\na = 1",
+        f'a = "\\" {DOTS}"',
+        "a." * 48 + "a = 1",
+        '"a" . ' * 48 + "a = 1",
+    ],
+)
+def test_dots_are_no_depth_but_in_keys(document: str) -> None:
+    assert tomllib.loads(document) == loads(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        f"{DOTS} = 1",
+        f"[{DOTS}]",
+        f"a = {{{DOTS} = 1}}",
+        "'a\"' . " * 100 + "a = 1",
+        '"\\"" .' * 100 + "a = 1",
+    ],
+)
+def test_keys_of_many_parts_are_too_deep(document: str) -> None:
+    with pytest.raises(ConfigError, match="at most 50 deep"):
+        loads(document)
 
 
 def test_long_texts_are_shortened_in_messages() -> None:

@@ -27,6 +27,7 @@ from neaptide.config.values import (
     overlay,
     plain,
     reject,
+    reject_table,
     shorten,
     shown,
     too_deep,
@@ -131,7 +132,7 @@ def _plugins(
     tables: object, specs: Mapping[str, PluginSpec], disabled: frozenset[str], *, installed: bool
 ) -> dict[str, Any]:
     if not isinstance(tables, Mapping):
-        reject(f"expected a table (got {got(tables)})")
+        reject_table(tables)
     listed = {name: table for name, table in keyed(tables) if name not in disabled}
     if installed:
         others = [name for name in specs if name not in disabled and name not in listed]
@@ -146,7 +147,7 @@ def _plugin(name: str, table: object, specs: Mapping[str, PluginSpec]) -> Any:
     if name not in specs:
         reject(f"plugin {shorten(name)!r} is not installed{hint(name, specs, 'installed')}")
     if not isinstance(table, Mapping):
-        reject(f"expected a table (got {got(table)})")
+        reject_table(table)
     own = dict(keyed(table))
     given = {key: own.pop(key) for key in ("enabled", "preset") if key in own}
     problems: list[Problem] = []

@@ -26,6 +26,7 @@ from neaptide.config.values import (
     keyed,
     plain,
     reject,
+    reject_table,
     shorten,
     shown,
 )
@@ -147,14 +148,14 @@ def _array(value: Any, type_: Any) -> Any:
 
 def _mapping(value: Any, type_: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        _refuse(type_, value)
+        reject_table(value)
     inner = (get_args(type_) or (str, Any))[1]
     return convert_all(keyed(value), lambda item: structure_as(item, inner))
 
 
 def _attrs(value: Any, cls: Any) -> Any:
     if not isinstance(value, Mapping):
-        _refuse(cls, value)
+        reject_table(value)
     known = {field.alias: field for field in attrs.fields(attrs.resolve_types(cls)) if field.init}
     table = dict(keyed(value))
     unknown = [
@@ -180,7 +181,8 @@ def _attrs(value: Any, cls: Any) -> Any:
 
 
 def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
-    if value is None and field.default is not None:
+    section = isinstance(field.type, type) and attrs.has(field.type)
+    if value is None and field.default is not None and not section:
         reject("there is no null here; leave the key out for its default")
     return structure_as(value, Any if field.type is None else field.type)
 

@@ -38,7 +38,7 @@ def load(
     """Combine defaults < preset < files in order < environment < `sets`, and check the result.
 
     Args:
-        files: TOML files.
+        files: TOML, YAML or JSON files.
         specs: the installed plugins by name.
         preset: name of a preset that ships with Neaptide.
         sets: `key=value` settings of the command line.

@@ -67,6 +67,13 @@ def reject(message: str) -> NoReturn:
     raise Invalid(Problem(message))
 
 
+def reject_table(value: object) -> NoReturn:
+    """Raise Invalid for a value that stands where a table should."""
+    # In YAML `name:` with nothing behind it is null.
+    way_out = "; write {} for an empty one" if value is None else ""
+    reject(f"expected a table (got {got(value)}){way_out}")
+
+
 @contextmanager
 def gathering(problems: list[Problem]) -> Iterator[None]:
     """Add the problems of what fails inside the block to `problems`, and go on after it."""

@@ -110,11 +110,12 @@ def manifest_is_light(subject: Subject) -> None:
 
 
 def config_round_trips(subject: Subject) -> None:
-    """Its settings survive TOML bit for bit, and every one has a default and a line of help."""
+    """Its settings survive every format bit for bit; each has a default and a line of help."""
     full, _ = configured(subject.config(), subject.plugins())
     table = configs.unstructure(full)
-    again, _ = configured(configs.loads(configs.dumps(table)), subject.plugins())
-    _require(again == full, f"TOML changes its settings: {again.plugins} != {full.plugins}")
+    for name, notation in configs.FORMATS.items():
+        again, _ = configured(notation.loads(notation.dumps(table)), subject.plugins())
+        _require(again == full, f"{name} changes its settings: {again.plugins} != {full.plugins}")
     for field in attrs.fields(subject.spec.config):
         _require(field.default is not attrs.NOTHING, f"setting {field.name!r} has no default")
         _require(

@@ -144,18 +144,35 @@ def test_a_broken_plugin_is_left_out_of_the_schema(environment: dict[str, str]) 
 LAZY = """
 import sys
 from neaptide.cli import main
-code = main(["config", "check", "tiny.toml"])
-print(code, sorted({"yaml", "torch"} & set(sys.modules)))
+code = main(sys.argv[1:])
+sys.stdout.write(f"{code} {sorted({'yaml', 'torch'} & set(sys.modules))}")
 """
 
 
-@pytest.mark.usefixtures("folder")
-def test_yaml_is_imported_for_yaml_alone(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [
+        (["config", "check", "tiny.toml"], "0 []"),
+        (["config", "convert", "ds.json", "a.toml", "--from", "deepspeed"], "0 []"),
+        (["config", "convert", "ds.json", "a.yaml"], "0 []"),
+        (["config", "convert", "a.yml", "b.json"], "0 ['yaml']"),
+    ],
+)
+def test_only_reading_yaml_imports_it(
+    folder: Path, environment: dict[str, str], arguments: list[str], imported: str
+) -> None:
     import subprocess
 
-    command = [sys.executable, "-c", LAZY]
-    out = subprocess.check_output(command, text=True, env=environment)
-    assert "0 []" == out.splitlines()[-1]
+    (folder / "ds.json").write_text(json.dumps(DEEPSPEED), encoding="utf-8")
+    (folder / "a.yml").write_text("seed: 1\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", LAZY, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert imported == done.stdout.splitlines()[-1]
 
 
 def test_a_file_is_converted_there_and_back(neaptide: Any, folder: Path) -> None:

@@ -21,6 +21,9 @@ sys.exit(99 if "torch" in sys.modules else code)
 VERBS = {
     "config check": ("config", "check", "tiny.toml"),
     "config show": ("config", "show", "tiny.toml"),
+    "config show --origin": ("config", "show", "tiny.toml", "--origin"),
+    "config schema": ("config", "schema"),
+    "config convert": ("config", "convert", "tiny.toml", "tiny.yaml"),
     "plugins list": ("plugins", "list"),
     "plugins show": ("plugins", "show", "ema"),
     "presets list": ("presets", "list"),
@@ -32,6 +35,9 @@ VERBS = {
 KEYS = {
     "config check": {"ok", "plugins"},
     "config show": {"seed", "train", "phases", "run", "plugins"},
+    "config show --origin": {"path", "value", "origin"},
+    "config schema": {"$schema", "title", "properties", "additionalProperties"},
+    "config convert": {"path", "format", "config", "remarks", "notes"},
     "plugins list": {"name", "distribution", "summary", "problem"},
     "plugins show": {"name", "claims", "numerics", "settings"},
     "presets list": {"name", "summary"},

@@ -106,6 +106,12 @@ def test_an_empty_table_is_the_defaults(specs: dict[str, PluginSpec]) -> None:
         ),
         ({"run": {"dir": ""}}, "'dir' must be a path (got '') @ run.dir"),
         ({"train": 3}, "expected a table (got 3, an integer) @ train"),
+        ({"train": None}, "expected a table (got None); write {} for an empty one @ train"),
+        ({"plugins": None}, "expected a table (got None); write {} for an empty one @ plugins"),
+        (
+            {"plugins": {"ema": None}},
+            "expected a table (got None); write {} for an empty one @ plugins.ema",
+        ),
         (
             {"train": {"stpes": 3}},
             "unknown key 'stpes' (did you mean 'steps'?) @ train.stpes",
@@ -541,3 +547,51 @@ def test_sections_stay_in_the_order_of_the_schema() -> None:
         RunConfig(eval=EvalSection(), optimizer=OptimizerSection(), train=TrainSection(), seed=3)
     )
     assert list(table) == [option.name for option in attrs.fields(RunConfig)]
+
+
+@attrs.frozen(kw_only=True)
+class Demanding:
+    path: str
+    size: int = attrs.field(default=1, validator=ge(1))
+    pair: int = attrs.field(default=1)
+
+    @pair.validator
+    def _pair(self, _attribute: object, value: int) -> None:
+        if len(self.path) + value > 9:
+            msg = f"'pair' is too large for the path (got {value})"
+            raise ValueError(msg)
+
+
+@pytest.mark.parametrize(
+    ("table", "lines"),
+    [
+        ({}, ["'path' must be given; it has no default @ plugins.demanding"]),
+        (
+            {"size": 0, "pair": 2, "pth": "a"},
+            [
+                "unknown key 'pth' (did you mean 'path'?) @ plugins.demanding.pth",
+                "'path' must be given; it has no default @ plugins.demanding",
+                "'size' must be >= 1 (got 0) @ plugins.demanding.size",
+            ],
+        ),
+        (
+            {"path": 3, "size": 0},
+            [
+                "expected a string (got 3, an integer) @ plugins.demanding.path",
+                "'size' must be >= 1 (got 0) @ plugins.demanding.size",
+            ],
+        ),
+        (
+            {"path": "a", "size": 0, "pair": 9},
+            [
+                "'size' must be >= 1 (got 0) @ plugins.demanding.size",
+                "'pair' is too large for the path (got 9) @ plugins.demanding.pair",
+            ],
+        ),
+    ],
+)
+def test_settings_without_a_default_are_asked_for_beside_all_else(
+    table: dict[str, Any], lines: list[str]
+) -> None:
+    spec = PluginSpec(name="demanding", load="strangers:Demanding", config=Demanding)
+    assert lines == problems({"plugins": {"demanding": table}}, {"demanding": spec})

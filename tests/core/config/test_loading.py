@@ -5,8 +5,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support import tiny_trainer
 
-from neaptide.config import RunConfig, dumps, load, unstructure
+from neaptide.config import FORMATS, RunConfig, dumps, load, unstructure
 from neaptide.errors import ConfigError
 from neaptide.plugin import PluginSpec
 
@@ -125,3 +126,29 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml", ".yml", ".json"])
+def test_the_trainer_takes_a_file_of_any_format(tmp_path: Path, suffix: str) -> None:
+    notation = next(entry for entry in FORMATS.values() if suffix in entry.suffixes)
+    path = tmp_path / f"run{suffix}"
+    settings = {"seed": 3, "train": {"clip_norm": 2e-5}, "plugins": {"ema": {}}}
+    path.write_text(notation.dumps(settings), encoding="utf-8")
+    for given in (path, str(path)):
+        trainer, _ = tiny_trainer(given)
+        with trainer:
+            assert (3, 2e-5, ["ema"]) == (
+                trainer.config.seed,
+                trainer.config.train.clip_norm,
+                list(trainer.config.plugins),
+            )
+
+
+def test_null_takes_back_what_an_earlier_file_set(
+    tmp_path: Path, specs: dict[str, PluginSpec]
+) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.yaml"
+    first.write_text("[train]\nclip_norm = 1.0\n", encoding="utf-8")
+    second.write_text("train: {clip_norm: null}\n", encoding="utf-8")
+    assert load([first], specs=specs).config.train.clip_norm == 1.0
+    assert load([first, second], specs=specs).config.train.clip_norm is None

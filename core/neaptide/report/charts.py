@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .series import Course, Track
 
 PHASES = ("warmup", "full", "predict", "correct")
-_VALIDATION, _BANDS = 5, 120
+_VALIDATION, _BANDS, _MARKS = 5, 120, 80
 
 
 def phase_colours(names: Iterable[str]) -> dict[str, int]:
@@ -29,15 +29,7 @@ def loss_chart(run: RunFacts) -> str:
     steps, colours = run.steps, _colours(run)
     series = [
         *phase_series(steps.loss, colours),
-        Series(
-            label="validation",
-            colour=_VALIDATION,
-            lines=run.metrics.validation.lines(),
-            marks=[
-                ((step, value), f"step {step:,}: validation loss {figure(value)}")
-                for step, value in run.metrics.validation.points()
-            ],
-        ),
+        dotted("validation", _VALIDATION, run.metrics.validation),
         _jumps("accepted", colours["predict"], steps.jumped),
         _jumps("refused", colours["predict"], run.events.refused),
     ]
@@ -81,9 +73,13 @@ def metric_chart(name: str, track: Track, run: RunFacts) -> str:
     return drawn(name, series, run, unusual=track.unusual, height=130, legended=False, bands=False)
 
 
-def overlaid(title: str, series: Sequence[Series], *, kind: str = "", height: int = 320) -> str:
-    """Return the figure of several runs' series; empty where there is nothing to draw."""
-    scales = scales_of(series, kind=kind)
+def overlaid(
+    title: str, series: Sequence[Series], runs: Sequence[RunFacts], *, kind: str = "", height: int
+) -> str:
+    """Return the figure of several runs' series over the steps of all; empty without any."""
+    first = min((run.steps.first for run in runs if run.steps.last), default=0)
+    steps = (first, max(run.steps.last for run in runs))
+    scales = scales_of(series, kind=kind, steps=steps if steps[1] else None)
     if scales is None:
         return ""
     x, y = scales
@@ -143,7 +139,16 @@ def phase_series(track: Track, colours: dict[str, int]) -> list[Series]:
     ]
 
 
+def dotted(label: str, colour: int, track: Track) -> Series:
+    """Return a track as a line, its points marked where there are not too many."""
+    points = track.points() if len(track.points()) <= _MARKS else []
+    marks = [(point, f"{label}, step {point[0]:,}: {figure(point[1])}") for point in points]
+    return Series(label=label, colour=colour, lines=track.lines(), marks=marks)
+
+
 def _jumps(verdict: str, colour: int, course: Course) -> Series:
+    if len(course.points()) > _MARKS:  # they would hide the line, and the table tells them
+        return Series(label=f"jump {verdict}", colour=colour)
     which = "after" if verdict == "accepted" else "before"
     marks = [
         ((step, value), f"step {step:,}: jump {verdict}, loss {which} it {figure(value)}")

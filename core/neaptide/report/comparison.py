@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import facts
-from .charts import overlaid
+from .charts import dotted, overlaid
 from .html import page, paragraph, section, table
 from .summary import aligned, bold
 from .svg import Series
-from .text import figure, in_unit
+from .text import in_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,32 +108,7 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
                 table(header, comparison_rows(runs), caption="Key figures"),
                 paragraph(_CAUTION),
             ),
-            section(
-                "Loss",
-                overlaid("Training loss", _lines(names, runs, lambda run: run.steps.loss)),
-                overlaid("Validation loss", _dotted(names, runs)),
-            ),
-            section(
-                "Memory",
-                *(
-                    overlaid(
-                        f"Memory: {tier}",
-                        _lines(names, runs, partial(_tier, tier=tier)),
-                        kind="bytes",
-                        height=220,
-                    )
-                    for tier in _tiers(runs)
-                ),
-            ),
-            section(
-                "Time",
-                overlaid(
-                    "Time of a step",
-                    _lines(names, runs, lambda run: run.steps.seconds),
-                    kind="seconds",
-                    height=220,
-                ),
-            ),
+            *_charts(names, runs),
             section(
                 "Settings that differ",
                 table(header, differences, caption="Settings that are not the same in all runs")
@@ -152,6 +127,30 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
             ),
         ),
     )
+
+
+def _charts(names: Sequence[str], runs: Sequence[RunFacts]) -> list[str]:
+    losses = _lines(names, runs, lambda run: run.steps.loss)
+    seconds = _lines(names, runs, lambda run: run.steps.seconds)
+    memory = (
+        overlaid(
+            f"Memory: {tier}",
+            _lines(names, runs, partial(_tier, tier=tier)),
+            runs,
+            kind="bytes",
+            height=220,
+        )
+        for tier in _tiers(runs)
+    )
+    return [
+        section(
+            "Loss",
+            overlaid("Training loss", losses, runs, height=320),
+            overlaid("Validation loss", _dotted(names, runs), runs, height=240),
+        ),
+        section("Memory", *memory),
+        section("Time", overlaid("Time of a step", seconds, runs, kind="seconds", height=220)),
+    ]
 
 
 def _tiers(runs: Sequence[RunFacts]) -> list[str]:
@@ -174,15 +173,7 @@ def _lines(
 
 def _dotted(names: Sequence[str], runs: Sequence[RunFacts]) -> list[Series]:
     return [
-        Series(
-            label=name,
-            colour=number + 1,
-            lines=run.metrics.validation.lines(),
-            marks=[
-                ((step, value), f"{name}, step {step:,}: {figure(value)}")
-                for step, value in run.metrics.validation.points()
-            ],
-        )
+        dotted(name, number + 1, run.metrics.validation)
         for number, (name, run) in enumerate(zip(names, runs, strict=True))
     ]
 

@@ -92,7 +92,9 @@ def table(
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, str):
-        return value == "-" or (value[:1].isdigit() and len(value) < 24)  # noqa: PLR2004 - with its unit
+        return value in {"-", "not known", "not measured"} or (
+            value[:1].isdigit() and len(value) < 24  # noqa: PLR2004 - with its unit
+        )
     return not isinstance(value, bool)
 
 

@@ -17,7 +17,7 @@ from .memory import MemoryTable, memory_tables
 from .series import Course, Ends, Track, drawable
 from .status import Status, locked, status_of
 from .steps import Steps, read_steps
-from .text import clean
+from .text import clean, safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,7 @@ def read_run(path: Path) -> RunFacts:
         events=events,
         metrics=_metrics(path / "metrics.jsonl", damage),
         memory=[t for t in (steps.memory, *memory_tables(path, damage)) if t.tracks],
-        summary=summary if summary and status.kind == "finished" else {},
+        summary=safe(summary) if summary and status.kind == "finished" else {},
         config=_cleaned(config),
         origins={key: str(value) for key, value in _cleaned(flat(origins, depth=1)).items()},
         machine=_cleaned(flat(json_file(path / "machine.json", damage) or {})),

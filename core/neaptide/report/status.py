@@ -68,7 +68,7 @@ def status_of(
     stopped = step_of(ending.get("step")) if ending else None
     if ending and stopped is not None and stopped >= last_step:
         name = _signal_name(ending.get("signal"))
-        return Status("stopped", f"stopped by {name} after update {stopped:,}, saved")
+        return Status("stopped", f"stopped by {name} after update {stopped:,}")
     if not last_step:
         return Status("not started", "never made an update")
     return Status(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WIDE = 1000
 """Width of the inner drawing, in its own units; it is stretched to the width of the page."""
 _COLOURS = 10
-_RATIO = 300  # of the largest to the smallest value from which a scale is logarithmic
+_RATIO = 100  # of the largest to the smallest value from which a scale is logarithmic
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _SUFFIXES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e4, "k"))

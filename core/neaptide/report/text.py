@@ -25,6 +25,15 @@ def clean(value: Any, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
+def safe(value: Any, depth: int = 6) -> Any:
+    """Return a JSON value with every text in it cleaned, and what is nested too deep left out."""
+    if isinstance(value, dict):
+        return {clean(key): safe(item, depth - 1) for key, item in value.items() if depth}
+    if isinstance(value, list):
+        return [safe(item, depth - 1) for item in value if depth]
+    return clean(value) if isinstance(value, str) else value
+
+
 def figure(value: Any) -> str:
     """Write a number of unknown meaning: four decimals where they tell something."""
     if value is None:

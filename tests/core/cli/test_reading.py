@@ -31,6 +31,7 @@ VERBS = {
     "presets copy": ("presets", "copy", "tiny-cpu", "copied.toml"),
     "ckpt list": ("ckpt", "list", "run"),
     "ckpt verify": ("ckpt", "verify", "run"),
+    "report": ("report", "run"),
 }
 KEYS = {
     "config check": {"ok", "plugins"},
@@ -45,6 +46,7 @@ KEYS = {
     "presets copy": {"name", "path"},
     "ckpt list": {"path", "step", "phase", "bytes", "neaptide"},
     "ckpt verify": {"path", "problems"},
+    "report": {"run", "status", "steps", "loss", "memory", "jumps", "config", "page"},
 }
 NEWEST = Path("run/checkpoints/step-00000004")
 

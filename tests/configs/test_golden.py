@@ -13,7 +13,8 @@ from pages import ROOT as REPOSITORY
 
 from neaptide import RunConfig
 from neaptide.config import FORMATS, json_schema, presets, unstructure
-from neaptide.config.values import at, dotted, leaves
+from neaptide.config.tables import at, leaves
+from neaptide.config.values import dotted
 from neaptide.registry import installed_plugins
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from neaptide import config as configuration
-from neaptide.config.values import at, dotted, leaves
+from neaptide.config.tables import at, leaves
+from neaptide.config.values import dotted
 from neaptide.enabling import configured
 from neaptide.errors import ConfigError
 from neaptide.registry import disabled_plugins, installed_plugins
@@ -34,10 +35,11 @@ def effective(
     files: tuple[Path, ...], preset: str | None, sets: list[str] | None
 ) -> tuple[RunConfig, list[PluginSpec]]:
     """Return the combined config and the plugins it enables, in order; nothing is imported."""
-    return configured(_loaded(files, preset, sets).config)
+    return configured(loaded(files, preset, sets).config)
 
 
-def _loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> Loaded:
+def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> Loaded:
+    """Return the combined config with the origin of each setting; nothing is imported."""
     if not files and preset is None:
         msg = "give a configuration file or --preset NAME (see neaptide presets list)"
         raise ConfigError(msg)
@@ -77,11 +79,11 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Print the combined configuration, defaults included."""
-    loaded = _loaded(files, preset, set_)
-    config, _ = configured(loaded.config)
+    layered = loaded(files, preset, set_)
+    config, _ = configured(layered.config)
     plain = configuration.unstructure(config)
     if origin:
-        _print_origins(plain, loaded.origins, json=json or format == "json")
+        _print_origins(plain, layered.origins, json=json or format == "json")
     else:
         print_text(configuration.by_name("json" if json else format).dumps(plain))
 

@@ -29,8 +29,8 @@ INCOMPLETE = "there is no model and no data in it: name them in [model] and [dat
 
 
 def convert(
-    source: Path,
-    target: Path | None = None,
+    source: Annotated[Path, Parameter(help="File to read; its suffix says the format.")],
+    target: Annotated[Path | None, Parameter(help="File to write.")] = None,
     /,
     *,
     to: Annotated[

@@ -13,6 +13,7 @@ import attrs
 
 from neaptide.config.hooks import structure_as
 from neaptide.config.schema import VERSIONS, RunConfig
+from neaptide.config.tables import overlay
 from neaptide.config.values import (
     TOO_DEEP,
     Invalid,
@@ -24,7 +25,6 @@ from neaptide.config.values import (
     got,
     hint,
     keyed,
-    overlay,
     plain,
     reject,
     reject_table,

@@ -13,7 +13,8 @@ import attrs
 
 from neaptide.config import deepspeed
 from neaptide.config.hooks import structure_as
-from neaptide.config.values import Problem, at, dotted, gathering, hint, leaves, too_deep
+from neaptide.config.tables import at, leaves
+from neaptide.config.values import Problem, dotted, gathering, hint, too_deep
 from neaptide.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Source:
             value = value.get(key) if isinstance(value, Mapping) else None
         if value is None or value == AUTO:
             return None
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # other frameworks let a count be written as 1e4
         found: list[Problem] = []
         with gathering(found):
             return structure_as(value, kind)

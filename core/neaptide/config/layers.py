@@ -10,7 +10,8 @@ import attrs
 
 from neaptide.config import presets, toml
 from neaptide.config.formats import by_suffix, read_text
-from neaptide.config.values import TOO_DEEP, dotted, leaves, overlay, shown, too_deep
+from neaptide.config.tables import leaves, overlay
+from neaptide.config.values import TOO_DEEP, dotted, shown, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import attrs
 
 from neaptide.config.convert import plugin_preset, structure, unstructure
 from neaptide.config.layers import from_env, from_files, from_preset, from_sets, merge
-from neaptide.config.values import dotted, leaves
+from neaptide.config.tables import leaves
+from neaptide.config.values import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

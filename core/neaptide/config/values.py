@@ -196,36 +196,6 @@ def too_deep(value: object) -> bool:
     return False
 
 
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `over` laid on top: tables merge, every other value is replaced."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            merged[key] = overlay(below, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def leaves(table: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the path of every value that is no table, and of every empty table."""
-    for key, value in table.items():
-        path = (*prefix, key)
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, path)
-        else:
-            yield path
-
-
-def at(table: Mapping[str, Any], path: KeyPath) -> Any:
-    """Return the value at a path; KeyError where there is none."""
-    value: Any = table
-    for key in path:
-        value = value[key]
-    return value
-
-
 def _text(value: str) -> str:
     if "\0" in value:
         reject(f"a string must not hold the NUL character (got {shown(value)})")

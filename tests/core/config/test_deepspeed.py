@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.config import Source, translate
-from neaptide.config.values import at, dotted, leaves
+from neaptide.config.tables import at, leaves
+from neaptide.config.values import dotted
 from neaptide.enabling import configured
 from neaptide.errors import ConfigError, NeaptideError, PluginError
 from neaptide.plugin import PluginSpec
@@ -118,6 +119,7 @@ def test_it_is_a_configuration() -> None:
     ("settings", "section", "expected"),
     [
         ({"train_batch_size": 64}, "train", {"batch_size": 64}),
+        ({"train_batch_size": 6.4e1}, "train", {"batch_size": 64}),
         ({"gradient_clipping": 0}, "train", None),
         ({"gradient_clipping": "auto"}, "train", None),
         ({"seed": None}, "seed", None),

@@ -1,0 +1,41 @@
+"""Nested tables: laid over each other, and walked by path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from neaptide.config.values import KeyPath
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `over` laid on top: tables merge, every other value is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = overlay(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def leaves(table: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the path of every value that is no table, and of every empty table."""
+    for key, value in table.items():
+        path = (*prefix, key)
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, path)
+        else:
+            yield path
+
+
+def at(table: Mapping[str, Any], path: KeyPath) -> Any:
+    """Return the value at a path; KeyError where there is none."""
+    value: Any = table
+    for key in path:
+        value = value[key]
+    return value

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .parameters import ParameterStore, Span
     from .phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
     from .plugin import NoConfig, Plugin, PluginSpec, hookimpl
+    from .recorder import StepRecord
     from .signals import Interrupted, stop_on_signals
     from .stash import StashKey
     from .steps import (
@@ -54,6 +55,7 @@ _HOME = {
     "parameters": ("ParameterStore", "Span"),
     "phases": ("CORRECT", "FULL", "PREDICT", "WARMUP", "Phase", "PhaseSchedule"),
     "plugin": ("NoConfig", "Plugin", "PluginSpec", "hookimpl"),
+    "recorder": ("StepRecord",),
     "signals": ("Interrupted", "stop_on_signals"),
     "stash": ("StashKey",),
     "steps": (
@@ -106,6 +108,7 @@ __all__ = [
     "RunDirectoryError",
     "Span",
     "StashKey",
+    "StepRecord",
     "StepResult",
     "Task",
     "Trained",

@@ -1,15 +1,15 @@
-"""A whole run over data: resume, step, evaluate, save, stop on signals, sum up."""
+"""A whole run over data: resume, step, save, evaluate, stop on signals, sum up."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
-
-from . import checkpoint, rng
+from . import checkpoint
 from .errors import CheckpointError, DataError
+from .feed import Feed, guarded
 from .logging import CONSOLE
-from .signals import Interrupted, stop_on_signals
+from .signals import Interrupted, StopRequest, stop_on_signals
+from .steps import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,77 +23,8 @@ if TYPE_CHECKING:
     Observer = Callable[[StepResult, TrainState], None]
 
 
-@attrs.define(eq=False)
-class Cursor:
-    """Where in the data a run is, for data that cannot say so itself.
-
-    Such data is iterated again from the state of the random generators at the start of the pass,
-    and the batches already used are skipped.
-    """
-
-    used: int = 0
-    """Batches taken from the pass in progress."""
-    started_with: dict[str, Any] | None = None
-    """Random state in which the pass began."""
-
-
-class Feed:
-    """Endless batches from `Data.train`, and their place in it as a tree."""
-
-    def __init__(self, train: Any, state: dict[str, Any] | None) -> None:
-        self._train = train
-        self._resumable = hasattr(train, "state_dict") and hasattr(train, "load_state_dict")
-        self._cursor = Cursor()
-        if state is None:
-            return
-        if ("own" in state) != self._resumable:
-            msg = "the checkpoint's data position is of another kind of data; use the same source"
-            raise CheckpointError(msg)
-        if self._resumable:
-            train.load_state_dict(state["own"])
-        else:
-            self._cursor = Cursor(**state)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch taken."""
-        if self._resumable:
-            return {"own": self._train.state_dict()}
-        return attrs.asdict(self._cursor, recurse=False)
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            taken = 0
-            for batch in self._resumed_pass() if not self._resumable else self._train:
-                taken += 1
-                yield batch
-            if taken == 0 and self._cursor.used == 0:
-                msg = "the training data gave no batch; check [data] or the loader (is it used up?)"
-                raise DataError(msg)
-            self._cursor = Cursor()
-
-    def _resumed_pass(self) -> Iterator[Any]:
-        cursor = self._cursor
-        if cursor.started_with is None:
-            cursor.started_with = rng.capture()
-            yield from self._counted(iter(self._train))
-            return
-        now = rng.capture()
-        rng.restore(cursor.started_with)
-        batches = iter(self._train)
-        for index in range(cursor.used):
-            if next(batches, self) is self:
-                msg = (
-                    f"the training data ended after {index} batches, but the checkpoint has used "
-                    f"{cursor.used}; resume on the same data"
-                )
-                raise DataError(msg)
-        rng.restore(now)
-        yield from self._counted(batches)
-
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self._cursor.used += 1
-            yield batch
+class _Stopped(Exception):  # noqa: N818 - not a fault: it ends an evaluation nobody waits for
+    """A signal arrived during an evaluation."""
 
 
 class Fit:
@@ -104,27 +35,64 @@ class Fit:
         self._data = data
         self._observe = observe
         self._recorder = trainer._recorder  # noqa: SLF001 - fit is the trainer's own second half
-        self._validated: tuple[int, float] | None = None
+        self._stop = StopRequest()
+        self._began = trainer.state.step, trainer.state.batches
+        self._saved: tuple[int, Path] | None = None  # batches then trained on, and where
 
     def run(self, resume: Any, *, allow_changes: bool) -> dict[str, Any]:
         """Train to the end; see `HybridTrainer.fit`."""
-        trainer, state = self._trainer, self._trainer.state
+        trainer = self._trainer
         resumed = self._resume(resume, allow_changes=allow_changes)
+        self._began = trainer.state.step, trainer.state.batches
         trainer._begin()  # noqa: SLF001 - also where no step is left to make
         feed = Feed(self._data.train, trainer._data_state if resumed else None)  # noqa: SLF001
-        total = trainer.config.train.steps
-        with stop_on_signals() as stop:
-            batches = iter(feed)
-            while state.step < total:
-                result = trainer.step(next(batches))
-                trainer._data_state = feed.state_dict()  # noqa: SLF001 - what a checkpoint saves
-                if self._observe is not None:
-                    self._observe(result, state)
-                if stop.received is not None:
-                    self._leave(stop.received)
-                if result.updated:
-                    self._periodic(total)
-        return self._finish()
+        with stop_on_signals() as self._stop:
+            try:
+                if resumed:
+                    self._evaluate_if_due()  # a run that was stopped or died there has not
+                self._train(feed)
+                return self._finish()
+            except _Stopped:
+                self._leave()
+
+    def _train(self, feed: Feed) -> None:
+        trainer, state = self._trainer, self._trainer.state
+        total, batches = trainer.config.train.steps, iter(feed)
+        while state.step < total:
+            result = trainer.step(self._next(batches))
+            trainer._data_state = feed.state_dict()  # noqa: SLF001 - what a checkpoint saves
+            if self._observe is not None:
+                self._observe(result, state)
+            if result.outcome is not Outcome.DEFERRED and state.step < total:
+                self._save_if_due()
+                self._evaluate_if_due()
+            if self._stop.received is not None:
+                self._leave()
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        try:
+            return next(batches)
+        except DataError as error:
+            if self._trainer.state.batches == self._began[1]:
+                raise  # there is nothing new to save
+            try:
+                where = self._saved_where()
+            except CheckpointError as failure:
+                where = f"not saved: {failure}"
+            msg = f"{error}; {where}"
+            raise DataError(msg) from error.__cause__
+
+    def _finish(self) -> dict[str, Any]:
+        trainer = self._trainer
+        trainer._loop.settle()  # noqa: SLF001 - the last row
+        self._save()  # first: what an evaluation raises does not cost the training
+        val_loss = self._validate()
+        summary = self._recorder.summary(trainer.state, val_loss, trainer.digest())
+        if self._stop.received is not None:
+            self._leave()
+        return summary
+
+    # -- resuming and saving ----------------------------------------------------------------------
 
     def _resume(self, resume: Any, *, allow_changes: bool) -> bool:
         root = self._recorder.checkpoints
@@ -152,49 +120,73 @@ class Fit:
         self._trainer.load(path, allow_changes=allow_changes)
         return True
 
-    def _periodic(self, total: int) -> None:
+    def _save_if_due(self) -> None:
         trainer, step = self._trainer, self._trainer.state.step
-        config = trainer.config
-        if config.eval.every and step % config.eval.every == 0 and step < total:
-            self._validate()
-        if config.run.checkpoint_every and step % config.run.checkpoint_every == 0 and step < total:
+        every = trainer.config.run.checkpoint_every
+        if every and step % every == 0:
             try:
                 self._save()
             except CheckpointError as error:
                 # The last good checkpoint stands: a full disk costs one save, not the run.
                 trainer.run.log.error("checkpoint.failed", step=step, error=str(error))
 
-    def _validate(self) -> float | None:
-        trainer, step = self._trainer, self._trainer.state.step
-        if self._data.validation is None:
-            return None
-        if self._validated is None or self._validated[0] != step:
-            loss = trainer.evaluate(self._data.validation)
-            phase = trainer.state.phase or trainer.state.schedule.phase
-            self._recorder.metrics(step, phase, {"val_loss": loss})
-            self._validated = (step, loss)
-        return self._validated[1]
-
     def _save(self) -> Path | None:
-        root = self._recorder.checkpoints
+        root, state = self._recorder.checkpoints, self._trainer.state
         if root is None:
             return None
-        path = checkpoint.step_directory(root, self._trainer.state.step)
-        self._trainer.save(path)
-        if self._trainer.config.run.keep:
-            checkpoint.prune(root, self._trainer.config.run.keep)
-        return path
+        if self._saved is None or self._saved[0] != state.batches:
+            path = checkpoint.step_directory(root, state.step)
+            self._trainer.save(path)
+            if self._trainer.config.run.keep:
+                checkpoint.prune(root, self._trainer.config.run.keep)
+            self._saved = (state.batches, path)
+        return self._saved[1]
 
-    def _leave(self, received: int) -> None:
+    def _saved_where(self) -> str:
         path = self._save()
-        step = self._trainer.state.step
-        where = f"saved {path}; go on with --resume auto" if path else "not saved: no run.dir"
-        msg = f"stopped by signal {received} after update {step}: {where}"
-        raise Interrupted(received, msg)
+        return f"saved {path}; go on with --resume auto" if path else "not saved: no run.dir"
 
-    def _finish(self) -> dict[str, Any]:
-        trainer = self._trainer
-        trainer._loop.settle()  # noqa: SLF001 - the last row
-        val_loss = self._validate()
-        self._save()
-        return self._recorder.summary(trainer.state, val_loss, trainer.digest())
+    def _leave(self) -> NoReturn:
+        number, step = self._stop.received, self._trainer.state.step
+        assert number is not None, "left without a signal"
+        msg = f"stopped by signal {number} after update {step}: {self._saved_where()}"
+        self._trainer.run.log.info("run.stopped", step=step, signal=number)
+        raise Interrupted(number, msg)
+
+    # -- evaluating -------------------------------------------------------------------------------
+
+    def _evaluate_if_due(self) -> None:
+        config, step = self._trainer.config, self._trainer.state.step
+        every = config.eval.every
+        if every and step and step % every == 0 and step < config.train.steps:
+            self._validate()
+
+    def _validate(self) -> float | None:
+        if self._data.validation is None:
+            return None
+        if self._stop.received is not None:
+            raise _Stopped
+        trainer, step = self._trainer, self._trainer.state.step
+        loss = trainer.evaluate(_Batches(self._data.validation, self._stop))
+        phase = trainer.state.phase or trainer.state.schedule.phase
+        if step == self._began[0]:
+            self._recorder.forget_evaluation(step)
+        self._recorder.metrics(step, phase, {"val_loss": loss})
+        evaluated = getattr(self._observe, "evaluated", None)
+        if evaluated is not None:
+            evaluated(step, loss)
+        return loss
+
+
+class _Batches:
+    """Validation batches that end with _Stopped once a signal has arrived."""
+
+    def __init__(self, batches: Any, stop: StopRequest) -> None:
+        self._batches = batches
+        self._stop = stop
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in guarded(self._batches, "validation"):
+            if self._stop.received is not None:
+                raise _Stopped
+            yield batch

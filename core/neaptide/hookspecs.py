@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .memory import Ledger
     from .parameters import ParameterStore
     from .phases import Phase, PhaseSchedule
+    from .recorder import StepRecord
     from .steps import Forecast, StepResult, Update
     from .task import Data, DataSpec, ModelSpec, Run, Task
 
@@ -214,6 +215,20 @@ def after_step(step: int, phase: Phase, result: StepResult) -> None:
     """Run at the end of each `trainer.step`. Reading `result.loss` waits for the device."""
 
 
+@hookspec
+def on_record(record: StepRecord) -> None:
+    """Run for each row of steps.csv: an update once its loss is on the host, or an accepted jump.
+
+    An update's comes during the step after it, the last one's at the end of the run. Everything in
+    it is a plain number, so that reading it waits for nothing. Called without a run directory too.
+    """
+
+
+@hookspec
+def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
+    """Run for each line of metrics.jsonl: `lr` and every plugin's numbers, or `val_loss`."""
+
+
 # --- account ----------------------------------------------------------------------------------
 
 
@@ -227,7 +242,10 @@ def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
 
 @hookspec
 def collect_metrics(step: int, phase: Phase) -> Mapping[str, float]:
-    """Return numbers for metrics.jsonl, at every phase change and every `run.log_every` updates."""
+    """Return numbers for metrics.jsonl, at every phase change and every `run.log_every` updates.
+
+    Asked where there is a run directory or a plugin with `on_metrics`.
+    """
 
 
 # --- doctor: without a run ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pluggy
 
 from . import hookspecs
 from .diagnosis import Finding
-from .errors import PluginError, suggest
+from .errors import ConfigError, PluginError, suggest
 from .memory import Ledger
 from .middleware import blame, compose, returned_wrong
 from .phases import Phase
@@ -143,6 +143,11 @@ class HookManager:
         spec = self.specs.get(name)
         if spec is None or not spec.observer:
             return False
+        if hook == "on_run_start" and isinstance(error, ConfigError):
+            return False  # what was asked for cannot be: that is said before training, not after
+        if name in self._quarantine:
+            self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=repr(error))
+            return True
         self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=repr(error))
         self._quarantine.add(name)  # it is called once more, to undo what it patched
         self._index()

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from . import machine
 from .config import dumps, unstructure
 from .memory import PeakMeter
 from .rundir import RunDirectory, jsonable
+from .steps import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
     import torch
 
@@ -26,14 +28,37 @@ if TYPE_CHECKING:
     from .steps import StepResult
 
 
+@attrs.frozen
+class StepRecord:
+    """A row of steps.csv: one update whose loss has reached the host, or one accepted jump."""
+
+    step: int
+    """The update; for a jump the one it came before."""
+    phase: str
+    loss: float
+    """Mean training loss of the batch; for a jump the loss of its last probe."""
+    was_predicted: bool
+    """Whether this is a jump."""
+    grad_norm: float | None = None
+    """L2 norm before clipping, where measured."""
+    confidence: float | None = None
+    seconds: float = 0.0
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+
+
 class Recorder:
-    """The run directory's files as they fill up; without a directory it only counts."""
+    """Writes the run directory's files as they fill up, and shows observers what it writes."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._files = RunDirectory(Path(config.run.dir)) if config.run.dir else None
+        self._hooks: HookManager | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
         self._meter: PeakMeter | None = None
         self._phase: Phase | None = None
+        self.origins: Mapping[str, str] | None = None
+        """Where each setting came from, by dotted path; for origins.json where known."""
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
         self._started = time.perf_counter()
@@ -49,8 +74,11 @@ class Recorder:
         """Where the run's checkpoints lie, or None."""
         return self._files.checkpoints if self._files else None
 
-    def measure_on(self, device: torch.device) -> None:
-        """Begin to meter memory peaks."""
+    def attach(
+        self, hooks: HookManager, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
+        """Begin to show records to `hooks`, and to meter memory peaks on `device`."""
+        self._hooks, self._optimizer = hooks, optimizer
         if self._files:
             self._meter = PeakMeter(device)
 
@@ -66,6 +94,9 @@ class Recorder:
             self._recorded = self._files.rewind(resumed.step)
             self._phase = (resumed.pending or resumed.schedule).phase
         self._files.whole("config.toml", dumps(unstructure(self._config)))
+        self._files.whole("machine.json", _document(machine.facts()))
+        if self.origins is not None:
+            self._files.whole("origins.json", _document(dict(self.origins)))
 
     def event(self, event: MutableMapping[str, Any]) -> None:
         """Append to events.jsonl."""
@@ -73,50 +104,76 @@ class Recorder:
             self._files.line("events.jsonl", event)
 
     def trained(self, settled: Pending) -> None:
-        """Append the row of an ordinary update, once its loss has reached the host."""
+        """Record an ordinary update, once its loss has reached the host."""
         self.final_loss = settled.read_loss()
-        if self._files is None or settled.step <= self._recorded:
-            return
-        self._files.row(
-            {
-                "step": settled.step,
-                "phase": settled.phase.name,
-                "loss": self.final_loss,
-                "was_predicted": False,
-                "grad_norm": settled.read_norm(),
-                "confidence": None,
-                "seconds": round(settled.seconds, 6),
-                **(attrs.asdict(settled.memory) if settled.memory else {}),
-            }
-        )
+        if settled.step > self._recorded:
+            self._record(
+                StepRecord(
+                    step=settled.step,
+                    phase=settled.phase.name,
+                    loss=self.final_loss,
+                    was_predicted=False,
+                    grad_norm=settled.read_norm(),
+                    seconds=round(settled.seconds, 6),
+                    **_bytes(settled.memory),
+                )
+            )
 
-    def stepped(self, result: StepResult, hooks: HookManager) -> None:
-        """Append the row of an accepted jump, the metrics that are due, and note the peaks."""
-        if self._files is None:
-            return
+    def stepped(self, result: StepResult) -> None:
+        """Record an accepted jump and the metrics that are due, and note the peaks."""
         jump = result.jump
         if jump is not None and jump.accepted:
-            self._files.row(
-                {
-                    "step": result.step,
-                    "phase": "predict",
-                    "loss": jump.loss_after,
-                    "was_predicted": True,
-                    "confidence": jump.confidence,
-                    "seconds": round(jump.seconds, 6),
-                    **(attrs.asdict(result.memory) if result.memory else {}),
-                }
+            self._record(
+                StepRecord(
+                    step=result.step,
+                    phase="predict",
+                    loss=jump.loss_after,
+                    was_predicted=True,
+                    confidence=jump.confidence,
+                    seconds=round(jump.seconds, 6),
+                    **_bytes(result.memory),
+                )
             )
         changed = result.phase is not self._phase
-        if changed or result.step % self._config.run.log_every == 0:
-            metrics = hooks.collect_metrics(result.step, result.phase)
-            self.metrics(result.step, result.phase, metrics)
+        due = (
+            result.outcome is not Outcome.DEFERRED and result.step % self._config.run.log_every == 0
+        )
+        if (changed or due) and self._heard("on_metrics") and self._hooks is not None:
+            collected = self._hooks.collect_metrics(result.step, result.phase)
+            self.metrics(result.step, result.phase, {**self._rate(), **collected})
         self._note_peak(result, changed=changed)
+        self._phase = result.phase
 
-    def metrics(self, step: int, phase: Phase, values: dict[str, float]) -> None:
+    def metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
         """Append to metrics.jsonl."""
-        if self._files and values:
+        if not values:
+            return
+        if self._files:
             self._files.line("metrics.jsonl", {"step": step, "phase": phase.name, **values})
+        if self._hooks is not None and self._hooks.implements("on_metrics"):
+            self._hooks.notify("on_metrics", step=step, phase=phase, metrics=dict(values))
+
+    def forget_evaluation(self, step: int) -> None:
+        """Drop the validation loss recorded for update `step`."""
+        if self._files:
+            self._files.forget_evaluation(step)
+
+    def _heard(self, hook: str) -> bool:
+        """Return whether anything listens: the directory, or a plugin with `hook`."""
+        return self._files is not None or (self._hooks is not None and self._hooks.implements(hook))
+
+    def _record(self, record: StepRecord) -> None:
+        if self._files:
+            self._files.row(attrs.asdict(record))
+        if self._hooks is not None and self._hooks.implements("on_record"):
+            self._hooks.notify("on_record", record=record)
+
+    def _rate(self) -> dict[str, float]:
+        """Return the learning rate of the first parameter group."""
+        assert self._optimizer is not None, "attached before the first step"
+        rate = self._optimizer.param_groups[0]["lr"]
+        # One that lives on a device is left out: reading it would wait for the device.
+        return {} if getattr(rate, "is_cuda", False) else {"lr": float(rate)}
 
     def _note_peak(self, result: StepResult, *, changed: bool) -> None:
         if self._meter is None:
@@ -128,7 +185,6 @@ class Recorder:
         self.peaks[name] = _higher(known, peak) if known else peak
         if changed or result.jump is not None:
             self._meter.reset()
-        self._phase = result.phase
 
     def summary(self, state: TrainState, val_loss: float | None, digest: str) -> dict[str, Any]:
         """Return the summary and write summary.json."""
@@ -144,13 +200,21 @@ class Recorder:
             "digest": digest,
         }
         if self._files:
-            self._files.whole("summary.json", json.dumps(jsonable(summary), indent=2) + "\n")
+            self._files.whole("summary.json", _document(summary))
         return summary
 
     def close(self) -> None:
         """Give the directory back."""
         if self._files:
             self._files.close()
+
+
+def _document(value: Any) -> str:
+    return json.dumps(jsonable(value), indent=2) + "\n"
+
+
+def _bytes(memory: MemorySample | None) -> dict[str, Any]:
+    return attrs.asdict(memory) if memory else {}
 
 
 def _higher(one: MemorySample, other: MemorySample) -> MemorySample:

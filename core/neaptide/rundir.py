@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import json
 import math
 import os
 from typing import IO, TYPE_CHECKING, Any
 
+from .appending import AppendedFile
 from .errors import RunDirectoryError
 from .logging import CONSOLE
 
@@ -27,6 +27,7 @@ COLUMNS = (
     "device_bytes",
     "host_bytes",
 )
+_RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 
 
 class RunDirectory:
@@ -40,9 +41,12 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self._lock = _locked(self.path)
         self._warned = False
+        self._appended: dict[str, AppendedFile] = {}
 
     def close(self) -> None:
         """Give the directory back."""
+        for file in self._appended.values():
+            file.close()
         self._lock.close()
 
     def rewind(self, step: int) -> int:
@@ -55,34 +59,32 @@ class RunDirectory:
             _keep(self.path / name, lambda line: _json_step(line) <= step)
         return max((int(_csv_step(row)) for row in rows if ",true," not in row), default=0)
 
+    def forget_evaluation(self, step: int) -> None:
+        """Drop the validation loss of update `step`, which is about to be measured anew."""
+        _keep(
+            self.path / "metrics.jsonl",
+            lambda line: not ('"val_loss"' in line and _json_step(line) == step),
+        )
+
     def start_afresh(self) -> None:
         """Remove the records of an earlier run; its checkpoints must be gone or refused before."""
-        for name in ("steps.csv", "metrics.jsonl", "events.jsonl", "summary.json"):
+        for name in (*_RECORDS, "origins.json", "summary.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append a row to steps.csv; missing columns and None stay empty."""
-        path = self.path / "steps.csv"
-
-        def write() -> None:
-            new = not path.exists() or path.stat().st_size == 0
-            with path.open("a", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                if new:
-                    writer.writeheader()
-                writer.writerow({key: _cell(value) for key, value in values.items()})
-
-        self._contained(path, write)
+        # No cell needs quoting: they are numbers and names of phases.
+        self._append("steps.csv", ",".join(_cell(values.get(column)) for column in COLUMNS))
 
     def line(self, name: str, values: Mapping[str, Any]) -> None:
         """Append one JSON line to the file `name`."""
-        path = self.path / name
+        self._append(name, json.dumps(jsonable(values)))
 
-        def write() -> None:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(jsonable(values)) + "\n")
-
-        self._contained(path, write)
+    def _append(self, name: str, line: str) -> None:
+        if name not in self._appended:
+            header = ",".join(COLUMNS) if name == "steps.csv" else ""
+            self._appended[name] = AppendedFile(self.path / name, header)
+        self._contained(self.path / name, lambda: self._appended[name].append(line))
 
     def whole(self, name: str, text: str) -> None:
         """Replace the file `name` atomically."""
@@ -122,12 +124,10 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, float) else value
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _locked(path: Path) -> IO[str]:

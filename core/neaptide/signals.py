@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from .errors import NeaptideError
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_END = b"\0"  # in the pipe, where no signal has this number
+_ACTIVE: set[int] = set()  # the pipe's writing end, while signals are caught
 
 
 class Interrupted(NeaptideError):  # noqa: N818 - not a fault: the run was asked to stop, and saved
@@ -33,17 +35,16 @@ class StopRequest:
         self.received: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Note the first signal; the second one ends the process without saving."""
+        """Note the first signal."""
         del frame
-        if self.received is not None:
-            os._exit(128 + number)
-        self.received = number
+        self.received = self.received or number
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Catch SIGINT and SIGTERM meanwhile and put the handlers back afterwards.
 
+    A second signal ends the process at once, without saving, with status 128 + its number.
     Outside the main thread Python cannot install handlers: then nothing is caught.
     """
     request = StopRequest()
@@ -52,7 +53,51 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
     before = {number: signal.signal(number, request) for number in _SIGNALS}
     try:
-        yield request
+        with _leave_at_the_second():
+            yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _leave_at_the_second() -> Iterator[None]:
+    # Python runs handlers between two bytecodes of the main thread, which may be minutes away in a
+    # kernel or in a read that hangs. The number of a signal is written to this pipe at once.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    watch = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
+    watch.start()
+    _ACTIVE.add(writing)
+    try:
+        yield
+    finally:
+        _ACTIVE.discard(writing)
+        signal.set_wakeup_fd(before)
+        os.write(writing, _END)  # closing it would not end the watch: forked workers hold it too
+        watch.join()
+        os.close(writing)
+        os.close(reading)
+
+
+def _watch(reading: int) -> None:
+    seen = 0
+    while numbers := os.read(reading, 64):
+        for number in numbers:
+            if number == _END[0]:
+                return
+            if number in _SIGNALS:
+                seen += 1
+            if seen > 1:
+                os._exit(128 + number)
+
+
+def _forget_in_child() -> None:
+    # Or a Ctrl-C, which a terminal sends to the workers of a loader as well, would count twice.
+    if _ACTIVE:
+        with suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

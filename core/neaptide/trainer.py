@@ -128,7 +128,7 @@ class HybridTrainer:
                 "provide_parameters", ParameterStore, model=self.model, optimizer=optimizer
             )
             self.hooks.on_run_start(self.run, self.model, self.store)
-            self._recorder.measure_on(device)
+            self._recorder.attach(self.hooks, self.store.optimizer, device)
             self._loop = Loop(
                 task,
                 self.store,
@@ -169,7 +169,7 @@ class HybridTrainer:
 
         Raises:
             DivergedError: after `train.max_skipped` non-finite updates in a row.
-            Whatever the model, the loss or a plugin raises, with a note naming the plugin.
+            Exception: what the model, the loss or a plugin raises, with a note naming the plugin.
         """
         if self._closed:
             msg = "this trainer is closed; make a new one"
@@ -189,7 +189,7 @@ class HybridTrainer:
             self._loop.abandon()
             raise
         self._error = None  # whatever an earlier step raised, the run went on
-        self._recorder.stepped(result, self.hooks)
+        self._recorder.stepped(result)
         return result
 
     def fit(
@@ -209,14 +209,15 @@ class HybridTrainer:
             resume: `"auto"` goes on from the newest valid checkpoint of the run directory, if
                 there is one; a path names a checkpoint.
             allow_changes: resume although config or plugins differ.
-            observe: called with each StepResult and the TrainState, for a progress display.
+            observe: called with each StepResult and the TrainState, for a progress display. Its
+                method `evaluated(step, loss)`, if it has one, is told of each evaluation.
 
         Returns:
             The summary that is also written to summary.json.
 
         Raises:
             Interrupted: after a SIGINT or SIGTERM, once everything is saved.
-            DataError: the data is empty.
+            DataError: the data is empty, used up, or raises; what was trained is saved.
         """
         source = data if isinstance(data, Data) else Data(data, validation)
         return Fit(self, source, observe).run(resume, allow_changes=allow_changes)

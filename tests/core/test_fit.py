@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from typing import TYPE_CHECKING, Any
+import signal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from support import CYCLE, digest_after, tiny_trainer
+from support import CYCLE, digest_after, plugin_with, stranger, tiny_trainer
 
-from neaptide import Data, DataError
+from neaptide import Data, DataError, Interrupted, Loss, hookimpl
+from neaptide.checkpoint import checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +42,8 @@ def test_a_generator_that_ends_is_an_error() -> None:
     trainer, batches = tiny_trainer(config())
     with trainer, pytest.raises(DataError) as caught:
         trainer.fit(batch for batch in batches[:4])
-    assert NOTHING == str(caught.value)
+    assert str(caught.value).startswith("the training data ended after 4 batches and gives none ")
+    assert str(caught.value).endswith("train.steps; not saved: no run.dir")
     assert 4 == trainer.state.step
 
 
@@ -82,7 +85,7 @@ def test_without_validation_there_is_no_validation_loss(tmp_path: Path) -> None:
     trainer, batches = tiny_trainer(config(tmp_path / "run", eval={"every": 2}))
     with trainer:
         assert trainer.fit(batches)["val_loss"] is None
-    assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert "val_loss" not in (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8")
 
 
 def test_evaluation_happens_as_often_as_asked_and_at_the_end(tmp_path: Path) -> None:
@@ -171,6 +174,159 @@ def test_the_observer_sees_every_step() -> None:
     with trainer:
         trainer.fit(batches, observe=lambda result, state: seen.append((result.step, state.step)))
     assert [(step, step) for step in range(1, 7)] == seen
+
+
+def test_the_observer_is_told_of_evaluations() -> None:
+    class Display:
+        seen: ClassVar[list[tuple[int, float]]] = []
+
+        def __call__(self, result: Any, state: Any) -> None: ...
+
+        def evaluated(self, step: int, loss: float) -> None:
+            self.seen.append((step, loss))
+
+    trainer, batches = tiny_trainer(config(eval={"every": 4}))
+    with trainer:
+        summary = trainer.fit(batches, validation=batches[10:12], observe=Display())
+    assert [4, 6] == [step for step, _ in Display.seen]
+    assert summary["val_loss"] == Display.seen[-1][1]
+
+
+class Signalling:
+    """Validation batches during whose `nth` pass a signal arrives."""
+
+    def __init__(self, batches: list[Any], nth: int) -> None:
+        self.batches, self.left, self.taken = batches, nth, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.left -= 1
+        for batch in self.batches:
+            if self.left == 0:
+                signal.raise_signal(signal.SIGTERM)
+            self.taken += 1
+            yield batch
+
+
+def evaluations(directory: Path) -> list[tuple[int, float]]:
+    """Return the steps and values of the validation losses on record."""
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = map(json.loads, lines)
+    return [(line["step"], line["val_loss"]) for line in records if "val_loss" in line]
+
+
+@pytest.mark.parametrize(("nth", "stopped_after"), [(1, 3), (2, 6), (3, 7)])
+def test_a_signal_during_an_evaluation_saves_and_the_evaluation_is_made_on_resume(
+    tmp_path: Path, nth: int, stopped_after: int
+) -> None:
+    def run(name: str, nth: int = 0, **given: Any) -> dict[str, Any]:
+        trainer, batches = tiny_trainer(config(tmp_path / name, steps=7, eval={"every": 3}))
+        validation = Signalling(batches[8:12], nth)
+        try:
+            with trainer:
+                return trainer.fit(batches, validation=validation, **given)
+        finally:
+            assert not nth or 4 * (nth - 1) + 1 == validation.taken  # and no batch more
+
+    expected = run("whole")
+    with pytest.raises(Interrupted) as caught:
+        run("run", nth)
+    assert 143 == caught.value.exit_code
+    (saved,) = checkpoints(tmp_path / "run/checkpoints")
+    said = f"stopped by signal 15 after update {stopped_after}: saved {saved}; go on with "
+    assert f"{said}--resume auto" == str(caught.value)
+    events = (tmp_path / "run/events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert ("run.stopped", stopped_after, 15) == tuple(
+        json.loads(events[-1])[key] for key in ("event", "step", "signal")
+    )
+    resumed = run("run", resume="auto")
+    assert (expected["digest"], expected["val_loss"]) == (resumed["digest"], resumed["val_loss"])
+    assert evaluations(tmp_path / "whole") == evaluations(tmp_path / "run")
+
+
+def test_a_signal_on_a_step_due_for_evaluation_costs_no_row(tmp_path: Path) -> None:
+    table = config(tmp_path / "run", steps=7, eval={"every": 3})
+
+    def observe(result: Any, state: Any) -> None:
+        if state.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    trainer, batches = tiny_trainer(table)
+    with trainer, pytest.raises(Interrupted):
+        trainer.fit(batches, validation=batches[10:12], observe=observe)
+    assert "val_loss" not in (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8")
+    trainer, batches = tiny_trainer(table)
+    with trainer:
+        trainer.fit(batches, validation=batches[10:12], resume="auto")
+    assert [3, 6, 7] == [step for step, _ in evaluations(tmp_path / "run")]
+
+
+def test_a_signal_during_the_last_save_leaves_it_whole(tmp_path: Path) -> None:
+    def signalled(following: Any, **arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return following(**arguments)
+
+    saver = stranger(plugin_with(around_save=hookimpl(lambda self: signalled)))
+    trainer, batches = tiny_trainer(config(tmp_path / "run"), [saver])
+    with trainer, pytest.raises(Interrupted) as caught:
+        trainer.fit(batches)
+    assert 130 == caught.value.exit_code
+    trainer, batches = tiny_trainer(config(tmp_path / "run"), [saver])
+    with trainer, pytest.raises(Interrupted):
+        trainer.fit(batches, resume="auto")
+
+
+def test_a_finished_run_that_is_resumed_has_one_row_of_its_evaluation(tmp_path: Path) -> None:
+    table = config(tmp_path / "run", eval={"every": 3})
+    summaries = []
+    for _ in range(3):
+        trainer, batches = tiny_trainer(table)
+        with trainer:
+            summaries.append(trainer.fit(batches, validation=batches[10:12], resume="auto"))
+    assert [3, 6] == [step for step, _ in evaluations(tmp_path / "run")]
+    assert 1 == len({summary["val_loss"] for summary in summaries})
+
+
+def test_a_resumed_run_has_each_evaluation_once(tmp_path: Path) -> None:
+    run = {"checkpoint_every": 3}
+    for steps in (4, 8):
+        table = config(tmp_path / "run", steps=steps, eval={"every": 3}, run=run)
+        trainer, batches = tiny_trainer(table)
+        with trainer:
+            trainer.fit(batches, validation=batches[10:12], resume="auto", allow_changes=True)
+        shutil.rmtree(tmp_path / "run/checkpoints/step-00000004", ignore_errors=True)
+    assert [3, 6, 8] == [step for step, _ in evaluations(tmp_path / "run")]
+
+
+def test_an_evaluation_that_raises_costs_no_training(tmp_path: Path) -> None:
+    def broken() -> Iterator[Any]:
+        yield batches[0]
+        msg = "out of the loader"
+        raise ZeroDivisionError(msg)
+
+    trainer, batches = tiny_trainer(config(tmp_path / "run"))
+    with trainer, pytest.raises(DataError) as caught:
+        trainer.fit(batches, validation=broken())
+    said = "the validation data raised ZeroDivisionError: out of the loader (test_fit.py:"
+    assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith(") at batch 1")
+    assert 1 == len(checkpoints(tmp_path / "run/checkpoints"))
+
+
+def test_an_update_that_is_skipped_is_saved_and_evaluated_where_due(tmp_path: Path) -> None:
+    table = config(tmp_path / "run", eval={"every": 3}, run={"checkpoint_every": 2, "keep": 0})
+    trainer, batches = tiny_trainer(table)
+
+    def loss_fn(model: Any, batch: Any) -> Any:
+        loss = trainer_loss(model, batch)
+        skipped = model.training and trainer.state.step in {1, 2}
+        return Loss(loss.sum * float("nan"), loss.count) if skipped else loss
+
+    trainer_loss = trainer._loop._loss_fn
+    trainer._loop._loss_fn = loss_fn
+    with trainer:
+        trainer.fit(batches, validation=batches[10:12])
+    assert [2, 4, 6] == [int(path.name[-8:]) for path in checkpoints(tmp_path / "run/checkpoints")]
+    assert [3, 6] == [step for step, _ in evaluations(tmp_path / "run")]
 
 
 def test_fitting_on_goes_to_the_end_and_no_further() -> None:

@@ -85,6 +85,43 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     assert 128 + signal.SIGTERM == process.returncode
 
 
+IN_A_LONG_CALL = """
+import hashlib
+from neaptide import stop_on_signals
+with stop_on_signals():
+    print("calling", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)  # many minutes, in C
+"""
+
+
+def test_a_second_signal_does_not_wait_for_the_end_of_a_long_call() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_LONG_CALL], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert "calling\n" == process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert 128 + signal.SIGINT == process.wait(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_signal_to_a_forked_worker_is_none_to_the_run() -> None:
+    with stop_on_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(signal.SIGINT)
+            os._exit(7)
+        assert 7 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert signal.SIGINT == stop.received
+
+
 def test_a_full_disk_costs_checkpoints_but_not_the_run(tmp_path: Path, uninterrupted: str) -> None:
     directory = tmp_path / "run"
     assert uninterrupted == finish(start(directory, 0.0, "limit"))

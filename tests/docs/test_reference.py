@@ -189,7 +189,7 @@ def test_the_run_directory_is_as_described(tmp_path: Path) -> None:
     described = {row["file"].strip("`").partition("/")[0] for row in files}
     written = {path.name for path in tmp_path.iterdir()} - {".lock"}
     assert written <= described
-    assert {"plugins"} == described - written
+    assert {"origins.json", "plugins"} == described - written
     with (tmp_path / "steps.csv").open(encoding="utf-8") as file:
         assert [row["column"].strip("`") for row in columns] == next(csv.reader(file))
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from neaptide.checkpoint.manifest import installed_version
 from neaptide.errors import NeaptideError
+from neaptide.signals import Interrupted
 
 from . import ckpt, configs, doctor, plugins, presets, report, run
 from .output import print_text
@@ -58,12 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
         text, code = _explained(error)
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # as asked for: no fault
         for line in text.splitlines():
-            sys.stderr.write(f"error: {line}\n")
+            sys.stderr.write(f"{line}\n" if stopped else f"error: {line}\n")
         for note in getattr(error, "__notes__", ()):
             sys.stderr.write(f"note: {_one_line(note)}\n")
         if "--json" in given:
-            print_text(json.dumps({"error": text, "exit_code": code}))
+            key = "stopped" if stopped else "error"
+            print_text(json.dumps({key: text, "exit_code": code}))
         return code
     return result if isinstance(result, int) else 0
 

@@ -11,10 +11,11 @@ import attrs
 from cyclopts import Parameter
 
 from neaptide.checkpoint.recovery import old_of
+from neaptide.enabling import configured
 from neaptide.errors import CheckpointError, ConfigError, suggest
 from neaptide.progress import duration, size
 
-from .configs import effective
+from .configs import loaded
 from .output import AsJson, Preset, Sets, print_json, print_table, print_text
 
 if TYPE_CHECKING:
@@ -38,8 +39,13 @@ def run(
 
     Several files are combined in order, later ones over earlier ones.
     """
-    config, _ = effective(files, preset, set_)
-    config = _with_directory(config, files, preset)
+    layered = loaded(files, preset, set_)
+    config, _ = configured(layered.config)
+    origins = dict(layered.origins)
+    if config.run.dir is None:
+        name = files[0].stem if files else preset
+        config = attrs.evolve(config, run=attrs.evolve(config.run, dir=f"runs/{name}"))
+        origins["run.dir"] = "the first file's name" if files else "the preset's name"
     _check_resume(resume, config, allow_changes=allow_changes)
 
     from .training import train  # noqa: PLC0415 - imports torch, so it comes after all checks
@@ -50,6 +56,7 @@ def run(
     with redirect_stdout(sys.stderr) if json else nullcontext():
         summary, reports = train(
             config,
+            origins,
             resume=resume,
             allow_changes=allow_changes,
             style="quiet" if quiet else config.run.progress,
@@ -61,13 +68,6 @@ def run(
     print_table(_rows(summary, config))
     for name, report in reports.items():
         print_text(f"\n{name}\n{report}")
-
-
-def _with_directory(config: RunConfig, files: tuple[Path, ...], preset: str | None) -> RunConfig:
-    if config.run.dir is not None:
-        return config
-    name = files[0].stem if files else preset
-    return attrs.evolve(config, run=attrs.evolve(config.run, dir=f"runs/{name}"))
 
 
 def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool) -> None:

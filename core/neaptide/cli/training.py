@@ -11,36 +11,29 @@ from neaptide.progress import progress
 from neaptide.trainer import HybridTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from neaptide.config import RunConfig
-    from neaptide.progress import Progress
-
-
-class _Trainer(HybridTrainer):
-    """Shows every evaluation, of which `fit` hands out only the last."""
-
-    display: Progress
-
-    def evaluate(self, batches: Iterable[Any]) -> float:
-        loss = super().evaluate(batches)
-        self.display.evaluated(self.state.step, loss)
-        return loss
 
 
 def train(
-    config: RunConfig, *, resume: str | None, allow_changes: bool, style: str
+    config: RunConfig,
+    origins: Mapping[str, str],
+    *,
+    resume: str | None,
+    allow_changes: bool,
+    style: str,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Train what `config` names; return the summary, and the reports of plugins by name.
 
-    The display, in the given style, goes to what is now stdout.
+    The display, in the given style, goes to what is now stdout. `origins` says where each setting
+    came from, by dotted path; the run directory keeps it.
     """
-    with _Trainer.from_config(config) as trainer:
+    with HybridTrainer.from_config(config) as trainer:
+        trainer._recorder.origins = origins  # noqa: SLF001 - nobody else knows them
         data = assembly.build_data(config, trainer.hooks)
-        with progress(config, style=style, stream=sys.stdout) as trainer.display:
-            summary = trainer.fit(
-                data, resume=resume, allow_changes=allow_changes, observe=trainer.display
-            )
+        with progress(config, style=style, stream=sys.stdout) as display:
+            summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)
         return summary, _reports(trainer)
 
 

@@ -93,10 +93,15 @@ def test_a_run_repeats_from_its_own_config_with_json_alone_on_stdout(
 
 
 def test_the_directory_is_named_after_the_first_file(neaptide: Any, folder: Path) -> None:
-    (folder / "mine.toml").write_text("[train]\nsteps = 2\n", encoding="utf-8")
-    assert 0 == neaptide("run", "mine.toml", "tiny.toml", "mine.toml", "--quiet").code
+    (folder / "mine.toml").write_text("seed = 5\n", encoding="utf-8")
+    two = ("--set", "train.steps=2")
+    assert 0 == neaptide("run", "mine.toml", "tiny.toml", "--quiet", *two).code
     stored = loads((folder / "runs/mine/config.toml").read_text(encoding="utf-8"))
-    assert ("runs/mine", 2) == (stored["run"]["dir"], stored["train"]["steps"])
+    assert ("runs/mine", 5, 2) == (
+        stored["run"]["dir"],
+        stored["seed"],
+        stored["train"]["steps"],
+    )
 
 
 def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:

@@ -1,0 +1,145 @@
+"""Endless batches from finite data, and the place in it that a checkpoint keeps."""
+
+from __future__ import annotations
+
+import traceback
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from . import rng
+from .errors import CheckpointError, DataError, NeaptideError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_KEEP_THEIR_TYPE = (NeaptideError, MemoryError, torch.OutOfMemoryError)
+
+
+@attrs.define(eq=False)
+class Cursor:
+    """Where in the data a run is, for data that cannot say so itself.
+
+    Such data is iterated again from the state of the random generators at the start of the pass,
+    and the batches already used are skipped.
+    """
+
+    used: int = 0
+    """Batches taken from the pass in progress."""
+    started_with: dict[str, Any] | None = None
+    """Random state in which the pass began."""
+
+
+class Feed:
+    """Endless batches from `Data.train`, and their place in it as a tree.
+
+    Raises DataError where the data gives no batch (any more), or raises itself.
+    """
+
+    def __init__(self, train: Any, state: dict[str, Any] | None) -> None:
+        self._train = train
+        self._resumable = hasattr(train, "state_dict") and hasattr(train, "load_state_dict")
+        self._cursor = Cursor()
+        self._given = 0  # by this object, in all passes
+        # Resumable data may stand at the end of a pass: then the first one gives nothing.
+        self._may_be_empty = state is not None and self._resumable
+        if state is None:
+            return
+        if ("own" in state) != self._resumable:
+            msg = "the checkpoint's data position is of another kind of data; use the same source"
+            raise CheckpointError(msg)
+        if self._resumable:
+            train.load_state_dict(state["own"])
+        else:
+            self._cursor = Cursor(**state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last batch taken."""
+        if self._resumable:
+            return {"own": self._train.state_dict()}
+        return attrs.asdict(self._cursor, recurse=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            taken = 0
+            one_pass = guarded(self._train, "training") if self._resumable else self._resumed_pass()
+            for batch in one_pass:
+                taken += 1
+                self._given += 1
+                yield batch
+            if taken == 0 and self._cursor.used == 0 and not self._may_be_empty:
+                raise DataError(self._no_batch())
+            self._may_be_empty = False
+            self._cursor = Cursor()
+
+    def _no_batch(self) -> str:
+        if self._given == 0:
+            return "the training data gave no batch; check [data] or the loader (is it used up?)"
+        return (
+            f"the training data ended after {self._given} batches and gives none when it is "
+            f"iterated again (is it a generator?); pass a list or a DataLoader, or lower "
+            f"train.steps"
+        )
+
+    def _resumed_pass(self) -> Iterator[Any]:
+        cursor = self._cursor
+        if cursor.started_with is None:
+            cursor.started_with = rng.capture()
+            yield from self._counted(guarded(self._train, "training"))
+            return
+        now = rng.capture()
+        rng.restore(cursor.started_with)
+        batches = guarded(self._train, "training")
+        for index in range(cursor.used):
+            if next(batches, self) is self:
+                msg = (
+                    f"the training data ended after {index} batches, but the checkpoint has used "
+                    f"{cursor.used}; resume on the same data"
+                )
+                raise DataError(msg)
+        rng.restore(now)
+        yield from self._counted(batches)
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._cursor.used += 1
+            yield batch
+
+
+def guarded(batches: Iterable[Any], kind: str) -> Iterator[Any]:
+    """Iterate over a user's batches; what they raise becomes a DataError that says where.
+
+    `kind` is what they are for: `"training"` or `"validation"`.
+    """
+    try:
+        iterator = iter(batches)
+    except TypeError as error:
+        msg = f"the {kind} data is no iterable of batches: {error}; pass a list or a DataLoader"
+        raise DataError(msg) from error
+    return _guarded(iterator, kind)
+
+
+def _guarded(iterator: Iterator[Any], kind: str) -> Iterator[Any]:
+    for index in count():
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except _KEEP_THEIR_TYPE:
+            raise
+        except Exception as error:
+            msg = f"the {kind} data raised {_described(error)} at batch {index}"
+            raise DataError(msg) from error
+        yield batch
+
+
+def _described(error: Exception) -> str:
+    """Return an exception in one line: its type, what it says, and the file and line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # An exception out of a DataLoader's worker is a whole traceback: its last line says what.
+    said = f": {lines[-1]}" if lines else ""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}{said} ({Path(frame.filename).name}:{frame.lineno})"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 import attrs
 
 from neaptide import RunConfig
-from neaptide.config import dumps
+from neaptide.config import dumps, presets
 from neaptide.registry import installed_plugins
 
 if TYPE_CHECKING:
@@ -63,6 +63,13 @@ In Python a configuration is a file name, a mapping of the same form, or a `RunC
 "none" below is said by leaving the key out; YAML and JSON may also say null.
 """
 
+PRESETS = """\
+## Presets
+
+`--preset NAME` begins with one of these; files and `--set` change it. `neaptide presets show NAME`
+prints it, `neaptide presets copy NAME FILE` makes a file of your own, in any format.
+"""
+
 PLUGINS = """\
 ## Plugins
 
@@ -80,10 +87,19 @@ table.
 
 def render() -> str:
     """Return the page."""
-    parts = [INTRODUCTION, *_sections(RunConfig, ()), PLUGINS]
+    parts = [INTRODUCTION, PRESETS, preset_table(), *_sections(RunConfig, ()), PLUGINS]
     for spec in first_party():
         parts.extend(_plugin(spec))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def preset_table() -> str:
+    """Return the presets with the line each begins with, as a Markdown table."""
+    lines = ["| preset | what it is |", "|---|---|"]
+    for name in presets.names():
+        first = presets.text(name).splitlines()[0].removeprefix("# ")
+        lines.append(f"| `{name}` | {first} |")
+    return "\n".join(lines) + "\n"
 
 
 def first_party() -> list[PluginSpec]:

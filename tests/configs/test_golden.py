@@ -92,6 +92,11 @@ def test_the_coming_version_has_a_file_with_every_setting() -> None:
     assert [] == missing, f"add these to a file in {VERSIONS[-1].name}, as README.md says"
 
 
+def test_the_coming_version_has_the_defaults_of_every_plugin() -> None:
+    path = VERSIONS[-1] / "plugins-defaults.yaml"
+    assert FIRST_PARTY.keys() == loaded(path).config.plugins.keys(), "as README.md says"
+
+
 def test_the_coming_version_has_every_preset_as_it_is() -> None:
     for name in presets.names():
         path = VERSIONS[-1] / f"preset-{name}.toml"

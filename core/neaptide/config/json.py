@@ -57,7 +57,7 @@ def parse(text: str) -> dict[str, Any]:
 
 def write(table: Mapping[str, Any]) -> str:
     """Write a table of plain values, its keys in their order."""
-    return json.dumps(table, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

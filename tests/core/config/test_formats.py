@@ -133,6 +133,12 @@ def test_what_is_written_as_yaml_means_the_same_to_readers_of_yaml_1_1(
     assert bits(table) == bits(yaml.safe_load(FORMATS["yaml"].dumps(table)))
 
 
+def test_words_that_readers_of_yaml_1_1_may_take_for_booleans_are_quoted() -> None:
+    words = ["y", "Y", "n", "N", "yes", "No", "on", "OFF", "true", "null"]
+    quoted = ", ".join(f'"{word}"' for word in words)
+    assert f"a: [{quoted}]\n" == FORMATS["yaml"].dumps({"a": words})
+
+
 def test_yaml_is_written_in_blocks() -> None:
     table = {"seed": 1, "run": {}, "a": [1, 2e-5, "yes"], "b": [{"c": {"d": "x y"}}, []], "e": []}
     assert FORMATS["yaml"].dumps(table) == (

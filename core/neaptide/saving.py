@@ -135,11 +135,14 @@ def _load_tensors(
 def digest(parts: Parts, data: Any) -> str:
     """Return the sha256 of weights, buffers, optimizer, plugins, schedule, RNG and data cursor.
 
-    Two runs that computed the same have the same digest: times are no part of it.
+    Two runs that computed the same have the same digest: times are no part of it, nor are plugins
+    and objects of the user without state.
     """
     store = parts.store
     with store.compute():
         trees = sections(parts, data)
+        for section in ("plugins", "extra"):
+            trees[section] = {name: state for name, state in trees[section].items() if state}
         weights = {}
         for span in store.spans():
             with store.loan(span, "read") as weight:

@@ -58,7 +58,7 @@ class HashedFile:
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
         )
         self._sha256 = hashlib.sha256()
-        self._bytes = 0
+        self.bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Write all of `data` and return its number of bytes."""
@@ -67,7 +67,7 @@ class HashedFile:
             raise ValueError(msg)
         view = memoryview(data).cast("B")
         self._sha256.update(view)
-        self._bytes += len(view)
+        self.bytes += len(view)
         rest = view
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
@@ -86,7 +86,7 @@ class HashedFile:
 
     def entry(self) -> FileEntry:
         """Return digest and size of what was written."""
-        return FileEntry(self._sha256.hexdigest(), self._bytes)
+        return FileEntry(self._sha256.hexdigest(), self.bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -120,6 +120,11 @@ class Writer:
             raise CheckpointError(msg)
         self._files[name] = HashedFile(self._directory / check_name(name))
         return self._files[name]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes written so far, in all files."""
+        return sum(file.bytes for file in self._files.values())
 
     def finish(self, step: int, facts: dict[str, Any]) -> None:
         """Close every file, then write the manifest: all of it is on the disk afterwards."""

@@ -110,13 +110,22 @@ def parse(text: bytes, where: str) -> Manifest:
             "facts": dict(facts),
             **extra,
         } if not extra and type(step) is int and step >= 0:
-            entries = {check_name(name): _entry(files[name], name, where) for name in files}
-            return Manifest(version, step, entries, facts)
+            entries = {name: _entry(files[name], name, where) for name in files}
+            found = Manifest(version, step, entries, facts)
+            if render(found) != text:
+                msg = f"{where}: damaged, it is not byte for byte what was written"
+                raise CheckpointError(msg)
+            return found
     msg = f"{where}: format {value.get('format')!r} cannot be read; this Neaptide reads {FORMAT}"
     raise CheckpointError(msg)
 
 
 def _entry(value: Any, name: str, where: str) -> FileEntry:
+    try:
+        check_name(name)
+    except CheckpointError as error:
+        msg = f"{where}: {error}"
+        raise CheckpointError(msg) from None
     match value:
         case {"sha256": str(sha256), "bytes": int(size), **extra} if (
             not extra and _SHA256.fullmatch(sha256) and type(size) is int and size >= 0

@@ -48,7 +48,9 @@ class Loaded:
         """Return the tree saved as the section `name`, its tensors in CPU memory."""
         identity = self._identity(name, _STRUCTURE)
         path = self.directory / f"{name}{_STRUCTURE}"
-        structure = canonical.loads(read_bytes(path, identity.bytes, identity), str(path))
+        text = read_bytes(path, identity.bytes, identity)
+        total = sum(entry.bytes for entry in self.manifest.files.values())
+        structure = canonical.loads(text, str(path), total)
         has_tensors = f"{name}{_TENSORS}" in self._identities
         tensors: Mapping[str, Any] = self.tensors(name) if has_tensors else {}
         try:
@@ -93,10 +95,12 @@ def save(
     at a time, as the weights of a model larger than memory. Raises CheckpointError.
     """
     with writing(directory, step, facts) as writer:
+        keys = {}
         for name, tree in sections.items():
             structure, tensors = flatten(tree, name)
             text = canonical.dumps(structure, sort_keys=False)
             canonical.check_size(text, name)
+            keys[name] = text.count(b":")
             with writer.file(f"{name}{_STRUCTURE}") as file:
                 file.write(text)
             if tensors:
@@ -105,6 +109,8 @@ def save(
         for name, items in (streams or {}).items():
             with writer.file(f"{name}{_TENSORS}") as file:
                 write_tensors(file, items)
+        for name, number in keys.items():
+            canonical.check_keys(number, name, writer.bytes)
 
 
 def load(directory: Path) -> Loaded:

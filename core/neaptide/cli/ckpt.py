@@ -50,9 +50,19 @@ def verify_(*paths: Path, json: AsJson = False) -> int:
     if json:
         print_json([{"path": path, "problems": found} for path, found in problems.items()])
     else:
-        lines = (f"{path}: {line}" for path, found in problems.items() for line in found or ["ok"])
-        print_text("\n".join(lines))
+        print_text(
+            "\n".join(
+                f"{path}: {_within(path, line)}"
+                for path, found in problems.items()
+                for line in found or ["ok"]
+            )
+        )
     return 1 if any(problems.values()) else 0
+
+
+def _within(checkpoint: str, problem: str) -> str:
+    """Return the problem with the names of files as seen from the checkpoint."""
+    return problem.removeprefix(f"{checkpoint}: ").replace(f"{checkpoint}/", "")
 
 
 def _found_in(path: Path) -> list[Path]:

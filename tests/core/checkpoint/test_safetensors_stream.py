@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from neaptide.checkpoint.safetensors_header import DTYPES
 from neaptide.checkpoint.safetensors_stream import (
-    DTYPES,
     PIECE,
     TensorItem,
     open_tensors,
@@ -188,10 +189,31 @@ def test_wider_dtypes_come_first_so_that_all_are_aligned(tmp_path: Path) -> None
             TensorItem("x", torch.float32, (2,), resident("x", torch.zeros(2).half()).load),
             r"is float16 \[2\], but was announced as float32 \[2\]",
         ),
-        (resident("x" * 100_000_001, torch.zeros(2)), "at most 100000000"),
-        (resident("[" * 1_000_001, torch.zeros(2)), "at most 1000000"),
+        (resident("x" * 2**16, torch.zeros(2)), "longer than 65536 bytes; shorten it"),
     ],
 )
 def test_what_could_not_be_read_is_not_written(item: TensorItem, why: str) -> None:
     with pytest.raises(CheckpointError, match=why):
         write_tensors(Recorder(), [resident("same", torch.zeros(1)), item])
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ([f"{n:05d}" + "x" * 60_000 for n in range(1700)], "bytes, at most 100000000"),
+        ([f"{n:05d}" + "[" * 60_000 for n in range(20)], "JSON values, at most 1000000"),
+    ],
+    ids=["bytes", "values"],
+)
+def test_more_names_than_can_be_read_are_not_written(names: list[str], why: str) -> None:
+    tensor = torch.zeros(0)
+    with pytest.raises(CheckpointError, match=why):
+        write_tensors(io.BytesIO(), [resident(name, tensor) for name in names])
+
+
+def test_names_as_long_as_can_be(tmp_path: Path) -> None:
+    tensors = {quote * 32_000: torch.ones(2) for quote in ('"', "\\", "x", "{", "}")}
+    tensors["\N{WAVE DASH}" * 10_000] = torch.zeros(1, *[1] * 63)
+    back = open_tensors(write(tmp_path / "w", tensors))
+    assert tensors.keys() == back.keys()
+    assert all(torch.equal(tensors[name], back[name]) for name in tensors)

@@ -37,13 +37,20 @@ def flip(run: Path) -> str:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    return "weights.safetensors"
+    return "weights.safetensors: damaged, its sha256 does not match"
 
 
 def lose_the_manifest(run: Path) -> str:
     """Delete the newest manifest; return the problem."""
     (checkpoints(run / "checkpoints")[-1] / "manifest.json").unlink()
-    return "No such file or directory"
+    return "manifest.json: No such file or directory"
+
+
+def cut_the_last_newline(run: Path) -> str:
+    """Shorten the newest manifest by a byte that means nothing; return the problem."""
+    path = checkpoints(run / "checkpoints")[-1] / "manifest.json"
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    return "manifest.json: damaged, it is not byte for byte what was written"
 
 
 def test_the_checkpoints_of_a_run_are_listed(neaptide: Any, run: Path) -> None:
@@ -71,7 +78,7 @@ def test_one_checkpoint_is_verified(neaptide: Any, run: Path) -> None:
     assert f"{SECOND}: ok\n" == neaptide("ckpt", "verify", SECOND).out
 
 
-@pytest.mark.parametrize("damage", [flip, lose_the_manifest])
+@pytest.mark.parametrize("damage", [flip, lose_the_manifest, cut_the_last_newline])
 @pytest.mark.parametrize("path", ["run", "run/checkpoints", SECOND])
 def test_damage_is_named(
     neaptide: Any, run: Path, damage: Callable[[Path], str], path: str
@@ -81,8 +88,11 @@ def test_damage_is_named(
     lines = [line for line in done.out.splitlines() if line.startswith(f"{SECOND}: ")]
     assert (1, 1) == (done.code, len(lines))
     assert problem in lines[0]
+    assert 1 == lines[0].count(SECOND)
     as_json = json.loads(neaptide("ckpt", "verify", path, "--json").out)
-    assert [f"{row['path']}: {row['problems'][0]}" for row in as_json if row["problems"]] == lines
+    (row,) = [row for row in as_json if row["problems"]]
+    assert (SECOND, 1) == (row["path"], len(row["problems"]))
+    assert problem in row["problems"][0]
 
 
 def test_every_damaged_file_is_listed(neaptide: Any, run: Path) -> None:

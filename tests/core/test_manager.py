@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from support import CYCLE, digest_after, plugin_with, same_tensors, stranger, tensors_of
+from support import (
+    CYCLE,
+    digest_after,
+    plugin_with,
+    same_tensors,
+    stranger,
+    tensors_of,
+    tiny_trainer,
+)
 
-from neaptide import HybridTrainer, PluginError, hookimpl, hookspecs
+from neaptide import ConfigError, HybridTrainer, PluginError, hookimpl, hookspecs
 from neaptide.registry import load_class
 from neaptide.testing import tiny_task
 from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
@@ -19,7 +28,12 @@ if TYPE_CHECKING:
 
     from neaptide import PluginSpec
 
-HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, "neaptide_spec"))
+# The doctor asks `diagnose` without a run: it has tests of its own.
+HOOKS = sorted(
+    name
+    for name, value in vars(hookspecs).items()
+    if hasattr(value, "neaptide_spec") and name != "diagnose"
+)
 AROUND = [name for name in HOOKS if name.startswith("around_")]
 FIRST = [name for name in HOOKS if getattr(hookspecs, name).neaptide_spec["firstresult"]]
 TEARDOWN = ["on_run_end"]
@@ -29,8 +43,10 @@ NOTIFICATIONS = [
     "after_step",
     "before_forward",
     "convert_model",
+    "on_metrics",
     "on_phase_enter",
     "on_phase_exit",
+    "on_record",
     "on_run_start",
 ]
 
@@ -49,7 +65,7 @@ def implementing(hook: str, body: Any) -> dict[str, Any]:
     return {hook: hookimpl(implementation)}
 
 
-def raising(hook: str, error: type[BaseException] = BoomError, **manifest: Any) -> PluginSpec:
+def raising(hook: str, error: Any = BoomError, **manifest: Any) -> PluginSpec:
     """Return a plugin that raises in `hook`."""
 
     def body(self: Any) -> Any:
@@ -328,6 +344,81 @@ def test_a_removed_observer_is_asked_once_more_to_clean_up() -> None:
     }
     digest_after(3, plugins=[stranger(plugin_with(**members), "broken", observer=True)])
     assert ["before_forward", "after_step", "on_run_end"] == calls
+
+
+def test_an_observer_that_fails_everywhere_from_a_step_on_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps: list[int] = []
+
+    @hookimpl
+    def after_step(self: Any, step: int) -> None:
+        steps.append(step)
+        if step >= 3:
+            raise BoomError
+
+    def fail(self: Any) -> None:
+        if len(steps) >= 3:
+            raise BoomError
+
+    members = {"after_step": after_step}
+    for hook in (*OBSERVABLE, *TEARDOWN):
+        if hook not in {"after_step", "convert_model", "estimate_memory"}:
+            members |= implementing(hook, fail)
+    expected = tiny_task()
+    whole_run(tmp_path / "expected", [STEADY_PREDICTOR], expected)
+    task = tiny_task()
+    broken = stranger(plugin_with(**members), "broken", observer=True)
+    whole_run(tmp_path / "run", [broken, STEADY_PREDICTOR], task)
+    assert same_tensors(tensors_of(expected.model), tensors_of(task.model))
+    assert [1, 2, 3] == steps
+    assert 1 == caplog.text.count("plugin.quarantined")
+    events = (tmp_path / "run/events.jsonl").read_text(encoding="utf-8")
+    assert (1, 1) == (events.count("plugin.quarantined"), events.count("plugin.teardown_failed"))
+
+
+def test_an_observer_that_cannot_be_as_configured_stops_the_run_before_training() -> None:
+    refusing = raising("on_run_start", ConfigError("no @ plugins.broken"), observer=True)
+    with pytest.raises(ConfigError) as caught:
+        digest_after(1, plugins=[refusing])
+    assert "no @ plugins.broken" == str(caught.value)
+
+
+def test_records_and_metrics_come_without_a_run_directory_too(tmp_path: Path) -> None:
+    def listened(config: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        records: list[Any] = []
+        lines: list[Any] = []
+
+        @hookimpl
+        def on_record(self: Any, record: Any) -> None:
+            records.append((record.step, record.phase, record.loss, record.was_predicted))
+
+        @hookimpl
+        def on_metrics(self: Any, step: int, phase: Any, metrics: Any) -> None:
+            lines.append((step, phase.name, metrics))
+
+        members = {"on_record": on_record, "on_metrics": on_metrics}
+        listener = stranger(plugin_with(**members), "listener", observer=True)
+        run = {"log_every": 3, **config}
+        table = {"phases": CYCLE, "run": run, "train": {"steps": 10}}
+        trainer, batches = tiny_trainer(table, [listener, STEADY_PREDICTOR])
+        with trainer:
+            trainer.fit(batches, validation=batches[:1])
+        return records, lines
+
+    records, lines = listened({})
+    assert (records, lines) == listened({"dir": str(tmp_path)})
+    rows = (tmp_path / "steps.csv").read_text(encoding="utf-8").splitlines()[1:]
+    assert [row.split(",")[:4] for row in rows] == [
+        [str(step), phase, str(loss), str(jump).lower()] for step, phase, loss, jump in records
+    ]
+    assert sum(jump for *_, jump in records) > 0
+    written = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert list(map(json.loads, written)) == [
+        {"step": step, "phase": phase, **metrics} for step, phase, metrics in lines
+    ]
+    assert {"val_loss"} == lines[-1][2].keys()
+    assert all("lr" in metrics for _, _, metrics in lines[:-1])
 
 
 def test_hooks_run_in_resolved_order_and_end_in_reverse() -> None:

@@ -1,0 +1,36 @@
+"""Settings and manifest of `tensorboard`."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import ge, min_len, optional
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+
+
+@attrs.frozen(kw_only=True)
+class TensorboardConfig:
+    """`[plugins.tensorboard]`."""
+
+    log_dir: str | None = field(
+        None,
+        validator=optional(min_len(1)),
+        help="where to write; left out, `plugins/tensorboard/` of the run directory",
+    )
+    every: int = field(
+        1, validator=ge(1), help="updates between two points of loss, norm, time and memory"
+    )
+    flush_seconds: float = field(
+        5.0, validator=ge(0.0), help="longest time a point waits before it is in the file"
+    )
+
+
+SPEC = PluginSpec(
+    name="tensorboard",
+    load="neaptide_plugins.tensorboard.plugin:Tensorboard",
+    config=TensorboardConfig,
+    summary="Losses by phase, rates, memory, jumps and plugins' metrics as TensorBoard events.",
+    observer=True,
+    numerics="exact",
+)

@@ -1,0 +1,87 @@
+"""TensorBoard's event file, written by the thread that calls: what fails, fails there and then.
+
+TensorBoard's own writers hand events to a thread, which a failing disk leaves hanging.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class EventFile:
+    """One new event file in `directory`; every method but `close` may raise OSError.
+
+    Args:
+        directory: made where it is missing. TensorBoard reads all files in it as one run.
+        flush_seconds: longest time an event waits in memory, as long as more events come.
+    """
+
+    def __init__(self, directory: Path, flush_seconds: float) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Sorted by name, files are in the order in which they were begun.
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._path = directory / name
+        self._file = self._path.open("xb", buffering=0)
+        self._flush_seconds = flush_seconds
+        self._flushed = time.monotonic()
+        self._pending = io.BytesIO()
+        self._records = RecordWriter(self._pending)
+        self._add(Event(file_version="brain.Event:2"))
+
+    def start(self, step: int) -> None:
+        """Take back what earlier files in the directory say of `step` and what follows it."""
+        self._add(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point at `step` to the curve of each tag."""
+        points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._add(Event(step=step, summary=Summary(value=points)))
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Add a text at `step`."""
+        value = Summary.Value(
+            tag=tag,
+            metadata=create_summary_metadata(display_name="", description=""),
+            tensor=TensorProto(dtype=DT_STRING, string_val=[text.encode()]),
+        )
+        self._add(Event(step=step, summary=Summary(value=[value])))
+
+    def flush(self) -> None:
+        """Write all events; the file ends with a whole one whatever happens."""
+        data = self._pending.getvalue()
+        self._pending.seek(0)
+        self._pending.truncate()
+        self._flushed = time.monotonic()
+        if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+            raise FileNotFoundError(errno.ENOENT, "another file is in its place", str(self._path))
+        before = self._file.tell()
+        if self._file.write(data) != len(data):
+            self._file.seek(before)
+            self._file.truncate()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    def close(self) -> None:
+        """Close the file, without what has not been flushed."""
+        self._file.close()
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        if time.monotonic() - self._flushed >= self._flush_seconds:
+            self.flush()

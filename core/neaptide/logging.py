@@ -1,15 +1,24 @@
-"""Where events go: structlog lines to the run's sink, warnings also to the standard logger."""
+"""Where events go: to the run's sink, and through the standard logger `neaptide` to the console.
+
+structlog is used without ever being configured, and only the logger `neaptide` is touched: a
+program's own logging stays as it is.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from .jsonable import jsonable
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable, Iterator, MutableMapping
 
     Sink = Callable[[MutableMapping[str, Any]], None]
 
@@ -17,26 +26,31 @@ CONSOLE = logging.getLogger("neaptide")
 
 
 class _SinkLogger:
-    """The end of structlog's chain: hands each event to the sink, warnings to the console."""
+    """The end of structlog's chain: hands each event to the sink and to the standard logger."""
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
 
-    def _write(self, level: str, event: MutableMapping[str, Any]) -> None:
+    def _write(self, level: int, event: MutableMapping[str, Any]) -> None:
+        stamped = {
+            "time": datetime.now(UTC).isoformat(),
+            "level": logging.getLevelName(level).lower(),
+            **event,
+        }
         if self._sink is not None:
-            self._sink({"time": datetime.now(UTC).isoformat(), "level": level, **event})
-        if level != "info":
+            self._sink(stamped)
+        if CONSOLE.isEnabledFor(level):
             fields = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
-            CONSOLE.log(logging.getLevelName(level.upper()), "%s %s", event["event"], fields)
+            CONSOLE.log(level, "%s %s", event["event"], fields, extra={"fields": stamped})
 
     def info(self, **event: Any) -> None:
-        self._write("info", event)
+        self._write(logging.INFO, event)
 
     def warning(self, **event: Any) -> None:
-        self._write("warning", event)
+        self._write(logging.WARNING, event)
 
     def error(self, **event: Any) -> None:
-        self._write("error", event)
+        self._write(logging.ERROR, event)
 
 
 def run_logger(sink: Sink | None = None) -> Any:
@@ -46,3 +60,45 @@ def run_logger(sink: Sink | None = None) -> Any:
         processors=[lambda _logger, _method, event: event],
         wrapper_class=structlog.BoundLogger,
     )
+
+
+class StderrHandler(logging.Handler):
+    """Writes to whatever stderr is at the time: a live display puts itself in its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; one that cannot be written is lost."""
+        with suppress(OSError):
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats an event with all its fields, and any other record as the event `log`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line of JSON."""
+        fields = getattr(record, "fields", None) or {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "event": "log",
+            "message": record.getMessage(),
+        }
+        return json.dumps(jsonable(fields))
+
+
+@contextmanager
+def json_lines(level: int = logging.INFO) -> Iterator[None]:
+    """Write Neaptide's events from `level` on to stderr meanwhile, each as one line of JSON.
+
+    Other handlers get none of them meanwhile.
+    """
+    handler = StderrHandler()
+    handler.setFormatter(JsonFormatter())
+    before = CONSOLE.handlers[:], CONSOLE.level, CONSOLE.propagate
+    CONSOLE.handlers, CONSOLE.propagate = [handler], False
+    CONSOLE.setLevel(level)
+    try:
+        yield
+    finally:
+        CONSOLE.handlers, _, CONSOLE.propagate = before
+        CONSOLE.setLevel(before[1])

@@ -11,8 +11,9 @@ import attrs
 
 from . import machine
 from .config import dumps, unstructure
+from .jsonable import jsonable
 from .memory import PeakMeter
-from .rundir import RunDirectory, jsonable
+from .rundir import RunDirectory
 from .steps import Outcome
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from .appending import AppendedFile
 from .errors import RunDirectoryError
+from .jsonable import jsonable
 from .logging import CONSOLE
 
 if TYPE_CHECKING:
@@ -109,19 +110,6 @@ class RunDirectory:
                 CONSOLE.warning(
                     "cannot write %s: %s; training goes on without it", path, error.strerror
                 )
-
-
-def jsonable(value: Any) -> Any:
-    """Return `value` as JSON can hold it: non-finite floats become strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(item) for item in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)
 
 
 def _cell(value: Any) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from neaptide.checkpoint.manifest import installed_version
 from neaptide.errors import NeaptideError
+from neaptide.logging import StderrHandler
 from neaptide.signals import Interrupted
 
 from . import ckpt, configs, doctor, plugins, presets, report, run
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     anything else.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(handlers=[_Warnings()], format="%(levelname)s: %(message)s")
+    handler = StderrHandler(logging.WARNING)
+    logging.basicConfig(handlers=[handler], format="%(levelname)s: %(message)s")
     try:
         result = build_app()(
             given,
@@ -69,17 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_text(json.dumps({key: text, "exit_code": code}))
         return code
     return result if isinstance(result, int) else 0
-
-
-class _Warnings(logging.Handler):
-    """Writes to whatever stderr is at the time: a live display puts itself in its place."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line."""
-        sys.stderr.write(f"{self.format(record)}\n")
 
 
 def _explained(error: BaseException) -> tuple[str, int]:

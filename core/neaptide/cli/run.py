@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from neaptide.checkpoint.recovery import old_of
 from neaptide.enabling import configured
 from neaptide.errors import CheckpointError, ConfigError, suggest
+from neaptide.logging import json_lines
 from neaptide.progress import duration, size
 
 from .configs import loaded
@@ -33,6 +34,10 @@ def run(
         bool, Parameter(negative="", help="Resume under a config that differs.")
     ] = False,
     quiet: Annotated[bool, Parameter(negative="", help="Print the summary only.")] = False,
+    log: Annotated[
+        Literal["console", "json"] | None,
+        Parameter(help="`json`: every event on stderr as a line of JSON; overrides run.log."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train what the configuration names, through all its phases.
@@ -46,6 +51,9 @@ def run(
         name = files[0].stem if files else preset
         config = attrs.evolve(config, run=attrs.evolve(config.run, dir=f"runs/{name}"))
         origins["run.dir"] = "the first file's name" if files else "the preset's name"
+    if log is not None:
+        config = attrs.evolve(config, run=attrs.evolve(config.run, log=log))
+        origins["run.log"] = "--log"
     _check_resume(resume, config, allow_changes=allow_changes)
 
     from .training import train  # noqa: PLC0415 - imports torch, so it comes after all checks
@@ -53,7 +61,10 @@ def run(
     # So that `my_module:factory` beside the config is found, as python -m finds it.
     sys.path.insert(0, str(Path.cwd()))
     # What a user's own code prints would spoil the JSON.
-    with redirect_stdout(sys.stderr) if json else nullcontext():
+    with (
+        redirect_stdout(sys.stderr) if json else nullcontext(),
+        json_lines() if config.run.log == "json" else nullcontext(),
+    ):
         summary, reports = train(
             config,
             origins,

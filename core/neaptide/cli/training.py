@@ -32,7 +32,7 @@ def train(
     with HybridTrainer.from_config(config) as trainer:
         trainer._recorder.origins = origins  # noqa: SLF001 - nobody else knows them
         data = assembly.build_data(config, trainer.hooks)
-        with progress(config, style=style, stream=sys.stdout) as display:
+        with progress(config, style=style, stream=sys.stdout, device=trainer.run.device) as display:
             summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)
         return summary, _reports(trainer)
 

@@ -66,6 +66,11 @@ class RunSection:
         validator=in_(("auto", "plain", "quiet")),
         help="what the terminal shows: `auto` a live line where there is one, `plain` log lines",
     )
+    log: Literal["console", "json"] = field(
+        "console",
+        validator=in_(("console", "json")),
+        help="on stderr: `console` warnings for people, `json` every event as a line of JSON",
+    )
     log_every: int = field(10, validator=_at_least(1), help="updates between two log lines")
 
 

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import CYCLE, tiny_trainer
 
-from neaptide import FULL, PhaseSchedule, RunConfig, StepResult
+from neaptide import FULL, PhaseSchedule, RunConfig, StepResult, machine
 from neaptide.config import structure
 from neaptide.history import History
 from neaptide.memory import MemorySample
-from neaptide.progress import Figures, discard, duration, progress, size
+from neaptide.progress import Budget, Figures, budget_of, discard, duration, progress, size
 from neaptide.state import TrainState
 from neaptide.steps import Jump, Outcome
 
@@ -95,19 +96,40 @@ def test_a_stream_that_is_no_terminal_gets_the_plain_lines() -> None:
     assert shown("auto", io.StringIO()).startswith(FIRST)
 
 
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_a_terminal_without_colours_gets_the_plain_lines(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+def test_a_terminal_that_cannot_move_its_cursor_gets_the_plain_lines(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TERM", "dumb")
     assert shown("auto", Terminal()).startswith(FIRST)
+
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7])[;m]")
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_a_line_that_changes_has_colours_unless_they_are_unwanted(
+    monkeypatch: pytest.MonkeyPatch, *, colours: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    if colours:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    else:
+        monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    with progress(config(), style="auto", stream=stream) as display:
+        display(result(5), state(5, 2.0))
+    text = stream.getvalue()
+    assert "\x1b[?25l" in text  # the cursor is hidden: it is live
+    assert colours == bool(COLOUR.search(text))
+    assert "5/12" in text
 
 
 def test_quiet_shows_nothing() -> None:
     assert not shown("quiet", Terminal())
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
 def test_a_terminal_gets_a_line_that_changes(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -119,12 +141,52 @@ def test_a_terminal_gets_a_line_that_changes(monkeypatch: pytest.MonkeyPatch, co
         display.evaluated(5, 1.25)
     text = stream.getvalue()
     assert "\x1b[34mfull" in text
+    assert "\x1b[34m━" in text  # the bar has the colour of the phase
     plain = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", " ", text).split())
     assert "step 5 validation loss 1.2500" in plain
     figures = ("loss 2.0000", "5/12", "skipped 0.0%", "jumps 0", "500 ms/step", "left")
     assert [] == [figure for figure in figures if figure not in plain]
     assert "3.0 GiB" in plain
     assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", text).split("\n"))) <= columns
+
+
+def test_memory_is_shown_against_its_budget() -> None:
+    memory = MemorySample(device_bytes=3 << 30, host_bytes=430 << 20)
+    budget = Budget(host=47 << 29, device=80 << 30)
+    text = Figures(9, budget).text(result(1, memory=memory), state(1))
+    assert "  device 3.00/80.0 GiB, host 0.42/23.5 GiB  " in text
+    alone = MemorySample(device_bytes=None, host_bytes=430 << 20)
+    assert "  host 430.0 MiB  " in Figures(9).text(result(1, memory=alone), state(1))
+
+
+def test_the_budget_of_the_host_is_the_smaller_of_memory_and_group() -> None:
+    memory = machine.memory()
+    limits = [memory.total, memory.group.limit if memory.group else None]
+    expected = min(limit for limit in limits if limit is not None)
+    assert Budget(host=expected) == budget_of(torch.device("cpu"))
+
+
+class Broken(Terminal):
+    """A terminal that was closed: nothing can be written to it any more."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self.file = file
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    def fileno(self) -> int:
+        return int(self.file.fileno())
+
+
+@pytest.mark.parametrize("style", ["auto", "plain"])
+def test_a_terminal_that_was_closed_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    with (tmp_path / "file").open("w") as file:
+        assert not shown(style, Broken(file))
 
 
 def test_a_refused_jump_says_why() -> None:

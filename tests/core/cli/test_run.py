@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,34 @@ def test_the_directory_is_named_after_the_first_file(neaptide: Any, folder: Path
         stored["seed"],
         stored["train"]["steps"],
     )
+
+
+def test_the_run_directory_says_where_settings_came_from_and_on_what_it_ran(
+    neaptide: Any, folder: Path
+) -> None:
+    sets = ("--set", "train.steps=3", "--log", "console")
+    assert 0 == neaptide("run", "tiny.toml", "--quiet", *sets).code
+    origins = json.loads((folder / "runs/tiny/origins.json").read_text(encoding="utf-8"))
+    assert "tiny.toml" in origins["model.name"]
+    assert "--set" in origins["train.steps"]
+    assert ("the first file's name", "--log") == (origins["run.dir"], origins["run.log"])
+    facts = json.loads((folder / "runs/tiny/machine.json").read_text(encoding="utf-8"))
+    assert facts["memory"]["limit_bytes"] > 0
+    assert "neaptide" in facts["distributions"]
+
+
+@pytest.mark.parametrize("how", [("--log", "json"), ("--set", "run.log=json")])
+def test_events_for_machines_are_lines_of_json_on_stderr(
+    command: Any, folder: Path, how: tuple[str, str]
+) -> None:
+    done = command("run", "tiny.toml", "--quiet", *how)
+    assert 0 == done.code
+    events = [json.loads(line) for line in done.err.splitlines()]
+    written = (folder / "runs/tiny/events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert list(map(json.loads, written)) == events
+    assert "jump.accepted" in {event["event"] for event in events}
+    stored = loads((folder / "runs/tiny/config.toml").read_text(encoding="utf-8"))
+    assert "json" == stored["run"]["log"]
 
 
 def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
@@ -272,26 +303,78 @@ def test_a_reader_that_goes_away_does_not_end_the_run(start: Any, folder: Path) 
     assert 24 == summary["steps"]
 
 
-def test_a_terminal_gets_colours_and_a_table(folder: Path, environment: dict[str, str]) -> None:
+def resize(terminal: int, columns: int) -> None:
+    """Make a terminal so many columns wide."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+
+def on_a_terminal(
+    folder: Path, env: dict[str, str], *arguments: str, then: dict[bytes, int] | None = None
+) -> str:
+    """Return what a run writes on a terminal of 100 columns.
+
+    `then` maps texts to the columns the terminal has from their first appearance on.
+    """
     leader, follower = pty.openpty()
+    resize(leader, 100)
     process = subprocess.Popen(
-        [sys.executable, "-m", "neaptide", "run", "tiny.toml"],
+        [sys.executable, "-m", "neaptide", "run", "tiny.toml", *arguments],
         cwd=folder,
-        env={**environment, "COLUMNS": "100"},
+        env=env,
+        stdin=subprocess.DEVNULL,
         stdout=follower,
         stderr=subprocess.PIPE,
     )
     os.close(follower)
-    pieces = []
+    text = b""
+    waiting = dict(then or {})
     while True:
         try:
-            pieces.append(os.read(leader, 4096))
+            text += os.read(leader, 4096)
         except OSError:  # what a terminal answers once nobody writes to it
             break
+        for seen in [seen for seen in waiting if seen in text]:
+            resize(leader, waiting.pop(seen))
     os.close(leader)
     _, errors = process.communicate(timeout=60)
     assert (0, b"") == (process.returncode, errors)
-    text = b"".join(pieces).decode()
+    assert not waiting
+    return text.decode()
+
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
+
+
+def test_a_terminal_that_becomes_narrow_is_drawn_on_within_its_width(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    pauses = ("--set", "data.options.seconds=0.1")
+    then = {b"step 10  validation loss": 50}
+    text = on_a_terminal(folder, environment, *pauses, then=then)
+    before, _, after = text.partition("step 20  validation loss")
+    assert 50 < max(map(len, ESCAPES.sub("\n", before).split("\n"))) <= 100
+    live, _, _ = after.partition("run directory")
+    drawn = ESCAPES.sub("\n", live).split("\n")
+    assert any("24/24" in line for line in drawn)
+    assert max(map(len, drawn)) <= 50
+
+
+def test_a_terminal_without_colours_gets_a_line_that_changes(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    text = on_a_terminal(folder, {**environment, "NO_COLOR": "1"})
+    assert "\x1b[?25l" in text
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", text)
+
+
+def test_a_dumb_terminal_gets_plain_lines(folder: Path, environment: dict[str, str]) -> None:
+    text = on_a_terminal(folder, {**environment, "TERM": "dumb"})
+    assert "step  1/24  warmup   loss -" in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_gets_colours_and_a_table(folder: Path, environment: dict[str, str]) -> None:
+    text = on_a_terminal(folder, environment)
     assert "\x1b[32mcorrect" in text or "\x1b[34mfull" in text
     assert "step 24  validation loss" in text
     assert "\x1b[1mspeedup" in text

@@ -1,0 +1,135 @@
+"""The figures of a run as text: loss, memory against its budget, pace, what remains."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from neaptide.history import History
+    from neaptide.memory import MemorySample
+    from neaptide.state import TrainState
+    from neaptide.steps import StepResult
+
+_SMOOTHING = 0.9
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@attrs.frozen
+class Budget:
+    """What a run may use, in bytes; None where nobody knows."""
+
+    host: int | None = None
+    """The smaller of the machine's memory and the cgroup's limit."""
+    device: int | None = None
+    """All memory of the accelerator."""
+
+
+def budget_of(device: Any) -> Budget:
+    """Return the budget of this machine with a torch device, or with None for none."""
+    from neaptide import machine  # noqa: PLC0415 - verbs that show no progress start faster
+
+    total = None
+    if device is not None and device.type == "cuda":
+        import torch  # noqa: PLC0415 - whoever has a device has imported it
+
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+    return Budget(machine.memory().limit, total)
+
+
+def size(nbytes: float) -> str:
+    """Write bytes for people: `1.5 GiB`."""
+    power = _power(nbytes)
+    return f"{nbytes / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
+
+
+def size_of(nbytes: float, limit: float | None) -> str:
+    """Write bytes against a limit, in its unit: `0.42/23.5 GiB`."""
+    if limit is None:
+        return size(nbytes)
+    power = _power(limit)
+    return f"{nbytes / 1024**power:.2f}/{limit / 1024**power:.1f} {_UNITS[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@attrs.define(eq=False)
+class Figures:
+    """What is shown of a run after each step."""
+
+    total: int
+    """Updates in the whole run."""
+    budget: Budget = attrs.field(factory=Budget)
+    _loss: float | None = attrs.field(init=False, default=None)
+    _averaged: int = attrs.field(init=False, default=0)  # the update last taken into it
+    _began: tuple[int, float] | None = attrs.field(init=False, default=None)
+
+    def take(self, step: int, history: History) -> None:
+        """Take in a step, and the newest loss that has reached the host."""
+        if self._began is None:
+            self._began = (step, time.perf_counter())
+        if history.updates == self._averaged:
+            return
+        self._averaged = history.updates
+        newest = history.losses[-1]
+        # A loss that is not finite shows, and the average begins anew after it.
+        old = newest if self._loss is None or not math.isfinite(self._loss) else self._loss
+        self._loss = _SMOOTHING * old + (1.0 - _SMOOTHING) * newest
+
+    def text(self, result: StepResult, state: TrainState) -> str:
+        """Return the figures after a step in one line; `-` for one that is not known yet."""
+        times = state.history.seconds
+        pace = duration(sum(times) / len(times)) if times else "-"
+        parts = (
+            f"loss {'-' if self._loss is None else f'{self._loss:.4f}'}",
+            self._memory(result.memory),
+            f"skipped {state.backward_skipped:.1%}",
+            f"jumps {state.jumps}",
+            f"{pace}/step",
+            f"{self._left(state.step)} left",
+        )
+        return "  ".join(part for part in parts if part)
+
+    def _left(self, step: int) -> str:
+        if self._began is None or step == self._began[0]:
+            return "-"
+        first, began = self._began
+        return duration((time.perf_counter() - began) / (step - first) * (self.total - step))
+
+    def _memory(self, memory: MemorySample | None) -> str:
+        if memory is None:
+            return ""
+        host = f"host {size_of(memory.host_bytes, self.budget.host)}"
+        if memory.device_bytes is None:
+            return host
+        return f"device {size_of(memory.device_bytes, self.budget.device)}, {host}"
+
+
+def evaluation(loss: float) -> str:
+    """Return what is said of an evaluation."""
+    return f"validation loss {loss:.4f}"
+
+
+def verdict(result: StepResult) -> str:
+    """Return what is said of the jump before a step."""
+    jump = result.jump
+    assert jump is not None, "asked for a step with a jump"
+    if jump.accepted:
+        return f"jump over {jump.horizon} updates accepted"
+    return f"jump over {jump.horizon} updates refused: {jump.reason}"
+
+
+def _power(nbytes: float) -> int:
+    return min(int(math.log2(max(nbytes, 1))) // 10, len(_UNITS) - 1)

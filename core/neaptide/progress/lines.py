@@ -1,0 +1,52 @@
+"""The display of a run where there is no terminal to draw on: plain lines, or nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .figures import evaluation, verdict
+
+if TYPE_CHECKING:
+    from neaptide.state import TrainState
+    from neaptide.steps import StepResult
+
+    from .figures import Figures
+    from .streams import Tolerant
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def __call__(self, result: StepResult, state: TrainState) -> None:
+        """Show nothing."""
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Show nothing."""
+
+
+class Plain:
+    """A line every `every` updates, and at each change of phase, jump and evaluation."""
+
+    def __init__(self, figures: Figures, every: int, stream: Tolerant) -> None:
+        self._figures = figures
+        self._every = every
+        self._stream = stream
+        self._phase = ""
+
+    def __call__(self, result: StepResult, state: TrainState) -> None:
+        """Write the lines that are due."""
+        self._figures.take(result.step, state.history)
+        if result.jump is not None:
+            self._line(result.step, "predict", verdict(result))
+        if result.phase.name != self._phase or (result.updated and result.step % self._every == 0):
+            self._phase = result.phase.name
+            self._line(result.step, self._phase, self._figures.text(result, state))
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Write a line."""
+        self._line(step, self._phase, evaluation(loss))
+
+    def _line(self, step: int, phase: str, text: str) -> None:
+        width = len(str(self._figures.total))
+        self._stream.write(f"step {step:>{width}}/{self._figures.total}  {phase:<7}  {text}\n")
+        self._stream.flush()

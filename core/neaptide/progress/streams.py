@@ -1,0 +1,42 @@
+"""Streams that may fail: a reader that has gone, a full disk, a terminal that was closed."""
+
+from __future__ import annotations
+
+import os
+from typing import IO, Any
+
+
+def discard(stream: IO[str]) -> None:
+    """Let everything written to `stream` from here on go nowhere.
+
+    For a stream that failed: what it could not write is still in its buffer, and would fail once
+    more when Python exits.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+class Tolerant:
+    """A stream that is given up when it fails, so that what watches a run never ends it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or discard from here on."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            discard(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or discard from here on."""
+        try:
+            self._stream.flush()
+        except OSError:
+            discard(self._stream)

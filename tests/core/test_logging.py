@@ -1,0 +1,120 @@
+"""Where events go, and that a program's own logging stays as it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import structlog
+
+from neaptide.logging import CONSOLE, json_lines, run_logger
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    """Return the lines of JSON in what stderr got, without their times."""
+    found = [json.loads(line) for line in text.splitlines()]
+    assert all(line.pop("time").endswith("+00:00") for line in found)
+    return found
+
+
+def test_every_event_reaches_the_sink() -> None:
+    events: list[Any] = []
+    log = run_logger(events.append)
+    log.info("jump.accepted", step=3, horizon=5)
+    log.warning("update.skipped", step=4)
+    log.error("checkpoint.failed", step=5)
+    assert [
+        ("info", "jump.accepted", 3),
+        ("warning", "update.skipped", 4),
+        ("error", "checkpoint.failed", 5),
+    ] == [(event["level"], event["event"], event["step"]) for event in events]
+
+
+def test_warnings_are_readable_lines_and_infos_are_silent(caplog: pytest.LogCaptureFixture) -> None:
+    log = run_logger()
+    log.info("jump.accepted", step=3)
+    log.warning("update.skipped", step=4, loss=float("nan"))
+    log.error("checkpoint.failed", step=5)
+    assert [
+        ("WARNING", "update.skipped step=4 loss=nan"),
+        ("ERROR", "checkpoint.failed step=5"),
+    ] == [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_a_program_that_wants_infos_gets_them_with_their_fields(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="neaptide")
+    run_logger().info("jump.accepted", step=3)
+    (record,) = caplog.records
+    assert ("jump.accepted", 3) == (record.fields["event"], record.fields["step"])
+
+
+def test_json_lines_hold_every_event_and_every_other_warning(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with json_lines():
+        log = run_logger()
+        log.info("jump.accepted", step=3, loss=float("inf"))
+        log.error("checkpoint.failed", step=5, error='a "quoted"\nline')
+        CONSOLE.warning("cannot write %s", "steps.csv")
+        CONSOLE.debug("nobody asked")
+    log.warning("after")
+    assert [
+        {"level": "info", "event": "jump.accepted", "step": 3, "loss": "inf"},
+        {"level": "error", "event": "checkpoint.failed", "step": 5, "error": 'a "quoted"\nline'},
+        {"level": "warning", "event": "log", "message": "cannot write steps.csv"},
+    ] == lines(capsys.readouterr().err)
+    assert ["after"] == [record.getMessage().strip() for record in caplog.records]
+
+
+def test_json_lines_leave_the_logger_as_it_was() -> None:
+    def facts() -> Any:
+        return CONSOLE.handlers[:], CONSOLE.level, CONSOLE.propagate
+
+    own = logging.NullHandler()
+    CONSOLE.addHandler(own)
+    CONSOLE.setLevel(logging.ERROR)
+    try:
+        before = facts()
+        with pytest.raises(ZeroDivisionError), json_lines():
+            raise ZeroDivisionError
+        assert before == facts()
+    finally:
+        CONSOLE.removeHandler(own)
+        CONSOLE.setLevel(logging.NOTSET)
+
+
+def test_a_programs_structlog_and_logging_stay_as_they_are() -> None:
+    before = structlog.get_config(), structlog.is_configured(), logging.getLogger().handlers[:]
+    with json_lines():
+        run_logger().info("event", step=1)
+    assert before == (
+        structlog.get_config(),
+        structlog.is_configured(),
+        logging.getLogger().handlers[:],
+    )
+
+
+CLOSED = """
+import os, sys
+from neaptide.logging import json_lines, run_logger
+reading, writing = os.pipe()
+os.close(reading)
+os.dup2(writing, 2)
+with json_lines():
+    for step in range(3):
+        run_logger().warning("event", step=step)
+print("went on")
+"""
+
+
+def test_a_stderr_nobody_reads_costs_the_lines_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED], capture_output=True, text=True, check=False
+    )
+    assert (0, "went on\n") == (done.returncode, done.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import attrs
 
@@ -11,10 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = ROOT / "plugins" / "neaptide_plugins"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 READMES = sorted(PLUGINS.glob("*/README.md"))
-PAGES = [ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md", *DOCS, *READMES]
+CONTRIB = sorted((ROOT / "contrib").glob("*/README.md"))
+PAGES = [ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md", *DOCS, *READMES, *CONTRIB]
 
 _FENCE = re.compile(
-    r"^(?:<!-- (?P<mark>run|file: (?P<file>\S+)) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^(?P<indent> *)(?:<!-- file: (?P<file>\S+) -->\n *)?```(?P<language>[^`\n]*)\n"
+    r"(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
 _INDENTED = re.compile(r"(?<=\n\n)(?:(?: {4}.*)?\n)+")
@@ -24,13 +27,12 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 @attrs.frozen
 class Block:
-    """A fenced block, with the comment before it: `run`, or the file it is."""
+    """A fenced block, and the file it is where a comment before it names one."""
 
     page: Path
     line: int
     language: str
     text: str
-    runs: bool
     file: str | None
 
     def __str__(self) -> str:
@@ -50,8 +52,7 @@ def blocks(page: Path) -> list[Block]:
             page,
             text.count("\n", 0, match.start("text")) + 1,
             match["language"],
-            match["text"],
-            match["mark"] == "run",
+            dedent(match["text"]),
             match["file"],
         )
         for match in _FENCE.finditer(text)

@@ -1,0 +1,109 @@
+"""Every block of every page is right: Python runs, configurations load, commands exist."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import pytest
+from pages import CONTRIB, PAGES, READMES, ROOT, blocks, indented
+from snippets import CHECKS, WrongSnippetError, check_configuration, run_page
+
+from neaptide import NeaptideError
+from neaptide.registry import installed_plugins
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pages import Block
+
+FENCED = [block for page in PAGES for block in blocks(page)]
+CHECKED = [
+    block
+    for block in FENCED
+    if block.language in CHECKS
+    and not block.file
+    and (block.language != "toml" or block.page not in CONTRIB)
+]
+WITH_PYTHON = sorted({block.page for block in FENCED if block.language == "python"})
+
+
+def plugin_of(readme: Path) -> str:
+    return readme.parent.name.replace("_", "-")
+
+
+ENABLED_BY_TABLE = [
+    readme for readme in READMES if not installed_plugins()[plugin_of(readme)].schemes
+]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_has_somebody_who_checks_it_or_is_text(page: Path) -> None:
+    known = {*CHECKS, "python", "text"}
+    assert [] == [str(block) for block in blocks(page) if block.language not in known]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_is_only_indented(page: Path) -> None:
+    """Nobody could say what language it is in."""
+    assert [] == [block for block in indented(page) if block]
+
+
+@pytest.mark.parametrize("block", CHECKED, ids=str)
+def test_block(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    CHECKS[block.language](block.text)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+def test_python_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    python = [block for block in blocks(page) if block.language == "python" and not block.file]
+    run_page(page, [(block.line, block.text) for block in python])
+
+
+@pytest.mark.parametrize("page", ENABLED_BY_TABLE, ids=lambda page: page.parent.name)
+def test_a_plugin_readme_shows_how_to_enable_the_plugin(page: Path) -> None:
+    name = plugin_of(page)
+    tables = [block.text for block in blocks(page) if block.language == "toml"]
+    enabled = [plugin for table in tables for plugin in check_configuration(table, "toml")]
+    assert name in enabled
+
+
+@pytest.mark.parametrize("page", CONTRIB, ids=lambda page: page.parent.name)
+def test_a_readme_under_contrib_shows_how_to_enable_its_plugin(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its distribution need not be installed."""
+    monkeypatch.syspath_prepend(page.parent / "src")
+    spec = import_module(page.parent.name.replace("-", "_")).SPEC
+    tables = [block.text for block in blocks(page) if block.language == "toml"]
+    assert [[spec.name]] == [check_configuration(table, "toml", spec) for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("toml", "[plugins.ema]\ndecai = 0.9\n"),
+        ("toml", '[project]\nname = "x"\ndependencies = ["neaptide[nothing]"]\n'),
+        ("toml", '[project.entry-points."neaptide.plugin"]\nx = "x:SPEC"\n'),
+        ("yaml", "train:\n  stepps: 3\n"),
+        ("json", '{"train": {"steps": "3"}}'),
+        ("sh", "neaptide ruin my.toml"),
+        ("sh", "neaptide run my.toml --quite"),
+        ("sh", "neaptide run my.toml --set train.stepps=3"),
+        ("sh", "neaptide run --preset small"),
+        ("sh", 'pip install "neaptide[nothing]"'),
+        ("sh", "pip install -c constraint.txt ."),
+        ("sh", "pip install tox && tox -e dox"),
+        ("sh", "python bench/nothing.py"),
+        ("sh", "make"),
+    ],
+)
+def test_a_wrong_block_is_found(language: str, text: str) -> None:
+    with pytest.raises((NeaptideError, WrongSnippetError)):
+        CHECKS[language](text)

@@ -12,7 +12,7 @@ import attrs
 
 from .files import number_of, rows, step_of
 from .series import OTHER, Spread, Track
-from .text import clean
+from .text import clean, name
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SUFFIX = "_bytes"
 _KEYS = ("step", "phase", "moment")
-_FILES, _GROUPS, _NAME = 32, 400, 60
+_FILES, _GROUPS = 32, 400
 
 
 @attrs.define
@@ -42,7 +42,10 @@ class MemoryTable:
             if len(self.groups) >= _GROUPS:
                 key = (tier, OTHER, OTHER)
             group = self.groups.setdefault(key, Spread())
-        self.tracks.setdefault(tier, Track()).add(step, phase, value)
+        track = self.tracks.get(tier)
+        if track is None:
+            track = self.tracks.setdefault(tier, Track())
+        track.add(step, phase, value)
         if abs(value) < 1e18:  # noqa: PLR2004 - an exabyte: larger ones are damage
             group.add(value)
 
@@ -56,11 +59,11 @@ def memory_tables(directory: Path, damage: Counter[str]) -> list[MemoryTable]:
 
 def tiers(header: Sequence[str]) -> dict[int, str]:
     """Return the tiers a header names, by their column's number."""
-    names = {number: clean(name, _NAME) for number, name in enumerate(header)}
+    columns = {number: name(column) for number, column in enumerate(header)}
     return {
-        number: name.removesuffix(SUFFIX)
-        for number, name in names.items()
-        if name.endswith(SUFFIX) and name != SUFFIX
+        number: column.removesuffix(SUFFIX)
+        for number, column in columns.items()
+        if column.endswith(SUFFIX) and column != SUFFIX
     }
 
 
@@ -78,7 +81,7 @@ def _read(path: Path, directory: Path, damage: Counter[str]) -> MemoryTable | No
         if step is None:
             damage[path.name] += 1
             continue
-        phase, moment = clean(cells[phase_at], _NAME), clean(cells[moment_at], _NAME)
+        phase, moment = name(cells[phase_at]), name(cells[moment_at])
         for number, tier in columns.items():
             if cells[number]:
                 value = number_of(cells[number])

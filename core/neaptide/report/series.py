@@ -33,8 +33,10 @@ class Spread:
         """Take in a finite value."""
         self.count += 1
         self.total += value
-        self.low = min(self.low, value)
-        self.high = max(self.high, value)
+        if value < self.low:  # noqa: PLR1730 - a call for each of millions of values costs more
+            self.low = value
+        if value > self.high:  # noqa: PLR1730 - as above
+            self.high = value
 
     @property
     def mean(self) -> float | None:

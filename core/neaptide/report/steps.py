@@ -9,14 +9,12 @@ import attrs
 from .files import number_of, rows, step_of
 from .memory import MemoryTable, tiers
 from .series import Course, Stretches, Track, drawable
-from .text import clean
+from .text import name
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
     from pathlib import Path
-
-_NAME, _NAMES = 60, 300
 
 
 @attrs.define
@@ -58,15 +56,8 @@ def read_steps(path: Path, damage: Counter[str]) -> Steps:
     if columns is None:
         damage[path.name] += sum(1 for _ in lines)
         return found
-    names: dict[str, str] = {}
     for cells in lines:
-        written = cells[columns.phase]
-        phase = names.get(written)
-        if phase is None:
-            phase = clean(written, _NAME)
-            if len(names) < _NAMES:
-                names[written] = phase
-        if not _take(found, columns, cells, phase):
+        if not _take(found, columns, cells, name(cells[columns.phase])):
             damage[path.name] += 1
     return found
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from neaptide.progress import duration, size
 
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 
+_NAME = 60
 LONGEST = 300
 """Characters kept of one text."""
 
@@ -23,6 +25,12 @@ def clean(value: Any, longest: int = LONGEST) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+@lru_cache(maxsize=4096)
+def name(text: str) -> str:
+    """Return the text of a name, of which a run has few and its rows are full."""
+    return clean(text, _NAME)
 
 
 def safe(value: Any, depth: int = 6) -> Any:

@@ -54,6 +54,7 @@ class Loop:
         self._record = record
         self._loss_fn = task.loss_fn or call_with_mapping
         self._norm: torch.Tensor | None = None  # measured by the update in progress
+        self._added = False  # whether the step in progress has changed gradients
         train = run.config.train
         self._measure_norm = (
             train.grad_norm
@@ -77,6 +78,7 @@ class Loop:
     def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
         """Make a jump if one is due, then train on `batch`; `phase` forces the choice."""
         state, started = self.state, time.perf_counter()
+        self._added = False
         chosen = phase or self.hooks.select_phase(state.history, state.schedule)
         jump = None
         if chosen.applies_prediction:
@@ -138,9 +140,13 @@ class Loop:
         )
 
     def abandon(self) -> None:
-        """Drop what a step that raised has accumulated."""
-        self.store.zero_gradients()
-        self.state.accumulation = Accumulation()
+        """Drop what a step that raised has accumulated.
+
+        Gradients that wait from earlier steps stay if it had not begun to add to them.
+        """
+        if self._added or not self.state.accumulation.pieces:
+            self.store.zero_gradients()
+            self.state.accumulation = Accumulation()
 
     def settle(self) -> None:
         """Read the update before this one from the device and hand it on."""
@@ -194,6 +200,7 @@ class Loop:
             )
             if notifies["after_forward"]:
                 self._notify("after_forward", phase, loss=weighed.mean.detach())
+            self._added = True
             loss = accumulation.add(weighed)
             with self.store.compute():
                 self._backward(loss=loss, phase=phase)

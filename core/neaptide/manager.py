@@ -163,7 +163,7 @@ class HookManager:
         """Tell every plugin that assembly is done."""
         self.notify("on_run_start", run=run, model=model, store=store)
 
-    def on_run_end(self, run: Run, error: BaseException | None) -> list[Exception]:
+    def on_run_end(self, run: Run, error: BaseException | None) -> list[BaseException]:
         """Tear down plugin by plugin in reverse; return what went wrong meanwhile."""
         return self._teardown("on_run_end", run=run, error=error)
 
@@ -175,17 +175,20 @@ class HookManager:
         """Tell every plugin that a phase ends."""
         self.notify("on_phase_exit", phase=phase, following=following, step=step)
 
-    def leave_phase(self, phase: Phase, step: int) -> list[Exception]:
+    def leave_phase(self, phase: Phase, step: int) -> list[BaseException]:
         """End the last phase of the run on every plugin, whatever the others raise."""
         return self._teardown("on_phase_exit", phase=phase, following=None, step=step)
 
-    def _teardown(self, hook: str, **given: Any) -> list[Exception]:
-        errors: list[Exception] = []
+    def _teardown(self, hook: str, **given: Any) -> list[BaseException]:
+        errors: list[BaseException] = []
         for implementation in reversed(self._calls[hook]):
             try:
                 implementation(given)
-            except Exception as error:  # noqa: BLE001 - gathered: everyone else's teardown runs
-                if not self._quarantined(implementation.plugin, hook, error):
+            except BaseException as error:  # noqa: BLE001 - gathered: everyone else's teardown runs
+                if not (
+                    isinstance(error, Exception)
+                    and self._quarantined(implementation.plugin, hook, error)
+                ):
                     errors.append(error)
         return errors
 

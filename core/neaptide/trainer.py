@@ -107,7 +107,7 @@ class HybridTrainer:
     ) -> None:
         self._error: BaseException | None = None
         self._closed = False
-        self._begun = self._loaded = False
+        self._begun = self._loaded = self._stepping = False
         self.config = config
         self._recorder = Recorder(config)
         log = run_logger(self._recorder.event)
@@ -174,6 +174,7 @@ class HybridTrainer:
         if self._closed:
             msg = "this trainer is closed; make a new one"
             raise RuntimeError(msg)
+        self._check_not_stepping("step")
         if phase is not None and phase not in PHASES:
             msg = (
                 f"phase must be one of {', '.join(PHASES)} (got {phase!r}){suggest(phase, PHASES)}"
@@ -182,12 +183,15 @@ class HybridTrainer:
         self._begin()
         if not self.model.training:
             self.model.train()
+        self._stepping = True
         try:
             result = self._loop.step(batch, PHASES[phase] if phase else None)
         except BaseException as error:
             self._error = error
             self._loop.abandon()
             raise
+        finally:
+            self._stepping = False
         self._error = None  # whatever an earlier step raised, the run went on
         self._recorder.stepped(result)
         return result
@@ -241,6 +245,7 @@ class HybridTrainer:
 
         Raises CheckpointError before anything is changed when it is damaged or of another run.
         """
+        self._check_not_stepping("load")
         self._data_state = saving.load(Path(directory), self._parts, allow_changes=allow_changes)
         self._begun, self._loaded = False, True
 
@@ -266,8 +271,11 @@ class HybridTrainer:
     def close(self) -> None:
         """End the run: the last row is written, plugins undo what they patched. Idempotent."""
         if not self._closed:
-            self._loop.settle()
-            self._tear_down(self._error)
+            self._check_not_stepping("close")
+            try:
+                self._loop.settle()
+            finally:
+                self._tear_down(self._error)
 
     def __enter__(self) -> Self:
         return self
@@ -282,6 +290,14 @@ class HybridTrainer:
         self._error = error or self._error
         self.close()
 
+    def _check_not_stepping(self, method: str) -> None:
+        if self._stepping:
+            msg = (
+                f"trainer.{method} was called inside trainer.step, by a hook or loss_fn; call it "
+                f"between steps"
+            )
+            raise RuntimeError(msg)
+
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
@@ -292,7 +308,7 @@ class HybridTrainer:
 
     def _tear_down(self, error: BaseException | None) -> None:
         self._closed = True
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         if hasattr(self, "run"):
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
@@ -302,10 +318,13 @@ class HybridTrainer:
             torch.use_deterministic_algorithms(mode=False)
         if errors:
             msg = "plugins failed while the run ended"
-            group = ExceptionGroup(msg, errors)
+            interrupts = [one for one in errors if not isinstance(one, Exception)]
+            if interrupts:  # a Ctrl-C, say, is not to be hidden in a group
+                interrupts[0].add_note(f"{msg}: {errors}")
+                raise interrupts[0]
             if error is None:
-                raise group
-            error.add_note(f"{msg}: {group.exceptions}")
+                raise BaseExceptionGroup(msg, errors)
+            error.add_note(f"{msg}: {tuple(errors)}")
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

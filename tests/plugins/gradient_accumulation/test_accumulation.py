@@ -289,10 +289,25 @@ def test_a_skipped_accumulation_is_dropped_whole() -> None:
     assert_close(expected, found, 1e-12)
 
 
-def test_a_call_that_raises_drops_its_accumulation_and_its_count() -> None:
+class BackwardError(torch.autograd.Function):
+    """Fails in backward, when gradients may have been added already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("where", "kept"), [("forward", 1), ("backward", 0)])
+def test_a_call_that_raises_costs_what_waits_only_once_it_adds_to_it(where: str, kept: int) -> None:
     def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
-        if batch is None:
+        if batch is None and where == "forward":
             raise ZeroDivisionError
+        if batch is None:
+            return BackwardError.apply(model(torch.ones(1, 4).double())).sum()
         return by_sample(model, batch)
 
     batches = pieces(tokens(12), [3, 3, 3, 3])
@@ -305,9 +320,9 @@ def test_a_call_that_raises_drops_its_accumulation_and_its_count() -> None:
         trainer.step(batches[0])
         with pytest.raises(ZeroDivisionError):
             trainer.step(None)
-        updated = [trainer.step(batch).updated for batch in batches[1:]]
-    assert [False, False, True] == updated
-    for batch in batches[1:]:
+        updated = [trainer.step(batch).updated for batch in batches[1 : 4 - kept]]
+    assert [False] * (2 - kept) + [True] == updated
+    for batch in batches[1 - kept : 4 - kept]:
         by_sample(reference, batch).backward()
     torch.optim.SGD(reference.parameters(), lr=0.1).step()
     assert_close(tensors_of(reference), tensors_of(model), 1e-12)

@@ -312,11 +312,17 @@ def test_a_resume_inside_an_accumulation_knows_what_carries_the_scale(tmp_path: 
     assert expected == train(3, 6, load=True)
 
 
+def refuse(gradient: torch.Tensor) -> None:
+    """Fail in backward, which costs the gradients that wait."""
+    raise ZeroDivisionError
+
+
 def test_after_a_call_that_raised_the_scale_is_decided_anew() -> None:
     def loss_fn(model: nn.Module, batch: torch.Tensor | None) -> torch.Tensor:
+        loss = squared_error(model, torch.ones(8, 4) if batch is None else batch)
         if batch is None:
-            raise ZeroDivisionError
-        return squared_error(model, batch)
+            loss.register_hook(refuse)
+        return loss
 
     with small_trainer({"full": "fp16"}, loss_fn, others=ACROSS) as trainer:
         trainer.step(torch.randn(8, 4), phase="warmup")

@@ -17,6 +17,7 @@ WIDE = 1000
 """Width of the inner drawing, in its own units; it is stretched to the width of the page."""
 _COLOURS = 10
 _RATIO = 100  # of the largest to the smallest value from which a scale is logarithmic
+_SMALLEST = 1e-290  # from which powers of ten are exact enough for a scale
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _SUFFIXES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e4, "k"))
@@ -76,7 +77,7 @@ def axis(low: float, high: float, *, kind: str = "", count: int = 5) -> Axis:
         count: about how many ticks.
     """
     factor, unit = _unit(max(abs(low), abs(high)), kind)
-    if low > 0 and high / low > _RATIO and not kind:
+    if low > _SMALLEST and high / low > _RATIO and not kind:
         return _log_axis(low, high)
     low, high = _widened(low / factor, high / factor)
     step = _round_step((high - low) / count)
@@ -121,9 +122,9 @@ def _unit(largest: float, kind: str) -> tuple[float, str]:
 
 def _widened(low: float, high: float) -> tuple[float, float]:
     """Give a range without extent one, so that a constant lies in the middle."""
-    if high - low > 1e-9 * max(abs(low), abs(high), 1e-290):
+    if high - low > 1e-9 * max(abs(low), abs(high), _SMALLEST):
         return low, high
-    around = abs(low) / 2 or 1.0
+    around = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
     return low - around, high + around
 
 

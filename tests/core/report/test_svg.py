@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from neaptide.report.svg import WIDE, Axis, Series, axis, chart, step_axis
@@ -20,6 +20,8 @@ def linear(low: float, high: float) -> Axis:
 
 
 @given(FINITE, FINITE, KINDS)
+@example(1.0, 5e-324, "")
+@example(5e-324, 5e-324, "seconds")
 def test_a_scale_holds_its_values_and_its_ticks(one: float, other: float, kind: str) -> None:
     low, high = sorted((one, other))
     scale = axis(low, high, kind=kind)

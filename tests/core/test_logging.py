@@ -6,12 +6,17 @@ import json
 import logging
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
+from pages import ROOT, blocks
+from support import tiny_trainer
 
 from neaptide.logging import CONSOLE, json_lines, run_logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -118,3 +123,20 @@ def test_a_stderr_nobody_reads_costs_the_lines_alone() -> None:
         [sys.executable, "-c", CLOSED], capture_output=True, text=True, check=False
     )
     assert (0, "went on\n") == (done.returncode, done.stdout)
+
+
+def test_the_logger_of_the_documentation_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = [block for block in blocks(ROOT / "docs/logging.md") if block.file]
+    (tmp_path / "printer.py").write_text(block.text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import printer
+
+    trainer, batches = tiny_trainer({"train": {"steps": 3}}, [printer.SPEC])
+    with trainer:
+        trainer.fit(batches, validation=batches[:1])
+        losses = list(trainer.state.history.losses)
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert rows[-3:] == [f"{step} warmup {loss}" for step, loss in enumerate(losses, start=1)][-3:]
+    assert last.startswith("3 {'val_loss': ")

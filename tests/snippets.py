@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
+import sys
 import tomllib
 from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import CycloptsError
@@ -31,6 +34,11 @@ ENVIRONMENTS = {
         r"^\[(testenv:\w+)\]", (ROOT / "tox.ini").read_text("utf-8"), re.MULTILINE
     )
 } | {"py311", "py312"}
+
+_LOOKS = {
+    ("config", "schema"),
+    *((noun, verb) for noun in ("plugins", "presets") for verb in ("list", "show")),
+}
 
 
 class WrongSnippetError(AssertionError):
@@ -93,12 +101,18 @@ def check_command(words: Sequence[str]) -> None:
 
 
 def _neaptide(arguments: Sequence[str]) -> None:
-    """Parse by the real command line; check presets and settings as `config check` does."""
+    """Parse by the real command line; check presets and settings as `config check` does.
+
+    Verbs that read nothing but the installation are carried out.
+    """
     try:
         build_app().parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
         msg = f"neaptide {shlex.join(arguments)}: {error}"
         raise WrongSnippetError(msg) from error
+    if tuple(arguments[:2]) in _LOOKS and main(arguments) != 0:
+        msg = f"neaptide {shlex.join(arguments)} fails"
+        raise WrongSnippetError(msg)
     settings = [
         word for pair in pairwise(arguments) if pair[0] in {"--set", "--preset"} for word in pair
     ]
@@ -172,8 +186,19 @@ CHECKS: dict[str, Callable[[str], Any]] = {
 
 
 def run_page(path: Path, snippets: Sequence[tuple[int, str]]) -> None:
-    """Run a page's Python, each block seeing what those before it defined."""
-    names: dict[str, Any] = {"__name__": "__page__"}
-    for line, text in snippets:
-        code = compile("\n" * (line - 1) + text, str(path), "exec")
-        exec(code, names)
+    """Run a page's Python as one script, each block seeing what those before it defined.
+
+    Handlers and levels of loggers are put back, since a page may show how to set them.
+    """
+    script = ModuleType("__main__")
+    before, loggers = sys.modules["__main__"], (logging.root, logging.getLogger("neaptide"))
+    states = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    sys.modules["__main__"] = script
+    try:
+        for line, text in snippets:
+            exec(compile("\n" * (line - 1) + text, str(path), "exec"), vars(script))
+    finally:
+        sys.modules["__main__"] = before
+        for logger, level, handlers in states:
+            logger.setLevel(level)
+            logger.handlers[:] = handlers

@@ -37,6 +37,10 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(
     read_until(process, "step  5/24")
     process.kill()
     assert -9 == process.wait(timeout=60)
+    header, *rows = (folder / "runs/tiny/steps.csv").read_text(encoding="utf-8").splitlines()
+    updates = [row.split(",")[0] for row in rows if ",true," not in row]
+    assert ["1", "2", "3", "4"] == updates[:4]  # the one shown last is recorded during the next
+    assert {header.count(",")} == {row.count(",") for row in rows}
     refused = neaptide(*RUN, *SAVING)
     assert 1 == refused.code
     assert "holds checkpoints of an earlier run" in refused.err

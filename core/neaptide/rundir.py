@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from .appending import AppendedFile
@@ -14,7 +15,7 @@ from .jsonable import jsonable
 from .logging import CONSOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 COLUMNS = (
@@ -55,22 +56,26 @@ class RunDirectory:
 
         Returns the last update that still has a row.
         """
-        rows = _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
-        for name in ("metrics.jsonl", "events.jsonl"):
-            _keep(self.path / name, lambda line: _json_step(line) <= step)
+        with _prepared(self.path):
+            rows = _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
+            for name in ("metrics.jsonl", "events.jsonl"):
+                _keep(self.path / name, lambda line: _json_step(line) <= step)
         return max((int(_csv_step(row)) for row in rows if ",true," not in row), default=0)
 
     def forget_evaluation(self, step: int) -> None:
         """Drop the validation loss of update `step`, which is about to be measured anew."""
-        _keep(
-            self.path / "metrics.jsonl",
-            lambda line: not ('"val_loss"' in line and _json_step(line) == step),
-        )
+        path = self.path / "metrics.jsonl"
+
+        def forget() -> None:
+            _keep(path, lambda line: not ('"val_loss"' in line and _json_step(line) == step))
+
+        self._contained(path, forget)
 
     def start_afresh(self) -> None:
         """Remove the records of an earlier run; its checkpoints must be gone or refused before."""
-        for name in (*_RECORDS, "origins.json", "summary.json"):
-            (self.path / name).unlink(missing_ok=True)
+        with _prepared(self.path):
+            for name in (*_RECORDS, "origins.json", "summary.json"):
+                (self.path / name).unlink(missing_ok=True)
 
     def row(self, values: Mapping[str, Any]) -> None:
         """Append a row to steps.csv; missing columns and None stay empty."""
@@ -118,14 +123,19 @@ def _cell(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _locked(path: Path) -> IO[str]:
-    lock = path / ".lock"
+@contextmanager
+def _prepared(path: Path) -> Iterator[None]:
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a+", encoding="utf-8")
+        yield
     except OSError as error:
         msg = f"cannot write in the run directory {path}: {error.strerror}; set run.dir elsewhere"
         raise RunDirectoryError(msg) from error
+
+
+def _locked(path: Path) -> IO[str]:
+    with _prepared(path):
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -134,9 +144,9 @@ def _locked(path: Path) -> IO[str]:
         file.close()
         msg = f"another process (pid {holder}) trains in {path}; wait for it or set run.dir"
         raise RunDirectoryError(msg) from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
+    with suppress(OSError):  # held all the same: who holds it is for the message above
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), f"{os.getpid()}\n".encode())
     return file
 
 

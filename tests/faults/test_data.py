@@ -89,6 +89,7 @@ class Records(torch.utils.data.Dataset[torch.Tensor]):
         return 8
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12 on
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_out_of_a_loader_is_one_line(workers: int) -> None:
     loader = torch.utils.data.DataLoader(Records(), batch_size=2, num_workers=workers)

@@ -139,9 +139,8 @@ class Recorder:
         due = (
             result.outcome is not Outcome.DEFERRED and result.step % self._config.run.log_every == 0
         )
-        if (changed or due) and self._heard("on_metrics") and self._hooks is not None:
-            collected = self._hooks.collect_metrics(result.step, result.phase)
-            self.metrics(result.step, result.phase, {**self._rate(), **collected})
+        if (changed or due) and (self._files or self._listeners("on_metrics")):
+            self._collect(result)
         self._note_peak(result, changed=changed)
         self._phase = result.phase
 
@@ -151,30 +150,33 @@ class Recorder:
             return
         if self._files:
             self._files.line("metrics.jsonl", {"step": step, "phase": phase.name, **values})
-        if self._hooks is not None and self._hooks.implements("on_metrics"):
-            self._hooks.notify("on_metrics", step=step, phase=phase, metrics=dict(values))
+        hooks = self._listeners("on_metrics")
+        if hooks is not None:
+            hooks.notify("on_metrics", step=step, phase=phase, metrics=dict(values))
 
     def forget_evaluation(self, step: int) -> None:
         """Drop the validation loss recorded for update `step`."""
         if self._files:
             self._files.forget_evaluation(step)
 
-    def _heard(self, hook: str) -> bool:
-        """Return whether anything listens: the directory, or a plugin with `hook`."""
-        return self._files is not None or (self._hooks is not None and self._hooks.implements(hook))
+    def _listeners(self, hook: str) -> HookManager | None:
+        return self._hooks if self._hooks is not None and self._hooks.implements(hook) else None
 
     def _record(self, record: StepRecord) -> None:
         if self._files:
             self._files.row(attrs.asdict(record))
-        if self._hooks is not None and self._hooks.implements("on_record"):
-            self._hooks.notify("on_record", record=record)
+        hooks = self._listeners("on_record")
+        if hooks is not None:
+            hooks.notify("on_record", record=record)
 
-    def _rate(self) -> dict[str, float]:
-        """Return the learning rate of the first parameter group."""
+    def _collect(self, result: StepResult) -> None:
+        assert self._hooks is not None, "attached before the first step"
         assert self._optimizer is not None, "attached before the first step"
-        rate = self._optimizer.param_groups[0]["lr"]
+        lr = self._optimizer.param_groups[0]["lr"]
         # One that lives on a device is left out: reading it would wait for the device.
-        return {} if getattr(rate, "is_cuda", False) else {"lr": float(rate)}
+        rate = {} if getattr(lr, "is_cuda", False) else {"lr": float(lr)}
+        collected = self._hooks.collect_metrics(result.step, result.phase)
+        self.metrics(result.step, result.phase, {**rate, **collected})
 
     def _note_peak(self, result: StepResult, *, changed: bool) -> None:
         if self._meter is None:

@@ -111,6 +111,7 @@ def test_a_second_signal_does_not_wait_for_the_end_of_a_long_call() -> None:
         process.communicate()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12 on
 def test_a_signal_to_a_forked_worker_is_none_to_the_run() -> None:
     with stop_on_signals() as stop:
         signal.raise_signal(signal.SIGINT)

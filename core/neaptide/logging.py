@@ -18,7 +18,7 @@ import structlog
 from .jsonable import jsonable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
     Sink = Callable[[MutableMapping[str, Any]], None]
 
@@ -40,8 +40,7 @@ class _SinkLogger:
         if self._sink is not None:
             self._sink(stamped)
         if CONSOLE.isEnabledFor(level):
-            fields = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
-            CONSOLE.log(level, "%s %s", event["event"], fields, extra={"fields": stamped})
+            CONSOLE.log(level, "%s", readable(event), extra={"fields": stamped})
 
     def info(self, **event: Any) -> None:
         self._write(logging.INFO, event)
@@ -51,6 +50,16 @@ class _SinkLogger:
 
     def error(self, **event: Any) -> None:
         self._write(logging.ERROR, event)
+
+
+def readable(event: Mapping[str, Any]) -> str:
+    """Return an event in one line: its name, and the fields that say something."""
+    fields = [
+        f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in event.items()
+        if key != "event" and value is not None and str(value)
+    ]
+    return " ".join([event["event"], *fields])
 
 
 def run_logger(sink: Sink | None = None) -> Any:

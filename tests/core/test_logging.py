@@ -42,10 +42,10 @@ def test_every_event_reaches_the_sink() -> None:
 def test_warnings_are_readable_lines_and_infos_are_silent(caplog: pytest.LogCaptureFixture) -> None:
     log = run_logger()
     log.info("jump.accepted", step=3)
-    log.warning("update.skipped", step=4, loss=float("nan"))
+    log.warning("update.skipped", step=4, loss=float("nan"), grad_norm=None, lr=0.1 + 0.2)
     log.error("checkpoint.failed", step=5)
     assert [
-        ("WARNING", "update.skipped step=4 loss=nan"),
+        ("WARNING", "update.skipped step=4 loss=nan lr=0.3"),
         ("ERROR", "checkpoint.failed step=5"),
     ] == [(record.levelname, record.getMessage()) for record in caplog.records]
 

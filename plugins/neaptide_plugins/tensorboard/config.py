@@ -31,6 +31,7 @@ SPEC = PluginSpec(
     load="neaptide_plugins.tensorboard.plugin:Tensorboard",
     config=TensorboardConfig,
     summary="Losses by phase, rates, memory, jumps and plugins' metrics as TensorBoard events.",
+    converts={"deepspeed": "neaptide_plugins.tensorboard.deepspeed:convert"},
     observer=True,
     numerics="exact",
 )

@@ -17,6 +17,8 @@ from support import CYCLE, tiny_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from neaptide import ConfigError, Interrupted
+from neaptide.config.foreign import translate
+from neaptide.registry import installed_plugins
 from neaptide.testing import check_plugin
 from neaptide_plugins.tensorboard.event_file import EventFile
 
@@ -317,6 +319,25 @@ def test_numbers_that_are_not_finite_are_shown(tmp_path: Path) -> None:
         file.scalars(step, {"loss": value})
     file.close()
     assert ["inf", "1.0", "nan"] == [str(value) for _, value in curves(tmp_path)["loss"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"enabled": True}, {}),
+        ({"enabled": True, "job_name": "job"}, {}),
+        ({"enabled": True, "output_path": "logs"}, {"log_dir": "logs"}),
+        ({"enabled": True, "output_path": "logs/", "job_name": "job"}, {"log_dir": "logs/job"}),
+        ({"enabled": False, "output_path": "logs"}, None),
+        ({"job_name": "job"}, None),
+    ],
+)
+def test_deepspeeds_settings_are_converted(
+    settings: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    installed = installed_plugins()
+    table = translate("deepspeed", {"tensorboard": settings}, installed).table
+    assert expected == table.get("plugins", {}).get("tensorboard")
 
 
 def test_settings_are_checked() -> None:

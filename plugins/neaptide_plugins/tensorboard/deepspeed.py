@@ -1,0 +1,22 @@
+"""What tensorboard makes of DeepSpeed's `tensorboard`."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neaptide.config import Source
+
+
+def convert(source: Source) -> dict[str, Any] | None:
+    """Return the settings of the plugin, or None where DeepSpeed writes no events."""
+    source.note("tensorboard", "means nothing unless tensorboard.enabled is true")
+    if not source.take("tensorboard.enabled", bool):
+        return None
+    folder = source.take("tensorboard.output_path", str)
+    job = source.take("tensorboard.job_name", str)
+    if not folder:
+        source.note("tensorboard.job_name", "events go to the run directory, which has a name")
+        return {}
+    return {"log_dir": str(PurePath(folder, job or ""))}

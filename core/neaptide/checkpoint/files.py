@@ -25,6 +25,7 @@ from .manifest import (
     render,
 )
 from .recovery import (
+    STEP,
     check_replaceable,
     clear_strays,
     discard,
@@ -151,6 +152,9 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
     body too, become CheckpointErrors. So does a directory that is something else.
     """
     plain = check_facts(facts)
+    if directory.is_symlink() and STEP.fullmatch(directory.name):
+        msg = f"{directory} is a symbolic link, so that saving would write elsewhere; remove it"
+        raise CheckpointError(msg)
     directory = directory.resolve()
     temporary = temporary_of(directory)
     writer = Writer(temporary)

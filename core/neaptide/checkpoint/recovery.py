@@ -75,7 +75,8 @@ def discard(directory: Path) -> None:
         if exists(path):
             temporary = temporary_of(path)
             path.rename(temporary)
-            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                _delete(temporary)
 
 
 def check_replaceable(directory: Path) -> None:
@@ -96,12 +97,19 @@ def clear_strays(directory: Path, active: set[Path]) -> None:
         # A stray costs space, never a checkpoint: one that cannot be deleted is no reason to fail.
         with suppress(OSError):
             if path not in active and _is_abandoned(path.name):
-                shutil.rmtree(path)
+                _delete(path)
             elif replaced != path.name and (
                 (replaced == directory.name or STEP.fullmatch(replaced))
                 and exists(path.with_name(replaced))
             ):
                 discard(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink():  # whatever it leads to is not ours
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -48,7 +48,7 @@ def run(
     config, _ = configured(layered.config)
     origins = dict(layered.origins)
     if config.run.dir is None:
-        name = files[0].stem if files else preset
+        name = (files[0].stem.lstrip(".") or "run") if files else preset
         config = attrs.evolve(config, run=attrs.evolve(config.run, dir=f"runs/{name}"))
         origins["run.dir"] = "the first file's name" if files else "the preset's name"
     if log is not None:

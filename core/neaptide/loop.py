@@ -42,6 +42,7 @@ class Loop:
         learning_rate: LearningRate,
         measure: Callable[[], MemorySample] | None,
         record: Callable[[Pending], None],
+        changing: Callable[[Phase | None], None],
     ) -> None:
         self.model = task.module
         self.store = store
@@ -52,6 +53,7 @@ class Loop:
         self._learning_rate = learning_rate
         self._measure = measure
         self._record = record
+        self._changing = changing
         self._loss_fn = task.loss_fn or call_with_mapping
         self._norm: torch.Tensor | None = None  # measured by the update in progress
         self._added = False  # whether the step in progress has changed gradients
@@ -100,6 +102,7 @@ class Loop:
         if phase is state.phase:
             return
         previous, state.phase = state.phase, phase
+        self._changing(previous)
         if previous is not None:
             self.hooks.on_phase_exit(previous, phase, state.step)
         self.hooks.on_phase_enter(phase, previous, state.step)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import mmap
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -137,13 +140,30 @@ def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
             yield from nested_tensors(value)
 
 
-_process = psutil.Process()
-
-
 def sample(device: torch.device) -> MemorySample:
     """Measure now; costs a few microseconds."""
     allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-    return MemorySample(allocated, int(_process.memory_info().rss))
+    return MemorySample(allocated, _resident_bytes())
+
+
+def _resident_bytes() -> int:
+    statm = _statm()
+    if statm is None:
+        return int(psutil.Process().memory_info().rss)
+    return int(os.pread(statm, 128, 0).split()[1]) * mmap.PAGESIZE
+
+
+@functools.cache
+def _statm() -> int | None:
+    """Return a descriptor that stays open: a tenth of the time it takes to open it anew."""
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:  # not Linux
+        return None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_statm.cache_clear)  # it tells of the parent
 
 
 class PeakMeter:

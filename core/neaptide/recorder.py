@@ -52,9 +52,10 @@ class Recorder:
     """Writes the run directory's files as they fill up, and shows observers what it writes."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._config = config
+        self._config, self._every = config, config.run.log_every
         self._files = RunDirectory(Path(config.run.dir)) if config.run.dir else None
         self._hooks: HookManager | None = None
+        self._read = False  # whether anybody reads the records
         self._optimizer: torch.optim.Optimizer | None = None
         self._meter: PeakMeter | None = None
         self._phase: Phase | None = None
@@ -80,6 +81,7 @@ class Recorder:
     ) -> None:
         """Begin to show records to `hooks`, and to meter memory peaks on `device`."""
         self._hooks, self._optimizer = hooks, optimizer
+        self._read = self._files is not None or hooks.implements("on_record")
         if self._files:
             self._meter = PeakMeter(device)
 
@@ -107,7 +109,7 @@ class Recorder:
     def trained(self, settled: Pending) -> None:
         """Record an ordinary update, once its loss has reached the host."""
         self.final_loss = settled.read_loss()
-        if settled.step > self._recorded:
+        if self._read and settled.step > self._recorded:
             self._record(
                 StepRecord(
                     step=settled.step,
@@ -123,7 +125,7 @@ class Recorder:
     def stepped(self, result: StepResult) -> None:
         """Record an accepted jump and the metrics that are due, and note the peaks."""
         jump = result.jump
-        if jump is not None and jump.accepted:
+        if self._read and jump is not None and jump.accepted:
             self._record(
                 StepRecord(
                     step=result.step,
@@ -136,13 +138,22 @@ class Recorder:
                 )
             )
         changed = result.phase is not self._phase
-        due = (
-            result.outcome is not Outcome.DEFERRED and result.step % self._config.run.log_every == 0
-        )
+        due = result.step % self._every == 0 and result.outcome is not Outcome.DEFERRED
         if (changed or due) and (self._files or self._listeners("on_metrics")):
             self._collect(result)
-        self._note_peak(result, changed=changed)
+        if self._meter is not None and result.memory is not None:
+            self._meter.note(result.memory)
         self._phase = result.phase
+
+    def phase_ends(self, phase: Phase | None) -> None:
+        """Keep the peak of the phase that ends, None before the first, and begin another."""
+        if self._meter is None:
+            return
+        if phase is not None:
+            peak = self._meter.read()
+            known = self.peaks.get(phase.name)
+            self.peaks[phase.name] = _higher(known, peak) if known else peak
+        self._meter.reset()
 
     def metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
         """Append to metrics.jsonl."""
@@ -164,7 +175,7 @@ class Recorder:
 
     def _record(self, record: StepRecord) -> None:
         if self._files:
-            self._files.row(attrs.asdict(record))
+            self._files.row(record)
         hooks = self._listeners("on_record")
         if hooks is not None:
             hooks.notify("on_record", record=record)
@@ -178,19 +189,9 @@ class Recorder:
         collected = self._hooks.collect_metrics(result.step, result.phase)
         self.metrics(result.step, result.phase, {**rate, **collected})
 
-    def _note_peak(self, result: StepResult, *, changed: bool) -> None:
-        if self._meter is None:
-            return
-        # A step that jumped holds the peak of Predict; its training is seen from the next on.
-        name = "predict" if result.jump is not None else result.phase.name
-        peak = self._meter.read()
-        known = self.peaks.get(name)
-        self.peaks[name] = _higher(known, peak) if known else peak
-        if changed or result.jump is not None:
-            self._meter.reset()
-
     def summary(self, state: TrainState, val_loss: float | None, digest: str) -> dict[str, Any]:
         """Return the summary and write summary.json."""
+        self.phase_ends(state.phase)
         summary = {
             "val_loss": val_loss,
             "final_loss": self.final_loss,
@@ -216,8 +217,10 @@ def _document(value: Any) -> str:
     return json.dumps(jsonable(value), indent=2) + "\n"
 
 
-def _bytes(memory: MemorySample | None) -> dict[str, Any]:
-    return attrs.asdict(memory) if memory else {}
+def _bytes(memory: MemorySample | None) -> dict[str, int | None]:
+    if memory is None:
+        return {}
+    return {"device_bytes": memory.device_bytes, "host_bytes": memory.host_bytes}
 
 
 def _higher(one: MemorySample, other: MemorySample) -> MemorySample:

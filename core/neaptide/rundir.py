@@ -7,6 +7,7 @@ import json
 import math
 import os
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
 from .appending import AppendedFile
@@ -17,6 +18,8 @@ from .logging import CONSOLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from .recorder import StepRecord
 
 COLUMNS = (
     "step",
@@ -29,6 +32,7 @@ COLUMNS = (
     "device_bytes",
     "host_bytes",
 )
+_cells = attrgetter(*COLUMNS)
 _RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 
 
@@ -77,10 +81,10 @@ class RunDirectory:
             for name in (*_RECORDS, "origins.json", "summary.json"):
                 (self.path / name).unlink(missing_ok=True)
 
-    def row(self, values: Mapping[str, Any]) -> None:
-        """Append a row to steps.csv; missing columns and None stay empty."""
+    def row(self, record: StepRecord) -> None:
+        """Append a row to steps.csv, of a value that has its columns; None stays empty."""
         # No cell needs quoting: they are numbers and names of phases.
-        self._append("steps.csv", ",".join(_cell(values.get(column)) for column in COLUMNS))
+        self._append("steps.csv", ",".join(map(_cell, _cells(record))))
 
     def line(self, name: str, values: Mapping[str, Any]) -> None:
         """Append one JSON line to the file `name`."""

@@ -142,6 +142,7 @@ class HybridTrainer:
                 ),
                 (lambda: sample(device)) if self._recorder.directory else None,
                 self._recorder.trained,
+                self._recorder.phase_ends,
             )
             self._save = self.hooks.around("around_save", self._write, self.run)
             self._data_state: Any = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import tiny_trainer
 
-from neaptide import RunDirectoryError
+from neaptide import RunDirectoryError, StepRecord
 from neaptide.rundir import COLUMNS, RunDirectory, jsonable
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HOLD = """
 import sys
 from pathlib import Path
+from neaptide import StepRecord
 from neaptide.rundir import RunDirectory
 directory = RunDirectory(Path(sys.argv[1]))
 print("held", flush=True)
@@ -37,20 +38,10 @@ def directory(tmp_path: Path) -> Iterator[RunDirectory]:
     held.close()
 
 
-def row(step: int, **values: Any) -> dict[str, Any]:
+def row(step: int, **values: Any) -> StepRecord:
     """Return a row of steps.csv."""
-    return {
-        "step": step,
-        "phase": "full",
-        "loss": 0.5,
-        "was_predicted": False,
-        "grad_norm": None,
-        "confidence": None,
-        "seconds": 0.1,
-        "device_bytes": None,
-        "host_bytes": 7,
-        **values,
-    }
+    facts = {"phase": "full", "loss": 0.5, "was_predicted": False, "seconds": 0.1, "host_bytes": 7}
+    return StepRecord(step=step, **{**facts, **values})
 
 
 def test_a_second_process_is_told_who_trains_there(tmp_path: Path) -> None:

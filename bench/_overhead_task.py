@@ -1,0 +1,74 @@
+"""The task every subject of `overhead.py` trains on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Batch = tuple[torch.Tensor, torch.Tensor]
+
+FEATURES, CLASSES, SAMPLES = 32, 10, 16
+
+
+def net() -> nn.Module:
+    """Return three linear layers, 6,922 parameters, the same each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, CLASSES)
+    )
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW over all of it."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def batches() -> list[Batch]:
+    """Return eight batches of 16 samples: `(16, 32)` floats and `(16,)` classes."""
+    random = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(SAMPLES, FEATURES, generator=random),
+            torch.randint(CLASSES, (SAMPLES,), generator=random),
+        )
+        for _ in range(8)
+    ]
+
+
+def loss_fn(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the mean cross-entropy in nats."""
+    features, classes = batch
+    return functional.cross_entropy(model(features), classes)
+
+
+def looped(step: Callable[[Batch], object]) -> Callable[[int], float]:
+    """Return what calls `step` so many times, batch after batch, and returns the seconds taken."""
+    data = batches()
+
+    def run(steps: int) -> float:
+        started = time.perf_counter()
+        for index in range(steps):
+            step(data[index % len(data)])
+        return time.perf_counter() - started
+
+    return run
+
+
+def step_of_plain_torch() -> Callable[[Batch], None]:
+    """Return one step of a plain PyTorch loop."""
+    model = net()
+    optimizer = optimizer_of(model)
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,132 @@
+"""What a trainer adds to a step, beside other trainers, interleaved in one process.
+
+    python bench/overhead.py [--json PATH] [--rounds N] [--steps N]
+
+Needs `pip install lightning accelerate transformers` beside Neaptide; a rival that is missing is
+left out and named. Every subject trains the same net of 7,000 parameters with AdamW on the same
+batches, so that nearly all of a step is bookkeeping. In each round every subject makes the same
+number of steps, one subject after the other in an order that changes from round to round; the
+figure is the median over the rounds of the difference to the bare loop of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _overhead_rivals import RIVALS
+from _overhead_task import looped, loss_fn, net, optimizer_of
+from _overhead_task import step_of_plain_torch as bare
+
+from neaptide import HybridTrainer, PluginSpec
+from neaptide.machine import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Stepper = Callable[[int], float]
+    """Makes that many steps; returns the seconds they took."""
+
+SHIPPED: dict[str, dict[str, Any]] = {
+    "mixed-precision": {"predict": "fp32"},
+    "gradient-accumulation": {},
+    "profiler": {},
+    "divergence-monitor": {},
+    "predictor-drift": {},
+    "ema": {},
+}
+"""Those whose own work is small beside a step: what recomputes or casts is no overhead."""
+
+
+def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Stepper:
+    """Return `HybridTrainer.step` under `config`."""
+    model = net()
+    config = {"phases": {"warmup": {"steps": 0}}, **config}
+    trainer = HybridTrainer(
+        model, optimizer_of(model), loss_fn=loss_fn, config=config, plugins=plugins
+    )
+    return looped(trainer.step)
+
+
+def eight() -> tuple[PluginSpec, ...]:
+    """Return eight plugins that have every hook of a step and do nothing in them."""
+    return tuple(
+        PluginSpec(name=f"idle-{number}", load="_overhead_plugin:Idle") for number in range(8)
+    )
+
+
+def subjects() -> dict[str, Stepper]:
+    """Return what is measured, by name; rivals that cannot be imported are left out."""
+    found: dict[str, Stepper] = {
+        "bare loop": looped(bare()),
+        "Neaptide, no plugins": trained({}),
+        "Neaptide, no plugins, check_finite off": trained({"train": {"check_finite": False}}),
+        "Neaptide, 8 idle plugins": trained({}, eight()),
+        f"Neaptide, {len(SHIPPED)} shipped plugins": trained({"plugins": SHIPPED}),
+        "Neaptide, no plugins, run directory": trained({"run": {"dir": tempfile.mkdtemp()}}),
+    }
+    for name, (module, make) in RIVALS.items():
+        try:
+            __import__(module)
+        except ImportError:
+            sys.stderr.write(f"{name} is left out: pip install {module.partition('.')[0]}\n")
+            continue
+        found[name] = make()
+    return found
+
+
+def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return microseconds a step by subject, one figure a round."""
+    order, shuffle = list(steppers), random.Random(0)  # noqa: S311 - an order, no secret
+    for run in steppers.values():
+        run(steps)
+    taken: dict[str, list[float]] = {name: [] for name in steppers}
+    for _ in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            taken[name].append(steppers[name](steps) / steps * 1e6)
+    return taken
+
+
+def row(name: str, taken: list[float], base: list[float]) -> dict[str, Any]:
+    """Return median, and median and quartiles of what it adds to the bare loop, in us a step."""
+    over = [one - other for one, other in zip(taken, base, strict=True)]
+    low, middle, high = statistics.quantiles(over, n=4)
+    return {
+        "subject": name,
+        "us_a_step": statistics.median(taken),
+        "over_bare_us": middle,
+        "over_bare_quartiles_us": [low, high],
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    taken = measure(subjects(), options.rounds, options.steps)
+    rows = [row(name, each, taken["bare loop"]) for name, each in taken.items()]
+    print("| subject | us a step | over bare | quartiles |\n|---|---|---|---|")
+    for line in sorted(rows, key=lambda line: line["over_bare_us"]):
+        low, high = line["over_bare_quartiles_us"]
+        print(
+            f"| {line['subject']} | {line['us_a_step']:.0f} | {line['over_bare_us']:+.0f} | "
+            f"{low:+.0f} … {high:+.0f} |"
+        )
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller
+            json.dump({"machine": facts(), "threads": 1, "rows": rows}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

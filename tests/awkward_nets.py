@@ -289,3 +289,148 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "frozen": Embedded,
     "convolutions": Convolutions,
 }
+
+
+class Parameterless(nn.Module):
+    """Has nothing to train."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
+class Frozen(nn.Module):
+    """Has weights, of which none is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).square().mean()
+
+
+class Lazy(nn.Module):
+    """Learns its shapes from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.LazyLinear(WIDTH)
+        self.head = nn.LazyLinear(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.linear(x).tanh()).square().mean()
+
+
+class Complex(nn.Module):
+    """Computes in the complex plane, at the width of the type given."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=dtype) / WIDTH)
+        self.phase = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = x * torch.exp(1j * self.phase)
+        return (turned.to(self.weight.dtype) @ self.weight).abs().square().mean().float()
+
+
+class Empty(nn.Module):
+    """Some of its tensors have no element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.nothing = nn.Parameter(torch.zeros(0, WIDTH))
+        self.narrow = nn.Linear(WIDTH, 1)
+        self.narrow.weight = nn.Parameter(torch.zeros(0, WIDTH))
+        self.narrow.bias = nn.Parameter(torch.zeros(0))
+        self.register_buffer("none", torch.zeros(3, 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y.square().mean() + self.narrow(y).sum() + (x @ self.nothing.T).sum()
+
+
+class Scalars(nn.Module):
+    """Its parameters have no dimension, or one that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.turned = nn.Parameter(torch.randn(4, WIDTH).T)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.scale * (x @ self.turned)).square().mean()
+
+
+class Branching(nn.Module):
+    """Trains one half or the other, as the batch has it: half the gradients are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.left if x.sum() > 0 else self.right)(x).square().mean()
+
+
+class Shared(nn.Module):
+    """One module under two names, and one parameter under a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.again = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.again(self.first(x).tanh()).tanh()).square().mean()
+
+
+class Halves(nn.Module):
+    """Has weights of three widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(WIDTH, WIDTH).bfloat16()
+        self.middle = nn.Linear(WIDTH, WIDTH)
+        self.high = nn.Linear(WIDTH, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.low(x.bfloat16()).tanh().float()
+        return self.high(self.middle(x).double()).square().mean().float()
+
+
+class Growing(nn.Module):
+    """Replaces a buffer by another object in each forward, and counts in Python and in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 1)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("hidden", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.seen += 1
+            self.hidden = self.hidden + self.seen
+        return self.linear(x - self.mean + 0.001 * self.hidden).square().mean()
+
+
+TRAINABLE: dict[str, Callable[[], nn.Module]] = {
+    **NETS,
+    "complex": lambda: Complex(torch.complex64),
+    "without elements": Empty,
+    "scalars": Scalars,
+    "branching": Branching,
+    "shared": Shared,
+    "three widths": Halves,
+    "growing": Growing,
+}
+UNTRAINABLE: dict[str, Callable[[], nn.Module]] = {
+    "no parameters": Parameterless,
+    "all frozen": Frozen,
+    "lazy": Lazy,
+}

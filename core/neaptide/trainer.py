@@ -332,6 +332,11 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None
     if isinstance(optimizer, torch.optim.LBFGS):
         msg = "LBFGS runs the model several times a step, which a Neaptide step does not; use AdamW"
         raise ConfigError(msg)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, tensor in named if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        msg = f"{lazy[0]!r} has no shape yet (a lazy module); run one batch through the model first"
+        raise ConfigError(msg)
     own = set(model.parameters())
     known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if not known & own:

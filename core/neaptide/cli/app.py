@@ -17,11 +17,26 @@ from neaptide.logging import StderrHandler
 from neaptide.signals import Interrupted
 
 from . import ckpt, configs, doctor, plugins, presets, report, run
+from .completion import completion_of
 from .output import print_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_HELP = """Train models that do not fit: four phases, low memory peaks, plugins.
+
+The first five minutes:
+
+    neaptide doctor                     # what this machine has and lacks
+    neaptide run --preset tiny-cpu      # train a small model on a CPU
+    neaptide report runs/tiny-cpu       # look at it
+    neaptide presets copy tiny-cpu my.toml
+    neaptide config show my.toml --origin
+    neaptide run my.toml --set train.steps=200
+
+`--json` on every verb prints JSON. Exit codes: 0 ok, 2 bad usage or configuration, 4 out of memory,
+5 diverged, 130 and 143 saved on a signal, 1 anything else.
+"""
 _USAGE, _OUT_OF_MEMORY, _INTERRUPTED = 2, 4, 130
 
 
@@ -29,7 +44,7 @@ def build_app() -> App:
     """Return the application with all its verbs."""
     app = App(
         name="neaptide",
-        help="Train models that do not fit: four phases, low memory peaks, plugins.",
+        help=_HELP,
         version=installed_version,
         help_format="markdown",
         suppress_keyboard_interrupt=False,  # `main` says what it interrupted
@@ -39,6 +54,7 @@ def build_app() -> App:
     for verbs in (configs.app, plugins.app, presets.app, ckpt.app):
         app.command(verbs)
     app.command(doctor.doctor)
+    app.command(completion_of(app))
     return app
 
 

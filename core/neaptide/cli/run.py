@@ -42,7 +42,12 @@ def run(
 ) -> None:
     """Train what the configuration names, through all its phases.
 
-    Several files are combined in order, later ones over earlier ones.
+    Several files are combined in order, later ones over earlier ones: TOML, YAML or JSON.
+
+        neaptide run my.toml                              # into runs/my
+        neaptide run base.toml mine.yaml --set optimizer.lr=3e-4
+        neaptide run my.toml --resume auto                # go on after a stop
+        neaptide run runs/my/config.toml --set run.dir=runs/again
     """
     layered = loaded(files, preset, set_)
     config, _ = configured(layered.config)

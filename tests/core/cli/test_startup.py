@@ -24,6 +24,7 @@ READING = (
     ("--version",),
     ("run", "--help"),
     ("doctor", "--help"),
+    ("completion", "bash"),
     ("config", "check", "--preset", "tiny-cpu"),
     ("config", "show", "tiny.toml"),
     ("plugins", "list"),
@@ -83,7 +84,8 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
             ("rum",),
             (
                 'Unknown command "rum". Did you mean "run"? '
-                "Available commands: run, config, plugins, presets, ckpt, doctor"
+                "Available commands: run, report, config, plugins, presets, ckpt, doctor, "
+                "completion"
             ),
         ),
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),

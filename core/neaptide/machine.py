@@ -126,8 +126,11 @@ def driver_version(root: Path = cgroups.ROOT) -> str | None:
     return None
 
 
-def torch_facts() -> Torch:
-    """Import torch and return what it finds; raises whatever its import raises."""
+def torch_facts(*, initialize: bool = True) -> Torch:
+    """Import torch and return what it finds; raises whatever its import raises.
+
+    GPUs are looked for where CUDA is in use already, or if it may be initialized for it.
+    """
     import torch  # noqa: PLC0415 - this module is for those who read without it, too
 
     version = torch.version
@@ -135,7 +138,7 @@ def torch_facts() -> Torch:
     build = f"ROCm {hip}" if hip else f"CUDA {version.cuda}" if version.cuda else "CPU"
     gpus: tuple[Gpu, ...] = ()
     problem = None
-    if build != "CPU":
+    if build != "CPU" and (initialize or torch.cuda.is_initialized()):
         try:
             torch.cuda.current_device()  # initializes, or says why it cannot
             gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count()))
@@ -147,9 +150,9 @@ def torch_facts() -> Torch:
 def facts() -> dict[str, Any]:
     """Return what a run records of its machine, as JSON can hold it; imports torch.
 
-    Nothing in it names the host, a user or a path.
+    Nothing in it names the host, a user or a path. A run on the CPU leaves CUDA alone: no GPUs.
     """
-    framework = attrs.asdict(torch_facts())
+    framework = attrs.asdict(torch_facts(initialize=False))
     gpus = framework.pop("gpus")
     return {**host_facts(), "torch": framework, "gpus": list(gpus)}
 

@@ -96,6 +96,7 @@ class Recorder:
         else:
             self._recorded = self._files.rewind(resumed.step)
             self._phase = (resumed.pending or resumed.schedule).phase
+            self.peaks = self._files.peaks_of(resumed.step)
         self._files.whole("config.toml", dumps(unstructure(self._config)))
         self._files.whole("machine.json", _document(machine.facts()))
         if self.origins is not None:

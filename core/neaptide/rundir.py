@@ -14,6 +14,7 @@ from .appending import AppendedFile
 from .errors import RunDirectoryError
 from .jsonable import jsonable
 from .logging import CONSOLE
+from .memory import MemorySample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,7 @@ class RunDirectory:
         self.path = path.resolve()
         self.checkpoints = self.path / "checkpoints"
         self._lock = _locked(self.path)
+        self._process = os.getpid()
         self._warned = False
         self._appended: dict[str, AppendedFile] = {}
 
@@ -65,6 +67,15 @@ class RunDirectory:
             for name in ("metrics.jsonl", "events.jsonl"):
                 _keep(self.path / name, lambda line: _json_step(line) <= step)
         return max((int(_csv_step(row)) for row in rows if ",true," not in row), default=0)
+
+    def peaks_of(self, step: int) -> dict[str, MemorySample]:
+        """Return the peaks by phase that a run which ended at update `step` has summed up."""
+        try:
+            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            peaks = summary["peak_bytes"].items() if summary["steps"] == step else ()
+            return {phase: MemorySample(**peak) for phase, peak in peaks}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return {}  # no run ended here, or something else has written the file
 
     def forget_evaluation(self, step: int) -> None:
         """Drop the validation loss of update `step`, which is about to be measured anew."""
@@ -111,6 +122,8 @@ class RunDirectory:
         self._contained(path, write)
 
     def _contained(self, path: Path, write: Callable[[], None]) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child: the run, and so its records, is the parent's
         try:
             write()
         except OSError as error:

@@ -19,6 +19,7 @@ from .parameters import ParameterStore
 from .phases import PHASES
 from .recorder import Recorder
 from .schedule import LearningRate
+from .signals import Interrupted
 from .state import TrainState
 from .task import Data, Run, Task
 
@@ -311,6 +312,9 @@ class HybridTrainer:
         self._closed = True
         errors: list[BaseException] = []
         if hasattr(self, "run"):
+            if error is not None and not isinstance(error, Interrupted):
+                said = f"{type(error).__name__}: {error}".strip()
+                self.run.log.info("run.failed", step=self.state.step, error=said)
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
             errors += self.hooks.on_run_end(self.run, error)

@@ -339,3 +339,26 @@ def test_fitting_on_goes_to_the_end_and_no_further() -> None:
 def test_two_equal_runs_have_one_digest_and_another_seed_has_another() -> None:
     assert digest_after(3) == digest_after(3)
     assert digest_after(3) != digest_after(3, seed=1)
+
+
+def test_resuming_a_finished_run_keeps_its_peaks(tmp_path: Path) -> None:
+    config = {"train": {"steps": 4}, "run": {"dir": str(tmp_path / "run")}, "phases": CYCLE}
+    peaks = []
+    for _ in range(2):
+        trainer, batches = tiny_trainer(config)
+        with trainer:
+            trainer.fit(batches, resume="auto")
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        peaks.append(summary["peak_bytes"])
+    assert {"warmup", "full"} == peaks[0].keys()
+    assert peaks[0] == peaks[1]
+
+
+def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+    trainer, batches = tiny_trainer({"run": {"dir": str(tmp_path / "run")}})
+    trainer.step(batches[0])
+    with pytest.raises(KeyError), trainer:
+        trainer.step({"x": batches[0]["x"]})
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    event = json.loads(lines[-1])
+    assert ("run.failed", 1, "KeyError: 'y'") == (event["event"], event["step"], event["error"])

@@ -141,7 +141,7 @@ def _events(path: Path, damage: Counter[str]) -> Events:
             found.counts[level, name] += 1
         if name in _JUMPS:
             _jump(found, _JUMPS[name], line)
-        elif name == "run.stopped":
+        elif name in {"run.stopped", "run.failed"}:
             found.ending = line
         elif name == "update.skipped":
             found.in_a_row = step_of(line.get("in_a_row")) or 0

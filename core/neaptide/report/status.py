@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from .files import number_of, step_of
+from .text import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_SHOWN = 200
+"""Characters of an error that are shown."""
 
 
 @attrs.frozen
@@ -20,7 +24,7 @@ class Status:
     """How a run stands."""
 
     kind: str
-    """`finished`, `running`, `stopped`, `diverged`, `interrupted` or `not started`."""
+    """`finished`, `running`, `stopped`, `failed`, `diverged`, `interrupted` or `not started`."""
     text: str
     """The same for people, in a few words."""
 
@@ -53,7 +57,7 @@ def status_of(
         held: whether the run directory's lock is held.
         last_step: the last update that has a row, 0 for none.
         summary: summary.json. A resumed run that went further has left it behind.
-        ending: the last event `run.stopped`, if any.
+        ending: the last event `run.stopped` or `run.failed`, if any.
         in_a_row: the skipped updates in a row at the end.
         max_skipped: `train.max_skipped`.
     """
@@ -67,6 +71,10 @@ def status_of(
         return Status("diverged", f"diverged: {in_a_row} updates in a row were not finite")
     stopped = step_of(ending.get("step")) if ending else None
     if ending and stopped is not None and stopped >= last_step:
+        if ending.get("event") == "run.failed":
+            error = clean(ending.get("error", ""), _SHOWN)
+            where = f"after update {stopped:,}" if stopped else "before the first update"
+            return Status("failed", f"failed {where}: {error}")
         name = _signal_name(ending.get("signal"))
         return Status("stopped", f"stopped by {name} after update {stopped:,}")
     if not last_step:

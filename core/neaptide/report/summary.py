@@ -17,6 +17,7 @@ _COLOURS = {
     "running": "34",
     "stopped": "33",
     "interrupted": "33",
+    "failed": "31",
     "diverged": "31",
     "warmup": "33",
     "full": "34",

@@ -44,6 +44,11 @@ TWO = (line(1), line(2))
         ),
         ({"events": [skipped(2, 2)], "config": "train.max_skipped = 2"}, "interrupted", "ended"),
         ({"files": {"summary.json": '{"steps": 2'}}, "interrupted", "ended after update 2"),
+        (
+            {"events": [{"event": "run.failed", "step": 2, "error": "ValueError: no\x1b[2J"}]},
+            "failed",
+            "failed after update 2: ValueError: no\\u001b[2J",
+        ),
     ],
 )
 def test_how_a_run_ended(write: Write, files: dict[str, Any], kind: str, text: str) -> None:

@@ -210,8 +210,9 @@ def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
     """
     if not norms:
         return torch.zeros(())
-    device = norms[0].device
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]))
+    if len({norm.device for norm in norms}) > 1:
+        norms = [norm.to(norms[0].device) for norm in norms]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 
 

@@ -9,6 +9,7 @@ import torch
 
 from .memory import tier_of
 from .parameters import (
+    Change,
     Mode,
     ParameterStore,
     Span,
@@ -87,6 +88,18 @@ class ResidentStore(ParameterStore):
         if mode == "write":
             tensor.copy_(away)
 
+    def carry(self, change: Change) -> None:
+        """Call every rider without a loan a span: the weights are where they are."""
+        if not self._riders:
+            return
+        with torch.no_grad():
+            for span, parameter in zip(self.spans(), self._names, strict=True):
+                if span.trainable:
+                    weight = parameter.detach()
+                    delta = change(span, weight)
+                    for rider in self._riders:
+                        rider(span, weight, delta)
+
     def has_gradient(self, span: Span) -> bool:
         """Return whether the parameter has a `.grad`."""
         return self._parameters[span.name].grad is not None
@@ -101,17 +114,12 @@ class ResidentStore(ParameterStore):
         gradients = self._gradients()
         if any(map(_is_slow_fused, gradients)):
             return total_norm(list(map(norm_of, gradients)))
-        return total_norm(
-            [
-                norm
-                for dtype in dict.fromkeys(map(norm_dtype, gradients))
-                for norm in torch._foreach_norm(  # noqa: SLF001 - torch.nn.utils uses it likewise
-                    [gradient for gradient in gradients if norm_dtype(gradient) == dtype],
-                    2,
-                    dtype=dtype,
-                )
-            ]
-        )
+        norms: list[torch.Tensor] = []
+        for kind in sorted({gradient.dtype for gradient in gradients}, key=str):
+            alike = [gradient for gradient in gradients if gradient.dtype == kind]
+            dtype = norm_dtype(alike[0])
+            norms += torch._foreach_norm(alike, 2, dtype=dtype)  # noqa: SLF001 - as torch.nn.utils
+        return total_norm(norms)
 
     def has_nonfinite_gradients(self) -> bool:
         """Look at every gradient: on a CPU in one fused call, elsewhere through their norm."""

@@ -65,7 +65,7 @@ def oscillates(losses: Sequence[float], share: float) -> bool:
     At least `share` of their differences change sign, and the later half of the differences is on
     average more than `GROWTH` times as large as the earlier half.
     """
-    steps = [after - before for before, after in pairwise(filter(math.isfinite, losses))]
+    steps = [after - before for before, after in pairwise(_finite(losses))]
     if len(steps) < 2 * LEAST:
         return False
     half = len(steps) // 2
@@ -76,11 +76,16 @@ def oscillates(losses: Sequence[float], share: float) -> bool:
     return turns >= share * (len(steps) - 1)
 
 
-def _before(values: Sequence[float]) -> list[float] | None:
+def _before(values: Sequence[float]) -> Sequence[float] | None:
     if not values or not math.isfinite(values[-1]):
         return None
-    before = [value for value in values[:-1] if math.isfinite(value)]
+    before = _finite(values[:-1])
     return before if len(before) >= LEAST else None
+
+
+def _finite(values: Sequence[float]) -> Sequence[float]:
+    # Nearly always all of them are, and asking takes a fraction of copying.
+    return values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -21,7 +21,9 @@ def start(weight: torch.Tensor, device: torch.device | None) -> torch.Tensor:
 
 def update(average: torch.Tensor, weight: torch.Tensor, decay: float) -> None:
     """Move `average` to `decay * average + (1 - decay) * weight`, in place and in its dtype."""
-    average.lerp_(weight.to(average.device, average.dtype), 1.0 - decay)
+    if weight.dtype != average.dtype or weight.device != average.device:
+        weight = weight.to(average.device, average.dtype)
+    average.lerp_(weight, 1.0 - decay)
 
 
 def shift(average: torch.Tensor, delta: torch.Tensor) -> None:

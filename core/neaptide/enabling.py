@@ -35,7 +35,7 @@ def configured(
     wrong.
     """
     given = list(plugins)
-    strangers = {entry.name: entry for entry in given if isinstance(entry, PluginSpec)}
+    strangers = _by_name(entry for entry in given if isinstance(entry, PluginSpec))
     specs = _Known(strangers)
     loaded = _load(config, specs)
     blocked = disabled_plugins()
@@ -54,6 +54,16 @@ def configured(
     return attrs.evolve(
         loaded, plugins={spec.name: enabled[spec.name] for spec in ordered}
     ), ordered
+
+
+def _by_name(specs: Iterable[PluginSpec]) -> dict[str, PluginSpec]:
+    found: dict[str, PluginSpec] = {}
+    for spec in specs:
+        if found.setdefault(spec.name, spec) != spec:
+            loads = f"{found[spec.name].load!r} and {spec.load!r}"
+            msg = f"two plugins handed in are called {spec.name!r} ({loads}); rename one @ plugins"
+            raise ConfigError(msg)
+    return found
 
 
 def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]:

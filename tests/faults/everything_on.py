@@ -28,8 +28,8 @@ def config(directory: str, steps: int) -> dict[str, Any]:
             "options": {"layers": 2, "width": 8, "heads": 1, "context": 8, "dropout": 0.1},
         },
         "data": {"name": "builtin:python-stdlib", "options": {"context": 8}},
-        "run": {"dir": directory, "log_every": 10, "checkpoint_every": 100, "keep": 1},
-        "eval": {"every": 100, "batches": 1},
+        "run": {"dir": directory, "log_every": 25, "checkpoint_every": 250, "keep": 1},
+        "eval": {"every": 250, "batches": 1},
         "train": {"steps": steps, "batch_size": 2, "device": "cpu", "clip_norm": 1.0},
         "phases": {
             "warmup": {"steps": 2},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import digest_after, plugin_with, stranger
 
 HERE = Path(__file__).parent
 KB = 1024
@@ -65,3 +66,11 @@ def test_the_same_seed_twice_is_the_same_to_the_bit(tmp_path: Path) -> None:
         for name in ("one", "other")
     ]
     assert columns[0] == columns[1]
+
+
+@pytest.mark.parametrize("observer", [True, False])
+def test_a_plugin_without_state_is_no_part_of_the_digest(observer: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    idle = stranger(plugin_with(), "idle", observer=observer)
+    stateful = stranger(plugin_with(state_dict=lambda self: {"seen": 1}), "stateful")
+    assert digest_after(3) == digest_after(3, plugins=[idle])
+    assert digest_after(3) != digest_after(3, plugins=[stateful])

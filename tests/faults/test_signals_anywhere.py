@@ -53,7 +53,7 @@ def check_twice(root: Path, name: str, stride: int) -> None:
 
 
 def test_one_signal_anywhere(tmp_path: Path) -> None:
-    check_once(tmp_path, "SIGTERM", 4507)
+    check_once(tmp_path, "SIGTERM", 5801)
 
 
 def test_two_signals_anywhere(tmp_path: Path) -> None:

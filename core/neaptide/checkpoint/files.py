@@ -152,14 +152,12 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
     body too, become CheckpointErrors. So does a directory that is something else.
     """
     plain = check_facts(facts)
-    if directory.is_symlink() and STEP.fullmatch(directory.name):
-        msg = f"{directory} is a symbolic link, so that saving would write elsewhere; remove it"
-        raise CheckpointError(msg)
-    directory = directory.resolve()
+    given, directory = directory, directory.resolve()
     temporary = temporary_of(directory)
     writer = Writer(temporary)
     _active.add(temporary)
     try:
+        _check_not_led_away(given)
         _make_directories(directory.parent)
         check_replaceable(directory)
         clear_strays(directory, _active)
@@ -181,6 +179,13 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
     finally:
         _active.discard(temporary)
     _settle(directory)
+
+
+def _check_not_led_away(directory: Path) -> None:
+    # A link under another name is the user's own way of saving elsewhere; a run makes directories.
+    if STEP.fullmatch(directory.name) and directory.is_symlink():
+        msg = f"{directory} is a symbolic link, so that saving would write elsewhere; remove it"
+        raise CheckpointError(msg)
 
 
 def _settle(directory: Path) -> None:

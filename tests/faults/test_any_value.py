@@ -17,6 +17,7 @@ from neaptide.registry import installed_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def nested(depth: int) -> Any:
@@ -48,6 +49,12 @@ VALUES: dict[str, Any] = {
     "deep": nested(500),
     "object": object(),
 }
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run where a directory that a setting names may come into being."""
+    monkeypatch.chdir(tmp_path)
 
 
 def settings(cls: type[Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

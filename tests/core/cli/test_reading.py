@@ -83,7 +83,7 @@ def test_damage_is_found_without_torch(folder: Path) -> None:
     assert (1, "") == (done.returncode, done.stderr)
     first, second = done.stdout.splitlines()
     assert first.endswith(": ok")
-    assert f"{NEWEST}: {weights}: damaged, its sha256 does not match" == second
+    assert f"{NEWEST}: weights.safetensors: damaged, its sha256 does not match" == second
 
 
 @pytest.mark.usefixtures("saved")

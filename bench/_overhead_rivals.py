@@ -163,10 +163,10 @@ def transformers() -> Callable[[int], float]:
     return run
 
 
-RIVALS: dict[str, tuple[str, Callable[[], Callable[[int], float]]]] = {
-    "Lightning Fabric": ("lightning.fabric", fabric),
-    "Accelerate": ("accelerate", accelerate),
-    "Lightning Trainer": ("lightning.pytorch", lightning),
-    "transformers Trainer": ("transformers", transformers),
+RIVALS: dict[str, tuple[tuple[str, ...], Callable[[], Callable[[int], float]]]] = {
+    "Lightning Fabric": (("lightning",), fabric),
+    "Accelerate": (("accelerate",), accelerate),
+    "Lightning Trainer": (("lightning",), lightning),
+    "transformers Trainer": (("transformers", "accelerate"), transformers),
 }
-"""By name: the module to import, and what makes the subject."""
+"""By name: the modules it needs, and what makes the subject."""

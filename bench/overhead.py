@@ -17,6 +17,7 @@ import random
 import statistics
 import sys
 import tempfile
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,13 +72,12 @@ def subjects() -> dict[str, Stepper]:
         f"Neaptide, {len(SHIPPED)} shipped plugins": trained({"plugins": SHIPPED}),
         "Neaptide, no plugins, run directory": trained({"run": {"dir": tempfile.mkdtemp()}}),
     }
-    for name, (module, make) in RIVALS.items():
-        try:
-            __import__(module)
-        except ImportError:
-            sys.stderr.write(f"{name} is left out: pip install {module.partition('.')[0]}\n")
-            continue
-        found[name] = make()
+    for name, (modules, make) in RIVALS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        if missing:
+            sys.stderr.write(f"{name} is left out: pip install {' '.join(missing)}\n")
+        else:
+            found[name] = make()
     return found
 
 

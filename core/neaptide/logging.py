@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from .jsonable import jsonable
+from .streams import Tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -76,9 +77,9 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line; one that cannot be written is lost."""
-        with suppress(OSError):
-            sys.stderr.write(f"{self.format(record)}\n")
-            sys.stderr.flush()
+        stream = Tolerant(sys.stderr)
+        stream.write(f"{self.format(record)}\n")
+        stream.flush()
 
 
 class JsonFormatter(logging.Formatter):

@@ -138,8 +138,7 @@ def torch_facts(*, initialize: bool = True) -> Torch:
     build = f"ROCm {hip}" if hip else f"CUDA {version.cuda}" if version.cuda else "CPU"
     gpus: tuple[Gpu, ...] = ()
     problem = None
-    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it so
-    if build != "CPU" and (initialize or in_use):
+    if build != "CPU" and (initialize or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # torch leaves it so
         try:
             torch.cuda.current_device()  # initializes, or says why it cannot
             gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count()))

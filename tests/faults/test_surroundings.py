@@ -155,7 +155,7 @@ def test_two_trainers_do_not_share_a_directory(tmp_path: Path) -> None:
 
 
 FORKED = """
-    print(train(sys.argv[1] + "/alone"))
+    print(train(sys.argv[1] + "/alone"), flush=True)  # or the child would print it, too
     seed_all(0)
     config = {
         "run": {"dir": sys.argv[1] + "/fork", "checkpoint_every": 2, "log_every": 1},

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from neaptide.errors import NeaptideError
 from neaptide.jsonable import jsonable
-from neaptide.progress import discard
+from neaptide.streams import discard
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
 Preset = Annotated[str | None, Parameter(help="Start from a preset; see `neaptide presets list`.")]

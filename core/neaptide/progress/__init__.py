@@ -6,9 +6,10 @@ import os
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from neaptide.streams import Tolerant
+
 from .figures import Budget, Figures, budget_of, duration, size
 from .lines import Plain, Quiet
-from .streams import Tolerant, discard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from neaptide.state import TrainState
     from neaptide.steps import StepResult
 
-__all__ = ["Budget", "Figures", "Progress", "budget_of", "discard", "duration", "progress", "size"]
+__all__ = ["Budget", "Figures", "Progress", "budget_of", "duration", "progress", "size"]
 
 
 class Progress(Protocol):

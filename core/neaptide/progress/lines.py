@@ -9,9 +9,9 @@ from .figures import evaluation, verdict
 if TYPE_CHECKING:
     from neaptide.state import TrainState
     from neaptide.steps import StepResult
+    from neaptide.streams import Tolerant
 
     from .figures import Figures
-    from .streams import Tolerant
 
 
 class Quiet:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from neaptide.state import TrainState
     from neaptide.steps import StepResult
+    from neaptide.streams import Tolerant
 
     from .figures import Figures
-    from .streams import Tolerant
 
 _COLOURS = {"warmup": "yellow", "full": "blue", "predict": "magenta", "correct": "green"}
 _WIDEST, _NARROWEST = 20, 4

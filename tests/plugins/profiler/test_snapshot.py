@@ -206,7 +206,7 @@ def test_a_spike_is_kept_on_request_only(tmp_path: Path) -> None:
         if wanted:
             path = directory / "plugins" / "profiler" / expected[0]
             content = json.loads(path.read_text(encoding="utf-8"))
-            assert [10_000_007] == content["tensors"][0]["shape"]
+            assert [10_000_007] in [tensor["shape"] for tensor in content["tensors"]]
             assert content["reason"].startswith("spike: +")
             problems = events_of(directory, "profiler.problem")
             assert "max_snapshots are written" in problems[0]["problem"]

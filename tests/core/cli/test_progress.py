@@ -19,9 +19,10 @@ from neaptide import FULL, PhaseSchedule, RunConfig, StepResult, machine
 from neaptide.config import structure
 from neaptide.history import History
 from neaptide.memory import MemorySample
-from neaptide.progress import Budget, Figures, budget_of, discard, duration, progress, size
+from neaptide.progress import Budget, Figures, budget_of, duration, progress, size
 from neaptide.state import TrainState
 from neaptide.steps import Jump, Outcome
+from neaptide.streams import discard
 
 TIMES = re.compile(r"  loss \S+  (.*)  \S+( m?s)?/step  \S+( m?s)? left$")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from support import same_bits
 
-from neaptide_plugins.activation_checkpointing.blocks import find_blocks
+from neaptide.recompute import find_blocks
 from neaptide_plugins.activation_checkpointing.segments import Segments
 
 if TYPE_CHECKING:

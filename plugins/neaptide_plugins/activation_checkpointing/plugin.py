@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
+from neaptide.recompute import find_blocks
 
-from .blocks import find_blocks
 from .config import ActivationCheckpointingConfig
 from .segments import Segments
 

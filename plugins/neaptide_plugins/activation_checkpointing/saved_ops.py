@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .arguments import ChangedInPlaceError
+from neaptide.recompute import ChangedInPlaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

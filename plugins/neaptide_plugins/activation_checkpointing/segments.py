@@ -18,9 +18,16 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from .arguments import Arguments, ChangedInPlaceError, Output, record
+from neaptide.recompute import (
+    Arguments,
+    Buffers,
+    ChangedInPlaceError,
+    Output,
+    Surroundings,
+    record,
+)
+
 from .saved_ops import selective_contexts
-from .surroundings import Buffers, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

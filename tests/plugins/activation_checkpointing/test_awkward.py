@@ -10,7 +10,7 @@ import torch
 from checkpointed import attached, differing, trace
 from torch import nn
 
-from neaptide_plugins.activation_checkpointing.arguments import ChangedInPlaceError
+from neaptide.recompute import ChangedInPlaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -67,7 +67,7 @@ class BuffersBefore:
             if entry.copy is None and changed:
                 msg = (
                     f"block {block!r} changes its buffer {entry.name!r}, which it did not before; "
-                    f"exclude it from activation checkpointing"
+                    f"exclude the block"
                 )
                 raise RuntimeError(msg)
             if self.first and entry.copy is not None and entry.live.numel() > _SMALL:

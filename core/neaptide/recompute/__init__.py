@@ -1,0 +1,18 @@
+"""Calling a block again exactly: its arguments, buffers, random state, autocast."""
+
+from .arguments import Arguments, ChangedInPlaceError, Kept, Output, copy_structure, record
+from .blocks import find_blocks
+from .surroundings import Buffers, BuffersBefore, Surroundings
+
+__all__ = [
+    "Arguments",
+    "Buffers",
+    "BuffersBefore",
+    "ChangedInPlaceError",
+    "Kept",
+    "Output",
+    "Surroundings",
+    "copy_structure",
+    "find_blocks",
+    "record",
+]

@@ -187,6 +187,8 @@ class Loop:
 
     def _train(self, *, batch: Any, phase: Phase) -> Trained:
         try:
+            # Before the backward, in which a store may make the updates.
+            self._learning_rate.set(self.store.optimizer, self.state.step)
             self._accumulate(batch, phase)
             return self._apply_gradients(phase)
         except BaseException:
@@ -213,7 +215,6 @@ class Loop:
     def _apply_gradients(self, phase: Phase) -> Trained:
         accumulation = self.state.accumulation
         self._norm = None
-        self._learning_rate.set(self.store.optimizer, self.state.step)
         outcome: Outcome = self._optimizer_step(
             optimizer=self.store.optimizer,
             gradient_scale=accumulation.gradient_scale,
@@ -234,7 +235,7 @@ class Loop:
         updated: frozenset[str],
         phase: Phase,
     ) -> Outcome:
-        del phase, updated  # for middleware; resident gradients are all stepped here
+        del optimizer, phase, updated  # for middleware
         train, store = self._config.train, self.store
         if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
             store.scale_gradients(gradient_scale)
@@ -243,10 +244,8 @@ class Loop:
         if train.check_finite and not self._finite(self._norm):
             return Outcome.SKIPPED
         if train.clip_norm is not None and self._norm is not None:
-            # The arithmetic of torch.nn.utils.clip_grad_norm_.
-            store.scale_gradients(torch.clamp(train.clip_norm / (self._norm + 1e-6), max=1.0))
-        with store.compute():
-            optimizer.step()
+            store.clip_gradients(train.clip_norm, self._norm)
+        store.step()
         store.finish_update()
         return Outcome.APPLIED
 

@@ -104,6 +104,11 @@ class ParameterStore(ABC):
         """Return the names of spans whose optimizer step already ran inside this backward."""
         return frozenset()
 
+    def step(self) -> None:
+        """Let the optimizer update every weight that has a gradient."""
+        with self.compute():
+            self.optimizer.step()
+
     def drain(self) -> None:  # noqa: B027 - nothing is lazy unless a provider is
         """Finish lazy updates, so that every loan shows the newest value."""
 
@@ -157,6 +162,13 @@ class ParameterStore(ABC):
             if self.has_gradient(span):
                 with self.loan(span, "write", of="gradient") as gradient:
                     gradient.mul_(on_device(factor, gradient.device))
+
+    def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
+        """Scale every gradient so that the global norm, now `norm`, is at most `max_norm`.
+
+        The arithmetic is that of `torch.nn.utils.clip_grad_norm_`.
+        """
+        self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
     # -- snapshots ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from .arguments import Arguments, ChangedInPlaceError, Kept, Output, copy_structure, record
 from .blocks import find_blocks
+from .patching import Patch
 from .surroundings import Buffers, BuffersBefore, Surroundings
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ChangedInPlaceError",
     "Kept",
     "Output",
+    "Patch",
     "Surroundings",
     "copy_structure",
     "find_blocks",

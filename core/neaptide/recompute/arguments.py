@@ -62,12 +62,16 @@ class Kept:
         self.tensor, self.copied = tensor.detach(), False
         self.version = self.tensor._version
 
-    def again(self) -> torch.Tensor:
-        """Return a tensor like the one passed, at the root of a graph of its own."""
+    def leaf(self) -> torch.Tensor:
+        """Return the values passed, at the root of a graph of its own."""
         if self.tensor._version != self.version:
             msg = "an input was changed in place between its forward and backward"
             raise ChangedInPlaceError(msg)
-        tensor = self.tensor.detach().requires_grad_(self.requires_grad)
+        return self.tensor.detach().requires_grad_(self.requires_grad)
+
+    def again(self) -> torch.Tensor:
+        """Return a tensor to pass once more."""
+        tensor = self.leaf()
         # A leaf that requires grad may not be changed in place, its copy may.
         return tensor.clone() if self.copied else tensor
 
@@ -116,9 +120,14 @@ class Arguments:
         """Let go of the tensors passed: the call is over."""
         self.passed = []
 
-    def again(self, outputs: list[list[Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return args and kwargs to call the block again with, given the outputs so far."""
-        revive = partial(_revived, outputs=outputs, memo={})
+    def again(
+        self, outputs: list[list[Any]], memo: dict[int, torch.Tensor] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return args and kwargs to call the block again with, given the outputs so far.
+
+        `memo` holds tensors to pass in place of the kept ones, by `id(kept)`.
+        """
+        revive = partial(_revived, outputs=outputs, memo={} if memo is None else memo)
         args, kwargs = tree_unflatten([revive(leaf) for leaf in self.leaves], self.spec)
         return args, kwargs
 

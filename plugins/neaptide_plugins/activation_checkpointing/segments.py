@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -23,6 +22,7 @@ from neaptide.recompute import (
     Buffers,
     ChangedInPlaceError,
     Output,
+    Patch,
     Surroundings,
     record,
 )
@@ -41,24 +41,19 @@ class _Enough(BaseException):
 
 @attrs.define(eq=False)
 class _Block:
-    """A block with what has been learned of it, standing in for its `forward`."""
+    """A block with what has been learned of it."""
 
     name: str
-    module: nn.Module
     index: int
     group: str
-    forward: Callable[..., Any]
-    segments: Segments
+    patch: Patch
     buffers: Buffers
     changes_inputs: bool | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.segments.call(self, args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # The copy of a patched block runs its own class's forward on itself, never the original's.
-        module = memo[id(self.module)]
-        return MethodType(type(module).forward, module)
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The block's own forward."""
+        return self.patch.forward
 
 
 @attrs.define(eq=False)
@@ -175,10 +170,10 @@ class Segments:
             group = name.rpartition(".")[0]
             index = places[group] = places.get(group, -1) + 1
             keys.append((group, index // self._interval))
-            block = _Block(name, module, index, group, module.forward, self, Buffers(module))
+            block = _Block(name, index, group, Patch(module), Buffers(module))
             self._blocks.append(block)
         for block in self._blocks:
-            block.module.__dict__["forward"] = block
+            block.patch.apply(partial(self.call, block))
         ordered = list(dict.fromkeys(keys))
         count = max(1, round(len(ordered) * self._ratio))
         self._chosen = {ordered[place * len(ordered) // count] for place in range(count)}
@@ -186,17 +181,14 @@ class Segments:
     def detach(self) -> None:
         """Put back every forward as it was."""
         for block in self._blocks:
-            if isinstance(block.forward, MethodType) and block.forward.__self__ is block.module:
-                block.module.__dict__.pop("forward", None)
-            else:
-                block.module.__dict__["forward"] = block.forward
+            block.patch.remove()
         self._blocks = []
 
     def reset_statistics(self) -> None:
         """Count bytes anew."""
         self.dropped_bytes = self.kept_bytes = 0
 
-    def call(self, block: _Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, block: _Block, *args: Any, **kwargs: Any) -> Any:
         """Run a block's forward, dropping what it saves."""
         key = (block.group, block.index // self._interval)
         if (

@@ -19,6 +19,7 @@ from neaptide.testing import check_plugin
 from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.profiler import SPEC
 from neaptide_plugins.profiler.probes import Probe, ResidentSet, Sample
+from neaptide_plugins.profiler.statistics import SPIKES_SHOWN
 
 COLUMNS = [
     "step",
@@ -234,7 +235,8 @@ def test_what_it_holds_does_not_grow_with_the_run() -> None:
         for _ in range(6):
             for batch in batches:
                 trainer.step(batch)
-            sizes.append(len(account.moments) + len(account.spikes))
+            sizes.append(len(account.moments))
+            assert len(account.spikes) <= SPIKES_SHOWN  # how often memory rises is not ours to say
     assert sizes[2] == sizes[-1]
 
 

@@ -108,11 +108,11 @@ def test_a_norm_whose_square_no_float32_holds_is_finite() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_one_bad_element_is_told_of_its_block_alone(dtype: torch.dtype, value: float) -> None:
-    bad = gradients_of(dtype)
+    good, bad = gradients_of(dtype), gradients_of(dtype)
     bad[2][77] = value
     total = torch.zeros((), dtype=torch.float64)
-    flags = [add_squares(total, block) for block in (gradients_of(dtype), bad, [])]
-    assert [True, False, True] == [flag.item() for flag in flags]
+    flags = [add_squares(total, block) for block in (good, bad, [], good)]
+    assert [True, False, True, True] == [flag.item() for flag in flags]
     assert all((torch.bool, ()) == (flag.dtype, tuple(flag.shape)) for flag in flags)
     assert not total.isfinite()
 

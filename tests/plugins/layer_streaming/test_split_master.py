@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import same_bits
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from neaptide_plugins.layer_streaming import split_master
 from neaptide_plugins.layer_streaming.split_master import join, split
@@ -113,6 +117,36 @@ def test_chunks_make_no_difference(chunk: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(split_master, "CHUNK", chunk)
     assert all(map(same_bits, (hi, lo), split(master)))
     assert same_bits(master, join(hi, lo))
+
+
+class Allocated(TorchDispatchMode):
+    """Notes the largest memory that an operation makes, in bytes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor)
+        }
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in known:
+                    self.largest = max(self.largest, storage.nbytes())
+        return made
+
+
+def test_no_more_than_a_chunk_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_master, "CHUNK", 16)
+    master = torch.randn(1000)
+    hi, lo = split(master)
+    with Allocated() as allocated:
+        split(master, hi, lo)
+        join(hi, lo, master)
+    assert 16 * 2 == allocated.largest
 
 
 def test_results_go_where_they_are_asked_to_and_arguments_stay() -> None:

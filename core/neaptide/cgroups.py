@@ -57,9 +57,9 @@ def cpus(root: Path = ROOT) -> float | None:
 def mounts(root: Path = ROOT) -> list[Mount]:
     """Return what is mounted, in order; nothing where `/proc` is not there."""
     found = []
-    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
+    for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
-        fields, (kind, *_, options) = before.split(), after.split()
+        fields, (kind, *_, options) = before.split(" "), after.split(" ")
         source, point = map(_unescaped, fields[3:5])
         found.append(Mount(source, point, kind, frozenset(options.split(","))))
     return found
@@ -84,7 +84,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
 def _own_paths(root: Path) -> dict[str, str]:
     """Return the process's group by v1 controller; `""` stands for the v2 hierarchy."""
     paths: dict[str, str] = {}
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
     return paths
@@ -131,7 +131,7 @@ def _quota_of(group: Path) -> float | None:
 
 
 def _statistics(path: Path) -> dict[str, int]:
-    pairs = [line.split() for line in (_text(path) or "").splitlines()]
+    pairs = [line.split() for line in _lines(path)]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
 
 
@@ -140,9 +140,14 @@ def _bytes(path: Path) -> int | None:
     return int(text) if text.isdecimal() and int(text) < _UNLIMITED else None
 
 
+def _lines(path: Path) -> list[str]:
+    # The kernel escapes spaces and line feeds in names, but nothing else that splits for Python.
+    return list(filter(None, (_text(path) or "").split("\n")))
+
+
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from . import rng
 from .errors import CheckpointError, DataError, NeaptideError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 _KEEP_THEIR_TYPE = (NeaptideError, MemoryError, torch.OutOfMemoryError)
 
@@ -114,10 +115,18 @@ def guarded(batches: Iterable[Any], kind: str) -> Iterator[Any]:
 
     `kind` is what they are for: `"training"` or `"validation"`.
     """
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        msg = (
+            f"the {kind} data is no iterable of batches: {type(batches).__name__!r} object is not "
+            f"iterable; pass a list or a DataLoader"
+        )
+        raise DataError(msg)
     try:
         iterator = iter(batches)
-    except TypeError as error:
-        msg = f"the {kind} data is no iterable of batches: {error}; pass a list or a DataLoader"
+    except _KEEP_THEIR_TYPE:
+        raise
+    except Exception as error:
+        msg = f"the {kind} data raised {_described(error)} when its batches were asked for"
         raise DataError(msg) from error
     return _guarded(iterator, kind)
 

@@ -76,10 +76,13 @@ class StderrHandler(logging.Handler):
     """Writes to whatever stderr is at the time: a live display puts itself in its place."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; one that cannot be written is lost."""
+        """Write a line; one that cannot be written is lost, whatever it was to say."""
         stream = Tolerant(sys.stderr)
-        stream.write(f"{self.format(record)}\n")
-        stream.flush()
+        try:
+            stream.write(f"{self.format(record)}\n")
+            stream.flush()
+        except Exception:  # noqa: BLE001 - as every handler: a line that cannot be made ends no run
+            self.handleError(record)
 
 
 class JsonFormatter(logging.Formatter):

@@ -34,6 +34,7 @@ COLUMNS = (
     "host_bytes",
 )
 _cells = attrgetter(*COLUMNS)
+_DIGITS = 15  # of a step; a longer number is damage
 _RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 
 
@@ -66,7 +67,7 @@ class RunDirectory:
             rows = _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
             for name in ("metrics.jsonl", "events.jsonl"):
                 _keep(self.path / name, lambda line: _json_step(line) <= step)
-        return max((int(_csv_step(row)) for row in rows if ",true," not in row), default=0)
+        return max([0, *(int(_csv_step(row)) for row in rows if ",true," not in row)])
 
     def peaks_of(self, step: int) -> dict[str, MemorySample]:
         """Return the peaks by phase that a run which ended at update `step` has summed up."""
@@ -170,9 +171,12 @@ def _locked(path: Path) -> IO[str]:
 def _keep(path: Path, wanted: Callable[[str], bool]) -> list[str]:
     if not path.exists():
         return []
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if wanted(line)]
+    # Bytes that are no text come from damage: they are for `wanted` to judge, not to fail on.
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    kept = [line for line in lines if wanted(line)]
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    text = "".join(f"{line}\n" for line in kept)
+    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
     temporary.replace(path)
     return kept
 
@@ -182,11 +186,14 @@ def _csv_step(line: str) -> float:
     if first == COLUMNS[0]:
         return -1
     # A row cut short by a kill has too few commas: it goes, whatever number it starts with.
-    return int(first) if first.isdecimal() and line.count(",") == len(COLUMNS) - 1 else math.inf
+    whole = first.isdecimal() and len(first) <= _DIGITS and line.count(",") == len(COLUMNS) - 1
+    return int(first) if whole else math.inf
 
 
 def _json_step(line: str) -> float:
     try:
-        return float(json.loads(line).get("step", -1))
-    except ValueError:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
         return math.inf
+    step = found.get("step", -1) if isinstance(found, dict) else None
+    return step if isinstance(step, int | float) else math.inf

@@ -67,13 +67,17 @@ def _within(checkpoint: str, problem: str) -> str:
 
 def _found_in(path: Path) -> list[Path]:
     """Return the checkpoints at `path`: one itself, a folder of them, or a run directory."""
-    # By its name a checkpoint is known even where its manifest is lost.
-    if (path / MANIFEST).exists() or (path.is_dir() and STEP.fullmatch(path.name)):
-        return [path]
-    for root in (path / "checkpoints", path):
-        found = checkpoints(root)
-        if found:
-            return found
+    try:
+        # By its name a checkpoint is known even where its manifest is lost.
+        if (path / MANIFEST).exists() or (path.is_dir() and STEP.fullmatch(path.name)):
+            return [path]
+        for root in (path / "checkpoints", path):
+            found = checkpoints(root)
+            if found:
+                return found
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror}; give a directory that can be read"
+        raise CheckpointError(msg) from error
     msg = (
         f"there is no checkpoint in {path}; give a checkpoint, a folder of them or a run directory"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -93,7 +94,9 @@ def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool)
             raise ConfigError(msg)
         return
     # A crash may have left the checkpoint under its other name, from which loading recovers it.
-    if resume != "auto" and not Path(resume).exists() and not old_of(Path(resume)).exists():
+    places = (Path(resume), old_of(Path(resume)))
+    # Path.exists raises for a name that is too long, or that may not be looked at.
+    if resume != "auto" and not any(os.path.exists(place) for place in places):  # noqa: PTH110 - see above
         msg = (
             f"there is no checkpoint {resume!r} to resume from{suggest(resume, ['auto'])}; "
             f"see neaptide ckpt list {config.run.dir}"

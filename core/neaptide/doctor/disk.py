@@ -57,7 +57,9 @@ class Disk:
 def nearest(path: Path) -> Path:
     """Return `path`, or the closest directory above it that exists."""
     path = path.absolute()
-    return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
+    places = (path, *path.parents)
+    # Path.is_dir raises for a name that is too long, or that may not be looked at.
+    return next((place for place in places if os.path.isdir(place)), Path("/"))  # noqa: PTH112 - see above
 
 
 def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float = 0.5) -> Disk:

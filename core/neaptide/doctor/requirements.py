@@ -45,9 +45,9 @@ def requirements_of(distribution: str) -> list[Requirement]:
     return [_parsed(line) for line in lines]
 
 
-def pinned(distribution: str, start: str) -> Requirement | None:
-    """Return the requirement on a distribution whose name has `start` in it, or None."""
-    return next((need for need in requirements_of(distribution) if start in need.name), None)
+def pinned(distribution: str, part: str) -> Requirement | None:
+    """Return the first requirement on a distribution whose name has `part` in it, or None."""
+    return next((need for need in requirements_of(distribution) if part in need.name), None)
 
 
 def missing_extras(distribution: str, leaving_out: frozenset[str]) -> dict[str, list[str]]:

@@ -116,11 +116,11 @@ def read_run(path: Path) -> RunFacts:
 
 def _check(path: Path) -> None:
     given = clean(path)
-    if not path.is_dir():
-        what = "a file" if path.is_file() else "no directory"
-        msg = f"{given} is {what}; give the directory of a run, such as runs/quickstart"
-        raise RunDirectoryError(msg)
     try:
+        if not path.is_dir():
+            what = "a file" if path.is_file() else "no directory"
+            msg = f"{given} is {what}; give the directory of a run, such as runs/quickstart"
+            raise RunDirectoryError(msg)
         if any((path / name).is_file() for name in (*RECORDS, ".lock")):
             return
         inside = sorted({found.parent for name in RECORDS for found in path.glob(f"*/{name}")})

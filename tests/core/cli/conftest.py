@@ -164,7 +164,7 @@ def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
             stderr=subprocess.PIPE,
             text=True,
             # A shell's background job ignores Ctrl-C, and so would what is started in one.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads
         )
         started.append(process)
         return process

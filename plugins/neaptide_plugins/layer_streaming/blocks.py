@@ -1,0 +1,99 @@
+"""Which parameters stream: those that only blocks use, each owned by the first that does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .layout import Layout
+from .residency import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+
+def make_blocks(
+    model: nn.Module,
+    named: Sequence[tuple[str, nn.Module]],
+    allocate: Callable[[int], torch.Tensor],
+) -> list[Block]:
+    """Move the blocks' parameters into flat buffers on the host, one block after the other.
+
+    A parameter that a module outside the blocks uses, too, stays where it is. Parameters change
+    their storage, not their identity.
+
+    Args:
+        model: all of it.
+        named: qualified name and module of each block; none lies in another.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+
+    Raises:
+        ValueError: a block lies in another, or a parameter's storage cannot be moved.
+    """
+    outside = parameters_outside(model, [module for _, module in named])
+    owners: dict[nn.Parameter, Block] = {}
+    blocks = []
+    for index, (name, module) in enumerate(named):
+        own = [
+            parameter
+            for parameter in module.parameters()
+            if parameter not in owners and parameter not in outside
+        ]
+        for parameter in own:
+            _check(name, module, parameter)
+        layout = Layout.of(own)
+        host = allocate(layout.bytes)
+        views = layout.views(host)
+        block = Block(index, name, module, own, layout, host, views)
+        with torch.no_grad():
+            for parameter, view in zip(own, views, strict=True):
+                view.copy_(parameter)
+                parameter.data = view
+        owners.update(dict.fromkeys(own, block))
+        used = [owners[parameter] for parameter in module.parameters() if parameter in owners]
+        block.needs = list(dict.fromkeys([block, *used]))
+        blocks.append(block)
+    return blocks
+
+
+def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.Parameter]:
+    """Return the parameters that some module outside the blocks uses directly.
+
+    ValueError where a block lies in another.
+    """
+    chosen = {id(block) for block in blocks}
+    inside: set[int] = set()
+    for block in blocks:
+        for name, module in block.named_modules():
+            if module is not block and id(module) in chosen:
+                msg = f"a block lies in another one, as its {name!r}; name one level of them"
+                raise ValueError(msg)
+            inside.add(id(module))
+    return {
+        parameter
+        for module in model.modules()
+        if id(module) not in inside
+        for parameter in module._parameters.values()
+        if parameter is not None
+    }
+
+
+def shared_parameters(block: Block) -> list[nn.Parameter]:
+    """Return the parameters a block uses that do not stream."""
+    streamed = {id(parameter) for owner in block.needs for parameter in owner.parameters}
+    return [p for p in block.module.parameters() if id(p) not in streamed]
+
+
+def _check(block: str, module: nn.Module, parameter: nn.Parameter) -> None:
+    name = next(name for name, found in module.named_parameters() if found is parameter)
+    kind = type(parameter.data)
+    if kind is not torch.Tensor or parameter.layout != torch.strided or parameter.is_quantized:
+        what = kind.__name__ if kind is not torch.Tensor else str(parameter.layout)
+        msg = (
+            f"parameter {name!r} of block {block!r} is a {what}, whose storage cannot be moved; "
+            f"exclude the block"
+        )
+        raise ValueError(msg)

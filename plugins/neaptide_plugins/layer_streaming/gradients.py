@@ -1,0 +1,233 @@
+"""Takes blocks' gradients off the device as soon as a backward has finished with them."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from .lanes import DONE, Lane, Ticket, computed
+from .layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from .residency import Block
+
+    Gradient = torch.Tensor | None
+    Apply = Callable[[Block, list[Gradient]], None]
+
+
+@attrs.define(eq=False)
+class _Staging:
+    """A buffer on the device, from which one block's gradients leave in a single copy."""
+
+    flat: torch.Tensor
+    free: Ticket = DONE
+
+
+@attrs.define(eq=False)
+class Home:
+    """Where a block's gradients lie on the host."""
+
+    parameters: list[nn.Parameter]
+    """The trainable ones."""
+    layout: Layout
+    flat: torch.Tensor
+    views: list[torch.Tensor]
+    present: set[int] = attrs.field(factory=set)
+    """Which parameters have a gradient."""
+    written: Ticket = DONE
+
+
+class Gradients:
+    """Sums a block's gradients over its uses in one backward, then stores or applies them.
+
+    Args:
+        device: where they are computed.
+        lane: what copies to the host run on.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        apply: called with a block and its finished gradients, on the device, one a parameter, None
+            for one without; left out, they are added to what the host has.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        device: torch.device,
+        lane: Lane,
+        allocate: Callable[[int], torch.Tensor],
+        apply: Apply | None = None,
+    ) -> None:
+        self._blocks = list(blocks)
+        self._device = device
+        self._lane = lane
+        self._allocate = allocate
+        self._apply = apply
+        self._homes: dict[int, Home] = {}
+        self._uses: dict[int, int] = {}
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._pending: dict[int, list[Gradient]] = {}
+        self._staging: list[_Staging] = []
+        if apply is None:
+            homes = [self.home(block) for block in self._blocks]
+            size = max((home.layout.bytes for home in homes), default=0)
+            self._staging = [self._new_staging(size) for _ in range(2)]
+        self._next = cycle(self._staging)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the buffers on the device."""
+        return sum(staging.flat.nbytes for staging in self._staging)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the gradients' places on the host."""
+        return sum(home.flat.nbytes for home in self._homes.values())
+
+    def expect(self, block: Block) -> None:
+        """Count a use of the block that is in the graph."""
+        for owner in block.needs:
+            self._uses[owner.index] = self._uses.get(owner.index, 0) + 1
+
+    def add_piece(self, block: Block) -> None:
+        """Put `.grad` of one micro-batch away: low precision is summed in float32."""
+        for owner in block.needs:
+            for parameter in owner.parameters:
+                gradient = parameter.grad
+                if gradient is not None and gradient.dtype.itemsize < torch.float32.itemsize:
+                    total = self._sums.get(parameter)
+                    if total is None:
+                        self._sums[parameter] = gradient.to(torch.float32)
+                    else:
+                        total.add_(gradient)
+                    parameter.grad = None
+
+    def take(self, block: Block) -> None:
+        """Take the gradients of the block's own and tied parameters: this use is over."""
+        for owner in block.needs:
+            found = []
+            for parameter in owner.parameters:
+                found.append(self._sums.pop(parameter, parameter.grad))
+                parameter.grad = None
+            earlier = self._pending.pop(owner.index, None)
+            total = found if earlier is None else list(map(_sum, earlier, found))
+            self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
+            if self._uses[owner.index] > 0:
+                self._pending[owner.index] = total
+            else:
+                self._finished(owner, total)
+
+    def flush(self) -> None:
+        """End a backward: finish what waits for uses that did not come; show all as `.grad`."""
+        for index, total in list(self._pending.items()):
+            del self._pending[index]
+            self._finished(self._blocks[index], total)
+        self._uses.clear()
+        for home in self._homes.values():
+            home.written.finish()
+            for place, parameter in enumerate(home.parameters):
+                parameter.grad = home.views[place] if place in home.present else None
+
+    def drop(self) -> None:
+        """Forget everything, a backward that was broken off included."""
+        self._pending.clear()
+        self._uses.clear()
+        self._sums.clear()
+        for home in self._homes.values():
+            home.written.finish()
+            home.present.clear()
+            for parameter in home.parameters:
+                parameter.grad = None
+
+    def create(self, block: Block, parameter: nn.Parameter) -> None:
+        """Give a parameter without a gradient one of zeros."""
+        home = self.home(block)
+        place = [other is parameter for other in home.parameters].index(True)
+        home.views[place].zero_()
+        home.present.add(place)
+        parameter.grad = home.views[place]
+
+    def fetched(self, block: Block) -> list[Gradient]:
+        """Return a block's gradients on the device, valid until two more are fetched."""
+        home, staging = self.home(block), next(self._next)
+        staging.free.wait()
+        device, host = staging.flat[: home.layout.bytes], home.flat
+
+        def fetch() -> None:
+            device.copy_(host, non_blocking=True)
+
+        name = f"fetch gradients of {block.name}"
+        self._lane.submit(name, fetch, (home.written, computed(self._device))).wait()
+        found: dict[int, torch.Tensor] = {}
+        for place, view in enumerate(home.layout.views(device)):
+            if place in home.present:
+                found[id(home.parameters[place])] = view
+        return [found.get(id(parameter)) for parameter in block.parameters]
+
+    def home(self, block: Block) -> Home:
+        """Return the block's place on the host, made anew where other parameters train now."""
+        wanted = [parameter for parameter in block.parameters if parameter.requires_grad]
+        home = self._homes.get(block.index)
+        if home is None or [id(one) for one in wanted] != [id(one) for one in home.parameters]:
+            layout = Layout.of(wanted)
+            flat = self._allocate(layout.bytes)
+            home = self._homes[block.index] = Home(wanted, layout, flat, layout.views(flat))
+        return home
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _finished(self, block: Block, gradients: list[Gradient]) -> None:
+        if all(gradient is None for gradient in gradients):
+            return
+        for parameter, gradient in zip(block.parameters, gradients, strict=True):
+            if gradient is not None and gradient.layout != torch.strided:
+                msg = (
+                    f"a parameter of shape {list(parameter.shape)} in block {block.name!r} has a "
+                    f"sparse gradient, which cannot be streamed; build the embedding with "
+                    f"sparse=False, or exclude the block"
+                )
+                raise RuntimeError(msg)
+        if self._apply is not None:
+            self._apply(block, gradients)
+        else:
+            self._store(block, gradients)
+
+    def _store(self, block: Block, gradients: list[Gradient]) -> None:
+        home, staging = self.home(block), next(self._next)
+        if staging.flat.nbytes < home.layout.bytes:
+            staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
+        staging.free.wait()
+        device, host = staging.flat[: home.layout.bytes], home.flat
+        if home.present:
+
+            def fetch() -> None:
+                device.copy_(host, non_blocking=True)
+
+            name = f"fetch gradients of {block.name}"
+            self._lane.submit(name, fetch, (home.written, computed(self._device))).wait()
+        by_parameter = dict(zip(block.parameters, gradients, strict=True))
+        for place, view in enumerate(home.layout.views(device)):
+            gradient = by_parameter[home.parameters[place]]
+            if gradient is not None:
+                view.add_(gradient) if place in home.present else view.copy_(gradient)
+                home.present.add(place)
+
+        def leave() -> None:
+            host.copy_(device, non_blocking=True)
+
+        ticket = self._lane.submit(f"gradients of {block.name}", leave, (computed(self._device),))
+        staging.free = home.written = ticket
+
+    def _new_staging(self, size: int) -> _Staging:
+        return _Staging(torch.empty(size, dtype=torch.uint8, device=self._device))
+
+
+def _sum(one: Gradient, other: Gradient) -> Gradient:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other

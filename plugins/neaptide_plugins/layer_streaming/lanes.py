@@ -1,0 +1,146 @@
+"""Lanes on which copies run beside the computation: CUDA streams, or a thread each on a CPU.
+
+A ticket is what a submitted copy leaves: what is computed later waits for it, and so do other
+copies; the host waits only where it must read. The same code runs on both kinds of machine.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
+
+    Listener = Callable[[str, str, float, float], None]
+    """`listener(lane, what, start, end)`: times of `time.perf_counter`."""
+
+
+class Ticket(Protocol):
+    """Work that is under way."""
+
+    def wait(self) -> None:
+        """Hold back what is computed from here on until the work is done."""
+
+    def finish(self) -> None:
+        """Block the host until the work is done; raises what it raised."""
+
+
+class Lane(Protocol):
+    """Runs copies in the order they were submitted."""
+
+    def submit(
+        self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
+    ) -> Ticket:
+        """Run `work` once the tickets in `after` are done; `what` names it in a timeline."""
+
+    def close(self) -> None:
+        """Finish what is under way and let go of threads."""
+
+
+class Done:
+    """A ticket of work that is over."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def finish(self) -> None:
+        """Return at once."""
+
+
+DONE = Done()
+
+
+class _Submitted:
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+    def finish(self) -> None:
+        self._future.result()
+
+
+class ThreadLane:
+    """A lane for CPU tensors: one thread, so that the order is kept."""
+
+    def __init__(self, name: str, listener: Listener | None = None) -> None:
+        self._name, self._listener = name, listener
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"neaptide-{name}")
+
+    def submit(
+        self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
+    ) -> Ticket:
+        """Queue `work`."""
+        tickets = [ticket for ticket in after if ticket is not None]
+
+        def run() -> None:
+            for ticket in tickets:
+                ticket.finish()
+            start = time.perf_counter()
+            with torch.no_grad():
+                work()
+            if self._listener is not None:
+                self._listener(self._name, what, start, time.perf_counter())
+
+        return _Submitted(self._pool.submit(run))
+
+    def close(self) -> None:
+        """Wait for the queue."""
+        self._pool.shutdown()
+
+
+class _Recorded:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+    def finish(self) -> None:
+        self._event.synchronize()
+
+
+class StreamLane:
+    """A lane on a CUDA device: one stream; copies from pageable memory hold up the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as above
+
+    def submit(
+        self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
+    ) -> Ticket:
+        """Enqueue `work` on the stream."""
+        with torch.cuda.stream(self._stream), torch.profiler.record_function(what):
+            for ticket in after:
+                if ticket is not None:
+                    ticket.wait()
+            with torch.no_grad():
+                work()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            event.record(self._stream)
+        return _Recorded(event)
+
+    def close(self) -> None:
+        """Wait for the stream."""
+        self._stream.synchronize()
+
+
+def lane_for(device: torch.device, name: str, listener: Listener | None = None) -> Lane:
+    """Return a lane for copies to or from `device`."""
+    return StreamLane(device) if device.type == "cuda" else ThreadLane(name, listener)
+
+
+def computed(device: torch.device) -> Ticket:
+    """Return a ticket for everything that has been asked of `device` so far."""
+    if device.type != "cuda":
+        return DONE
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    event.record(torch.cuda.current_stream(device))
+    return _Recorded(event)

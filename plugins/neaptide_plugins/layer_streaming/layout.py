@@ -1,0 +1,84 @@
+"""Where each tensor of a group lies in one flat buffer of bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+ALIGNMENT = 256
+"""Bytes; what CUDA's own allocator aligns to, so that no kernel takes a slower path."""
+
+
+@attrs.frozen
+class Place:
+    """One tensor's place: its dtype, shape and strides, at an offset in bytes."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the values alone."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@attrs.frozen
+class Layout:
+    """The places of a group, in order, and the size of a buffer that holds them all."""
+
+    places: tuple[Place, ...]
+    bytes: int
+
+    @classmethod
+    def of(
+        cls, tensors: Iterable[torch.Tensor], dtypes: Sequence[torch.dtype] | None = None
+    ) -> Layout:
+        """Lay tensors of any dtypes out, each aligned; dense strides are kept.
+
+        Args:
+            tensors: what to make room for; only shapes, strides and dtypes are looked at.
+            dtypes: those to store them in, one each, where they are not the tensors' own.
+        """
+        places, offset = [], 0
+        for index, tensor in enumerate(tensors):
+            strides = tensor.stride() if _is_dense(tensor) else _contiguous(tensor.shape)
+            dtype = dtypes[index] if dtypes else tensor.dtype
+            place = Place(offset, dtype, tuple(tensor.shape), tuple(strides))
+            places.append(place)
+            offset += -(-place.bytes // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(places), offset)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return one typed view a place into `flat`, a uint8 tensor of at least `bytes`."""
+        return [_view(flat, place) for place in self.places]
+
+
+def _view(flat: torch.Tensor, place: Place) -> torch.Tensor:
+    typed = flat[place.offset : place.offset + place.bytes].view(place.dtype)
+    return typed.as_strided(place.shape, place.strides)
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return strides[::-1]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill their memory without gaps or overlaps, in any order."""
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != step:
+                return False
+            step *= size
+    return True

@@ -1,0 +1,46 @@
+"""Learns in which order blocks are used, so that the next ones can be fetched early."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Moment = Literal["forward", "backward", "infer", "update"]
+Use = tuple[Moment, int]
+"""When, and the index of the block."""
+
+
+class Order:
+    """What followed last time on the same two uses, or else on the same one.
+
+    A model may skip blocks, use them twice or go another way through them (experts, evaluation in
+    between): a wrong guess costs one fetch that is waited for, and is corrected for the next time.
+    """
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[Use | None, Use], Use] = {}
+        self._before: Use | None = None
+        self._last: Use | None = None
+
+    def note(self, use: Use) -> None:
+        """Take in a use."""
+        if self._last is not None:
+            self._after[self._before, self._last] = use
+            self._after[None, self._last] = use
+        self._before, self._last = self._last, use
+
+    def ahead(self, count: int) -> list[int]:
+        """Return the next `count` blocks other than this one, nearest first, as far as known."""
+        before, last = self._before, self._last
+        if last is None:
+            return []
+        current, found = last[1], list[int]()
+        seen = set()
+        while len(found) < count and (before, last) not in seen:
+            seen.add((before, last))
+            following = self._after.get((before, last)) or self._after.get((None, last))
+            if following is None:
+                break
+            before, last = last, following
+            if last[1] not in found and last[1] != current:
+                found.append(last[1])
+        return found

@@ -1,0 +1,292 @@
+"""Brings blocks' weights into a few device slots, ahead of their use where the order is known."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from .lanes import DONE, Lane, Ticket, computed
+from .order import Moment, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import nn
+
+    from .layout import Layout
+
+_NAN_BYTE = 0xFF
+"""A tensor of these bytes is NaN in every floating-point dtype."""
+
+
+@attrs.define(eq=False)
+class Slot:
+    """A buffer on the device for one block's weights."""
+
+    flat: torch.Tensor
+    """uint8 `[bytes of the largest block]`."""
+    free: Ticket = DONE
+    """When what was computed from its former content is over."""
+    leaving: Ticket = DONE
+    """Of the last copy out of it."""
+    views: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
+    """By block."""
+
+
+@attrs.define(eq=False)
+class Block:
+    """A repeated part of the model, the parameters it owns, and where they are."""
+
+    index: int
+    name: str
+    module: nn.Module
+    parameters: list[nn.Parameter]
+    """Those no earlier block owns; each is in exactly one block."""
+    layout: Layout
+    host: torch.Tensor
+    """uint8 `[layout.bytes]`: where the weights are when nothing computes with them."""
+    views: list[torch.Tensor]
+    """The parameters' places in `host`."""
+    needs: list[Block] = attrs.field(factory=list)
+    """The owners of all parameters the block uses: itself, and owners of tied ones."""
+    slot: Slot | None = None
+    arrival: Ticket = DONE
+    """Of the copy into the slot."""
+    written: Ticket = DONE
+    """Of the last copy back to the host."""
+    users: int = 0
+    used: int = 0
+    """When last, for the least recently used one to leave first."""
+
+    def bind(self, views: Sequence[torch.Tensor]) -> None:
+        """Let the parameters lie in `views`."""
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.data = view
+
+    def __repr__(self) -> str:
+        return f"<Block {self.name!r}>"
+
+
+class Residency:
+    """The slots, and which block is in which.
+
+    Args:
+        blocks: all that stream, their weights on the host.
+        device: where slots are made.
+        slots: how many; as many blocks can be computed with at once.
+        distance: how many blocks to fetch ahead.
+        lane: what copies run on.
+        poison: overwrite what leaves a slot with NaN, for tests.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        device: torch.device,
+        *,
+        slots: int,
+        distance: int,
+        lane: Lane,
+        poison: bool = False,
+    ) -> None:
+        self.blocks = list(blocks)
+        self.device = device
+        self.order = Order()
+        self.fetches = 0
+        """Copies to the device so far."""
+        self.waited_for = 0
+        """Of these, those that nobody had foreseen."""
+        self._distance = distance
+        self._lane = lane
+        self._poison = poison
+        self._clock = 0
+        size = max((block.layout.bytes for block in blocks), default=0)
+        self.slots = [self._new_slot(size) for _ in range(slots)]
+        self._free = list(self.slots)
+        self._storages = {_storage(block.host) for block in blocks}
+        self._storages |= {_storage(slot.flat) for slot in self.slots}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all slots, kept blocks' included."""
+        kept = {id(block.slot): block.slot for block in self.blocks if block.slot is not None}
+        kept.update({id(slot): slot for slot in self.slots})
+        return sum(slot.flat.nbytes for slot in kept.values())
+
+    @contextmanager
+    def use(self, block: Block, moment: Moment) -> Iterator[None]:
+        """Have a block's parameters on the device meanwhile, and fetch what comes next."""
+        held: list[Block] = []
+        try:
+            for needed in block.needs:
+                if needed.slot is None:
+                    self.waited_for += 1
+                self._fetch(needed)
+                needed.users += 1
+                held.append(needed)
+            for needed in held:
+                needed.arrival.wait()
+                if needed.users == 1:
+                    self._bind(needed)
+            self.order.note((moment, block.index))
+            self._fetch_ahead()
+            yield
+        finally:
+            for needed in held:
+                self._release(needed)
+
+    def view(self, block: Block, place: int) -> torch.Tensor:
+        """Return a parameter on the device; valid until the slot is given to another block."""
+        self._fetch(block)
+        block.arrival.wait()
+        self._clock += 1
+        block.used = self._clock
+        slot = block.slot
+        assert slot is not None, "it was fetched"
+        return self._views(block, slot)[place]
+
+    def flat(self, block: Block) -> torch.Tensor:
+        """Return the bytes of a block that is on the device."""
+        assert block.slot is not None, "a block that was updated is on the device"
+        return block.slot.flat[: block.layout.bytes]
+
+    def leaving(self, block: Block, ticket: Ticket) -> None:
+        """Note that a block's new weights are on their way to the host."""
+        assert block.slot is not None, "they leave from its slot"
+        block.slot.leaving = block.written = ticket
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether `tensor` lies in a slot, or in a block's place on the host."""
+        try:
+            storage = tensor.untyped_storage().data_ptr()
+        except NotImplementedError:  # sparse tensors have none
+            return False
+        return storage in self._storages
+
+    def keep(self, block: Block) -> None:
+        """Give a block a place on the device of its own, for good."""
+        self.evict(block)
+        block.slot = self._new_slot(block.layout.bytes)
+        self._storages.add(_storage(block.slot.flat))
+        self._copy_in(block, block.slot)
+
+    def refresh(self) -> None:
+        """Forget what is on the device: the weights on the host have changed."""
+        for block in self.blocks:
+            self.changed(block)
+
+    def changed(self, block: Block) -> None:
+        """Forget a block's copy on the device; a kept one is fetched anew."""
+        if block.slot is None:
+            return
+        if self._is_kept(block):
+            block.slot.free = computed(self.device)
+            self._copy_in(block, block.slot)
+        else:
+            self.evict(block)
+
+    def evict(self, block: Block) -> None:
+        """Take a block off the device, kept or not."""
+        slot, block.slot = block.slot, None
+        if slot is None:
+            return
+        assert not block.users, "a block in use does not leave"
+        slot.views.pop(block.index, None) if slot not in self.slots else None
+        if slot in self.slots:
+            block.arrival.finish()
+            slot.free = computed(self.device)
+            if self._poison:
+                flat = slot.flat
+                slot.free = self._lane.submit(
+                    f"poison {block.name}", lambda: _fill(flat), (slot.free, slot.leaving)
+                )
+            self._free.append(slot)
+
+    def close(self) -> None:
+        """Take every block off the device."""
+        for block in self.blocks:
+            self.evict(block)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _new_slot(self, size: int) -> Slot:
+        return Slot(torch.empty(size, dtype=torch.uint8, device=self.device))
+
+    def _is_kept(self, block: Block) -> bool:
+        return block.slot is not None and block.slot not in self.slots
+
+    def _views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
+        views = slot.views.get(block.index)
+        if views is None:
+            views = slot.views[block.index] = block.layout.views(slot.flat)
+        return views
+
+    def _bind(self, block: Block) -> None:
+        assert block.slot is not None, "a block in use has a slot"
+        block.bind(self._views(block, block.slot))
+
+    def _release(self, block: Block) -> None:
+        block.users -= 1
+        self._clock += 1
+        block.used = self._clock
+        if not block.users:
+            block.bind(block.views)
+
+    def _fetch(self, block: Block) -> None:
+        if block.slot is not None:
+            return
+        slot = self._take_slot()
+        if slot is None:
+            msg = (
+                f"block {block.name!r} needs more slots than max_active_layers = {len(self.slots)}:"
+                f" as many as there are blocks whose parameters are used together"
+            )
+            raise RuntimeError(msg)
+        block.slot = slot
+        self._copy_in(block, slot)
+
+    def _copy_in(self, block: Block, slot: Slot) -> None:
+        target, source = slot.flat[: block.layout.bytes], block.host
+
+        def copy() -> None:
+            target.copy_(source, non_blocking=True)
+
+        block.arrival = self._lane.submit(
+            f"fetch {block.name}", copy, (slot.free, slot.leaving, block.written)
+        )
+        self.fetches += 1
+
+    def _fetch_ahead(self) -> None:
+        coming = [self.blocks[index] for index in self.order.ahead(self._distance)]
+        for block in coming:
+            for needed in block.needs:
+                if needed.slot is None:
+                    slot = self._take_slot(sparing=coming)
+                    if slot is None:
+                        return
+                    needed.slot = slot
+                    self._copy_in(needed, slot)
+
+    def _take_slot(self, sparing: Sequence[Block] = ()) -> Slot | None:
+        if not self._free:
+            spared = {id(needed) for block in sparing for needed in block.needs}
+            idle = [
+                block
+                for block in self.blocks
+                if block.slot in self.slots and not block.users and id(block) not in spared
+            ]
+            if not idle:
+                return None
+            self.evict(min(idle, key=lambda block: block.used))
+        return self._free.pop()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _fill(flat: torch.Tensor) -> None:
+    flat.fill_(_NAN_BYTE)

@@ -1,0 +1,182 @@
+"""Puts the pieces together: blocks that stream while the model runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from neaptide.recompute import Buffers, Patch
+
+from .blocks import make_blocks, shared_parameters
+from .gradients import Gradients
+from .lanes import Lane, lane_for
+from .recompute import Recomputed
+from .residency import Residency
+from .updates import Updates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from .lanes import Listener
+    from .residency import Block
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """How blocks stream; the plugin's own settings, without those it answers itself."""
+
+    max_active_layers: int = 2
+    prefetch_distance: int = 1
+    resident: int = 0
+    micro_batches: int = 1
+    on_device: bool = False
+    """Whether the optimizer steps on the device."""
+    in_backward: bool = False
+    """Whether it does so inside the backward, so that gradients are not stored."""
+    split_master: bool = False
+    poison: bool = False
+    """Overwrite slots that are given up with NaN, for tests."""
+
+
+class Streaming:
+    """A model whose blocks stream from the host.
+
+    Args:
+        model: its blocks' parameters are moved to the host, the rest to `device`.
+        named: the blocks, by qualified name.
+        optimizer: over the model's parameters.
+        device: what computes.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        lanes: makes a lane of a device and a name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        named: Sequence[tuple[str, nn.Module]],
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        settings: Settings,
+        *,
+        allocate: Callable[[int], torch.Tensor] = lambda size: torch.empty(size, dtype=torch.uint8),
+        listener: Listener | None = None,
+        lanes: Callable[[torch.device, str], Lane] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.optimizer = optimizer
+        self.blocks = make_blocks(model, named, allocate)
+        place_rest(model, self.blocks, device)
+        make = lanes or partial(lane_for, listener=listener)
+        self._lanes = [make(device, name) for name in ("to device", "to host")]
+        inwards, outwards = self._lanes
+        self.residency = Residency(
+            self.blocks,
+            device,
+            slots=settings.max_active_layers,
+            distance=settings.prefetch_distance,
+            lane=inwards,
+            poison=settings.poison,
+        )
+        for block in self.blocks[len(self.blocks) - settings.resident :]:
+            self.residency.keep(block)
+        self.updates: Updates | None = None
+        if settings.on_device:
+            self.updates = Updates(
+                optimizer,
+                self.residency,
+                inwards,
+                outwards,
+                allocate,
+                split=settings.split_master,
+            )
+        self.gradients = Gradients(
+            self.blocks,
+            device,
+            outwards,
+            allocate,
+            self.updates.step if self.updates and settings.in_backward else None,
+        )
+        self._patches: list[Patch] = []
+        for block in self.blocks:
+            patch = Patch(block.module)
+            unit = Recomputed(
+                block,
+                patch.forward,
+                self.residency,
+                self.gradients,
+                shared_parameters(block),
+                Buffers(block.module),
+                settings.micro_batches,
+            )
+            patch.apply(unit)
+            self._patches.append(patch)
+
+    def step(self) -> None:
+        """Make the update of every parameter that has a gradient, streamed or not."""
+        if self.updates is None:
+            self.optimizer.step()
+            self.residency.refresh()
+            return
+        streamed = {id(parameter) for block in self.blocks for parameter in block.parameters}
+        if not self.settings.in_backward:
+            for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
+                self._step(block, following)
+        rest = [
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in streamed
+        ]
+        held = [parameter.grad for parameter in rest]
+        for parameter in rest:
+            parameter.grad = None
+        try:
+            self.optimizer.step()
+        finally:
+            for parameter, gradient in zip(rest, held, strict=True):
+                parameter.grad = gradient
+
+    def _step(self, block: Block, following: Block | None) -> None:
+        updates = self.updates
+        assert updates is not None, "asked for updates on the device only"
+        if following is not None:
+            updates.prefetch(following)
+        if all(parameter.grad is None for parameter in block.parameters):
+            return
+        gradients = self.gradients.fetched(block)
+        with self.residency.use(block, "update"):
+            updates.step(block, gradients)
+
+    def settle(self) -> None:
+        """Wait until weights and state on the host are the newest."""
+        for block in self.blocks:
+            block.written.finish()
+        if self.updates is not None:
+            self.updates.settle()
+
+    def close(self) -> None:
+        """Stop streaming: the weights are on the host, where they stay; nothing is patched."""
+        for patch in self._patches:
+            patch.remove()
+        self._patches = []
+        self.settle()
+        self.residency.close()
+        for lane in self._lanes:
+            lane.close()
+
+
+def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device) -> None:
+    """Move to `device` what does not stream: other parameters, and every buffer."""
+    streamed = {id(parameter) for block in blocks for parameter in block.parameters}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in streamed:
+                parameter.data = parameter.data.to(device)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device != device:
+                module._buffers[name] = buffer.to(device)

@@ -1,0 +1,93 @@
+"""Finds the tensors in whatever a module takes or returns, and puts others in their places."""
+
+from __future__ import annotations
+
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+_PLAIN = (
+    str
+    | bytes
+    | int
+    | float
+    | complex
+    | None
+    | type
+    | torch.dtype
+    | torch.device
+    | torch.Size
+    | torch.Generator
+    | nn.Module
+    | ModuleType
+    | FunctionType
+    | BuiltinFunctionType
+    | MethodType
+)
+
+
+@attrs.define(eq=False)
+class Found:
+    """The tensors in a structure, each once, in the order they are met."""
+
+    tensors: list[torch.Tensor] = attrs.field(factory=list)
+    _seen: dict[int, Any] = attrs.field(factory=dict)
+
+    def look(self, value: Any) -> Found:
+        """Go through containers and the attributes of objects; return itself."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.tensors.append(value)
+        elif not isinstance(value, _PLAIN) and id(value) not in self._seen:
+            self._seen[id(value)] = value  # held, so that no other object takes its address
+            for part in _parts(value):
+                self.look(part)
+        return self
+
+
+def _parts(value: Any) -> list[Any]:
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts += value.values()
+    elif isinstance(value, list | tuple):
+        parts += value
+    parts += getattr(value, "__dict__", {}).values()
+    return parts
+
+
+def replaced(
+    value: Any, others: dict[int, torch.Tensor], memo: dict[int, Any] | None = None
+) -> Any:
+    """Return `value` with tensors replaced by id; objects and mutable containers change in place.
+
+    Tuples are made anew, named ones included.
+    """
+    memo = {} if memo is None else memo
+    if isinstance(value, torch.Tensor):
+        return others.get(id(value), value)
+    if isinstance(value, _PLAIN):
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, tuple):
+        items = [replaced(item, others, memo) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    memo[id(value)] = value
+    if isinstance(value, list):
+        value[:] = [replaced(item, others, memo) for item in value]
+    elif isinstance(value, dict):
+        value.update(_changed(value, others, memo))
+    for name, other in _changed(getattr(value, "__dict__", {}), others, memo).items():
+        object.__setattr__(value, name, other)
+    return value
+
+
+def _changed(
+    items: dict[Any, Any], others: dict[int, torch.Tensor], memo: dict[int, Any]
+) -> dict[Any, Any]:
+    new = {key: replaced(item, others, memo) for key, item in list(items.items())}
+    return {key: other for key, other in new.items() if other is not items[key]}

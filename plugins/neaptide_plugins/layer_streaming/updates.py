@@ -1,0 +1,221 @@
+"""The optimizer's step, block by block on the device, over state that streams in and out."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from .lanes import DONE, Lane, Ticket, computed
+from .layout import Layout
+from .stepping import LO, Item, state_layout, step_away
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from .residency import Block, Residency
+
+_AT_ONCE = 32 << 20
+"""Elements stepped in one call: what the optimizer allocates meanwhile is a few times as much."""
+
+
+@attrs.define(eq=False)
+class _Home:
+    """Where the optimizer's state of one block lies on the host."""
+
+    keys: list[tuple[nn.Parameter, str]]
+    layout: Layout
+    flat: torch.Tensor
+    shown: dict[nn.Parameter, dict[str, torch.Tensor]]
+    written: Ticket = DONE
+    slot: _Slot | None = None
+    arrival: Ticket = DONE
+
+
+@attrs.define(eq=False)
+class _Slot:
+    flat: torch.Tensor
+    free: Ticket = DONE
+    home: _Home | None = None
+
+
+class Updates:
+    """Steps blocks with the user's own optimizer, bit for bit as it would itself.
+
+    Args:
+        optimizer: one that `stepping.adoptable` accepts.
+        residency: where the blocks' weights are.
+        inwards: what copies to the device run on.
+        outwards: what copies to the host run on.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        split: keep the lower half of a float32 master for bfloat16 parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        residency: Residency,
+        inwards: Lane,
+        outwards: Lane,
+        allocate: Callable[[int], torch.Tensor],
+        *,
+        split: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self._residency = residency
+        self._device = residency.device
+        self._inwards, self._outwards = inwards, outwards
+        self._split = split
+        self._homes = {block.index: self._new_home(block, allocate) for block in residency.blocks}
+        size = max((home.layout.bytes for home in self._homes.values()), default=0)
+        self._slots = [
+            _Slot(torch.empty(size, dtype=torch.uint8, device=self._device)) for _ in range(2)
+        ]
+        self._next = cycle(self._slots)
+        self.adopt()
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the slots for state."""
+        return sum(slot.flat.nbytes for slot in self._slots)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the state's places on the host."""
+        return sum(home.flat.nbytes for home in self._homes.values())
+
+    def prefetch(self, block: Block) -> None:
+        """Start to bring a block's state to the device."""
+        home = self._homes[block.index]
+        if home.slot is not None or not home.layout.bytes:
+            return
+        slot = next(self._next)
+        if slot.home is not None:
+            slot.home.slot = None
+        slot.home, home.slot = home, slot
+        target, source = slot.flat[: home.layout.bytes], home.flat
+
+        def copy() -> None:
+            target.copy_(source, non_blocking=True)
+
+        home.arrival = self._inwards.submit(
+            f"fetch state of {block.name}", copy, (slot.free, home.written)
+        )
+
+    def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Update a block that is in use on the device; start to write weights and state back."""
+        self.prefetch(block)
+        home = self._homes[block.index]
+        home.arrival.wait()
+        items = list(self._items(block, home, gradients))
+        for batch in _batches(items):
+            step_away(self._optimizer, batch)
+        self._write_back(block, home)
+
+    def adopt(self) -> None:
+        """Move state that the optimizer has elsewhere (loaded, or its own) to where it streams."""
+        for home in self._homes.values():
+            home.written.finish()
+            for parameter, tensors in home.shown.items():
+                held = self._optimizer.state.get(parameter)
+                if not held:
+                    if LO in tensors:
+                        tensors[LO].zero_()
+                    continue
+                for name, tensor in tensors.items():
+                    value = held.get(name)
+                    if value is None and name == LO:
+                        tensor.zero_()
+                        held[name] = tensor
+                    elif isinstance(value, torch.Tensor) and value is not tensor:
+                        tensor.copy_(value)
+                        held[name] = tensor
+            self._forget(home)
+
+    def settle(self) -> None:
+        """Wait until all state is on the host."""
+        for home in self._homes.values():
+            home.written.finish()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _Home:
+        groups = {
+            id(parameter): group
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+        }
+        keys, tensors, dtypes = [], [], []
+        for parameter in block.parameters:
+            if id(parameter) not in groups:
+                continue
+            split = self._split and parameter.dtype == torch.bfloat16
+            dtype = torch.float32 if split else parameter.dtype
+            names = state_layout(self._optimizer, groups[id(parameter)], dtype)
+            if split:
+                names = {**names, LO: torch.int16}
+            for name, stored in names.items():
+                keys.append((parameter, name))
+                tensors.append(parameter)
+                dtypes.append(stored)
+        layout = Layout.of(tensors, dtypes)
+        flat = allocate(layout.bytes)
+        shown: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
+        for (parameter, name), view in zip(keys, layout.views(flat), strict=True):
+            shown.setdefault(parameter, {})[name] = view
+        return _Home(keys, layout, flat, shown)
+
+    def _items(
+        self, block: Block, home: _Home, gradients: Sequence[torch.Tensor | None]
+    ) -> Iterator[Item]:
+        on_device: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
+        if home.slot is not None:
+            views = home.layout.views(home.slot.flat)
+            for (parameter, name), view in zip(home.keys, views, strict=True):
+                on_device.setdefault(parameter, {})[name] = view
+        known = {
+            id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]
+        }
+        for place, (parameter, gradient) in enumerate(
+            zip(block.parameters, gradients, strict=True)
+        ):
+            if gradient is not None and id(parameter) in known:
+                state: Mapping[str, Any] = on_device.get(parameter, {})
+                weight = self._residency.view(block, place)
+                shown = home.shown.get(parameter, {})
+                yield Item(parameter, weight, gradient, state, state.get(LO), shown)
+
+    def _write_back(self, block: Block, home: _Home) -> None:
+        residency, slot = self._residency, home.slot
+        weights = residency.flat(block)
+
+        def copy() -> None:
+            block.host.copy_(weights, non_blocking=True)
+            if slot is not None:
+                home.flat.copy_(slot.flat[: home.layout.bytes], non_blocking=True)
+
+        ticket = self._outwards.submit(f"write back {block.name}", copy, (computed(self._device),))
+        residency.leaving(block, ticket)
+        home.written = ticket
+        if slot is not None:
+            slot.free = ticket
+
+    def _forget(self, home: _Home) -> None:
+        if home.slot is not None:
+            home.arrival.finish()
+            home.slot.home, home.slot = None, None
+
+
+def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
+    batch: list[Item] = []
+    for item in items:
+        if batch and sum(each.weight.numel() for each in batch) + item.weight.numel() > _AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch

@@ -13,7 +13,7 @@ import structlog
 from pages import ROOT, blocks
 from support import tiny_trainer
 
-from neaptide.logging import CONSOLE, json_lines, run_logger
+from neaptide.logging import CONSOLE, StderrHandler, json_lines, run_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,3 +140,12 @@ def test_the_logger_of_the_documentation_prints(
     *rows, last = capsys.readouterr().out.splitlines()
     assert rows[-3:] == [f"{step} warmup {loss}" for step, loss in enumerate(losses, start=1)][-3:]
     assert last.startswith("3 {'val_loss': ")
+
+
+def test_a_line_that_cannot_be_made_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = StderrHandler()
+    for value in ("three", 3):
+        handler.handle(logging.makeLogRecord({"msg": "%d batches", "args": (value,)}))
+    said = capsys.readouterr().err
+    assert "--- Logging error ---" in said
+    assert said.endswith("\n3 batches\n")

@@ -66,6 +66,31 @@ def test_data_that_raises_is_named_and_what_was_trained_is_saved(tmp_path: Path,
         assert expected == trainer.fit(batches, resume="auto")["digest"]
 
 
+class Unopened:
+    """Batches that can be asked for `passes` times, and not once more."""
+
+    def __init__(self, batches: list[Any], passes: int) -> None:
+        self.batches, self.passes = batches, passes
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes -= 1
+        if self.passes < 0:
+            msg = "the share is gone"
+            raise RecordError(msg)
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_data_whose_next_pass_does_not_begin_is_named(tmp_path: Path, passes: int) -> None:
+    trainer, batches = tiny_trainer(config(tmp_path / "run"))
+    with trainer, pytest.raises(DataError) as caught:
+        trainer.fit(Unopened(batches[:3], passes))
+    said = "the training data raised RecordError: the share is gone (test_data.py:"
+    assert str(caught.value).startswith(said)
+    saved = [path.name for path in checkpoints(tmp_path / "run/checkpoints")]
+    assert (["step-00000003"] if passes else []) == saved
+
+
 def test_the_index_counts_from_the_start_of_the_pass(tmp_path: Path) -> None:
     trainer, batches = tiny_trainer(config(tmp_path / "run", steps=6))
     with trainer:

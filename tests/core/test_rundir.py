@@ -141,6 +141,37 @@ def test_rewinding_drops_what_came_later_and_keeps_what_has_no_step(
         assert steps == [json.loads(line).get("step") for line in lines]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"[1]", b'"step"', b'{"step": null}', b'{"step": {}}', b"\xff\xfe", b"\0" * 9, b"[" * 100_000],
+)
+@pytest.mark.parametrize("name", ["steps.csv", "metrics.jsonl", "events.jsonl"])
+def test_damaged_lines_are_dropped(directory: RunDirectory, name: str, damage: bytes) -> None:
+    directory.row(row(1))
+    for other in ("metrics.jsonl", "events.jsonl"):
+        directory.line(other, {"step": 1})
+    path = directory.path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole + damage + b"\n")
+    assert 1 == directory.rewind(5)
+    assert whole == path.read_bytes()
+
+
+@pytest.mark.parametrize("step", ["9" * 15, "9" * 5000])
+def test_a_row_of_an_impossible_step_is_dropped(directory: RunDirectory, step: str) -> None:
+    directory.row(row(1))
+    path = directory.path / "steps.csv"
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(f"{whole}{step}{',' * (len(COLUMNS) - 1)}\n", encoding="utf-8")
+    assert 1 == directory.rewind(5)
+    assert whole == path.read_text(encoding="utf-8")
+
+
+def test_without_rows_no_update_has_one(directory: RunDirectory) -> None:
+    (directory.path / "steps.csv").write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    assert 0 == directory.rewind(5)
+
+
 def test_starting_afresh_removes_the_records(directory: RunDirectory) -> None:
     directory.row(row(1))
     directory.whole("summary.json", "{}")

@@ -164,6 +164,12 @@ def test_nonsense_is_no_limit(tmp_path: Path) -> None:
     assert (None, None) == (cgroups.memory(root), cgroups.cpus(root))
 
 
+def test_a_name_may_hold_what_python_splits_at(tmp_path: Path) -> None:
+    odd = "/a\x0bb\x85c\u2028d"
+    root = tree(tmp_path, f"31 23 0:28 / {odd} rw - tmpfs  rw,size=4k\n", "", {})
+    assert [Mount("/", odd, "tmpfs", frozenset({"rw", "size=4k"}))] == cgroups.mounts(root)
+
+
 def test_escaped_mount_points_are_read(tmp_path: Path) -> None:
     line = r"40 23 8:1 / /mnt/my\040disk rw - ext4 /dev/sda1 rw,errors=continue"
     root = tree(tmp_path, f"{line}\n", "", {})

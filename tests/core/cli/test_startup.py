@@ -119,7 +119,8 @@ def test_allowing_changes_without_resuming_is_a_mistake(neaptide: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resume", "suggestion"), [("nowhere", ""), ("aut", " (did you mean 'auto'?)")]
+    ("resume", "suggestion"),
+    [("nowhere", ""), ("long" * 99, ""), ("aut", " (did you mean 'auto'?)")],
 )
 def test_resuming_from_nowhere_is_one_line(neaptide: Any, resume: str, suggestion: str) -> None:
     done = neaptide("run", "tiny.toml", "--resume", resume)

@@ -53,6 +53,7 @@ def test_the_nearest_directory_is_looked_at(tmp_path: Path) -> None:
     assert tmp_path == disk.nearest(tmp_path / "runs" / "mine")
     assert tmp_path == disk.nearest(tmp_path / "file")
     assert tmp_path == disk.nearest(tmp_path)
+    assert tmp_path == disk.nearest(tmp_path / ("too_long_for_a_name" * 20) / "runs")
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import resource
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import torch
-
-with suppress(ImportError):  # Windows has none, and no /proc to go with it
-    import resource
 
 if TYPE_CHECKING:
     from .nvml import Nvml

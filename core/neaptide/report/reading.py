@@ -17,7 +17,7 @@ from .memory import MemoryTable, memory_tables
 from .series import Course, Ends, Track, drawable
 from .status import Status, locked, status_of
 from .steps import Steps, read_steps
-from .text import clean, safe
+from .text import clean, safe, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,8 +209,8 @@ def _cleaned(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table whose keys and texts are safe to print, lists and tables as text."""
     pairs: Sequence[tuple[str, Any]] = list(table.items())[:_SETTINGS]
     return {
-        clean(key, _NAME * 2): value
-        if value is None or isinstance(value, bool | int | float)
-        else clean(value if isinstance(value, str) else json.dumps(value, default=str))
+        clean(key, _NAME * 2): scalar(
+            json.dumps(safe(value)) if isinstance(value, dict | list) else value
+        )
         for key, value in pairs
     }

@@ -8,6 +8,8 @@ from typing import Any
 
 from neaptide.progress import duration, size
 
+from .series import drawable
+
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 
 _NAME = 60
@@ -33,13 +35,27 @@ def name(text: str) -> str:
     return clean(text, _NAME)
 
 
+def scalar(value: Any) -> Any:
+    """Return None, a boolean or a number as it is; text and what is beyond all scales as `clean`.
+
+    `json` reads NaN, Infinity and integers of thousands of digits, which no format takes.
+    """
+    if value is None or isinstance(value, bool) or _is_number(value):
+        return value
+    return clean(hex(value) if isinstance(value, int) else value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and drawable(value)
+
+
 def safe(value: Any, depth: int = 6) -> Any:
-    """Return a JSON value with every text in it cleaned, and what is nested too deep left out."""
+    """Return a JSON value with every scalar in it safe, and what is nested too deep left out."""
     if isinstance(value, dict):
         return {clean(key): safe(item, depth - 1) for key, item in value.items() if depth}
     if isinstance(value, list):
         return [safe(item, depth - 1) for item in value if depth]
-    return clean(value) if isinstance(value, str) else value
+    return scalar(value)
 
 
 def figure(value: Any) -> str:

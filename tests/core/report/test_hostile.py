@@ -87,6 +87,26 @@ def test_texts_are_shown_and_not_obeyed(write: Write, text: str) -> None:
     assert page.replace("\n", "").isprintable()
 
 
+@pytest.mark.parametrize(
+    "number", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "9" * 400, "9" * 4000]
+)
+def test_numbers_beyond_all_scales_are_shown(write: Write, number: str) -> None:
+    jump = '{{"event": "jump.refused", "step": 1, "{}": {}}}\n'
+    keys = ("seconds", "loss_before", "horizon", "norm", "level")
+    path = write(
+        ["1,full,1.0,false,,,0.1,,5"],
+        files={
+            "events.jsonl": "".join(jump.format(key, number) for key in keys),
+            "machine.json": f'{{"memory": {number}, "all": [{number}]}}',
+            "summary.json": f'{{"steps": 1, "backward_skipped": {number}, "seconds": {number}, '
+            f'"peak_bytes": {{"full": {{"host_bytes": {number}}}}}}}',
+        },
+        config=f"seed = 0x{'f' * 9000}\nsizes = [0x{'f' * 9000}, 2020-01-01]",
+    )
+    everything(path)
+    assert "finished" == read_run(path).status.kind
+
+
 def test_lines_too_long_to_be_true_are_left_out(write: Write) -> None:
     path = write(
         ["1,full,1.0,false,,,,,", "2," + "x" * 200_000 + ",1.0,false,,,,,", "3,full,1.0,false,,,,,"]

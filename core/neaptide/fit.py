@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import checkpoint
@@ -59,7 +60,9 @@ class Fit:
         trainer, state = self._trainer, self._trainer.state
         total, batches = trainer.config.train.steps, iter(feed)
         while state.step < total:
-            result = trainer.step(self._next(batches))
+            with self._saving_first():
+                batch = next(batches)
+            result = trainer.step(batch)
             trainer._data_state = feed.state_dict()  # noqa: SLF001 - what a checkpoint saves
             if self._observe is not None:
                 self._observe(result, state)
@@ -69,9 +72,11 @@ class Fit:
             if self._stop.received is not None:
                 self._leave()
 
-    def _next(self, batches: Iterator[Any]) -> Any:
+    @contextmanager
+    def _saving_first(self) -> Iterator[None]:
+        """Save what was trained before an error of the data ends the run."""
         try:
-            return next(batches)
+            yield
         except DataError as error:
             if self._trainer.state.batches == self._began[1]:
                 raise  # there is nothing new to save
@@ -167,7 +172,8 @@ class Fit:
         if self._stop.received is not None:
             raise _Stopped
         trainer, step = self._trainer, self._trainer.state.step
-        loss = trainer.evaluate(_Batches(self._data.validation, self._stop))
+        with self._saving_first():
+            loss = trainer.evaluate(_Batches(self._data.validation, self._stop))
         phase = trainer.state.phase or trainer.state.schedule.phase
         if step == self._began[0]:
             self._recorder.forget_evaluation(step)

@@ -297,19 +297,23 @@ def test_a_resumed_run_has_each_evaluation_once(tmp_path: Path) -> None:
     assert [3, 6, 8] == [step for step, _ in evaluations(tmp_path / "run")]
 
 
-def test_an_evaluation_that_raises_costs_no_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "saved"), [(0, 6), (4, 4)])
+def test_an_evaluation_that_raises_costs_no_training(
+    tmp_path: Path, every: int, saved: int
+) -> None:
     def broken() -> Iterator[Any]:
         yield batches[0]
         msg = "out of the loader"
         raise ZeroDivisionError(msg)
 
-    trainer, batches = tiny_trainer(config(tmp_path / "run"))
+    trainer, batches = tiny_trainer(config(tmp_path / "run", eval={"every": every}))
     with trainer, pytest.raises(DataError) as caught:
         trainer.fit(batches, validation=broken())
     said = "the validation data raised ZeroDivisionError: out of the loader (test_fit.py:"
     assert str(caught.value).startswith(said)
-    assert str(caught.value).endswith(") at batch 1")
-    assert 1 == len(checkpoints(tmp_path / "run/checkpoints"))
+    (path,) = checkpoints(tmp_path / "run/checkpoints")
+    assert f"step-{saved:08d}" == path.name
+    assert str(caught.value).endswith(f") at batch 1; saved {path}; go on with --resume auto")
 
 
 def test_an_update_that_is_skipped_is_saved_and_evaluated_where_due(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     Stepper = Callable[[int], float]
     """Makes that many steps; returns the seconds they took."""
 
+_FEWEST_ROUNDS = 2
 SHIPPED: dict[str, dict[str, Any]] = {
     "mixed-precision": {"predict": "fp32"},
     "gradient-accumulation": {},
@@ -62,15 +63,18 @@ def eight() -> tuple[PluginSpec, ...]:
     )
 
 
-def subjects() -> dict[str, Stepper]:
-    """Return what is measured, by name; rivals that cannot be imported are left out."""
+def subjects(directory: str) -> dict[str, Stepper]:
+    """Return what is measured, by name; rivals that cannot be imported are left out.
+
+    One of them records its steps in `directory`.
+    """
     found: dict[str, Stepper] = {
         "bare loop": looped(bare()),
         "Neaptide, no plugins": trained({}),
         "Neaptide, no plugins, check_finite off": trained({"train": {"check_finite": False}}),
         "Neaptide, 8 idle plugins": trained({}, eight()),
         f"Neaptide, {len(SHIPPED)} shipped plugins": trained({"plugins": SHIPPED}),
-        "Neaptide, no plugins, run directory": trained({"run": {"dir": tempfile.mkdtemp()}}),
+        "Neaptide, no plugins, run directory": trained({"run": {"dir": directory}}),
     }
     for name, (modules, make) in RIVALS.items():
         missing = [module for module in modules if find_spec(module) is None]
@@ -113,8 +117,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
+    if options.rounds < _FEWEST_ROUNDS:
+        parser.error(
+            f"--rounds must be at least {_FEWEST_ROUNDS}: {options.rounds} has no quartiles"
+        )
     torch.set_num_threads(1)
-    taken = measure(subjects(), options.rounds, options.steps)
+    with tempfile.TemporaryDirectory() as directory:
+        taken = measure(subjects(directory), options.rounds, options.steps)
     rows = [row(name, each, taken["bare loop"]) for name, each in taken.items()]
     print("| subject | us a step | over bare | quartiles |\n|---|---|---|---|")
     for line in sorted(rows, key=lambda line: line["over_bare_us"]):

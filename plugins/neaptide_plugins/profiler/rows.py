@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_DIGITS = 15  # of a step; a longer number is damage
+
+
 class Rows:
     """Appends rows whose first column is a step; at most `delay` seconds of them are held back.
 
@@ -40,7 +43,8 @@ class Rows:
     def _continued(self, step: int) -> IO[str]:
         kept = self._before(step)
         whole = self.path.with_suffix(".partial")
-        whole.write_text("".join([",".join(self._columns) + "\n", *kept]), encoding="utf-8")
+        text = "".join([",".join(self._columns) + "\n", *kept])
+        whole.write_text(text, encoding="utf-8", errors="surrogateescape")
         whole.replace(self.path)  # a kill meanwhile leaves the older file as it was
         file = self.path.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(file, lineterminator="\n")
@@ -49,13 +53,16 @@ class Rows:
     def _before(self, step: int) -> list[str]:
         if not self.path.exists():
             return []
-        rows = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # Bytes that are no text come from damage, which costs a row and not the file.
+        text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
+        rows = text.splitlines(keepends=True)
         return [row for row in rows if self._is_complete(row) and int(row.split(",")[0]) < step]
 
     def _is_complete(self, row: str) -> bool:
-        """Return whether this is no header and was not cut short by a kill."""
-        cells = row.split(",")
-        return cells[0].isdecimal() and len(cells) == len(self._columns) and row.endswith("\n")
+        """Return whether this is no header, no damage, and was not cut short by a kill."""
+        step, *others = row.split(",")
+        whole = step.isdecimal() and len(step) <= _DIGITS
+        return whole and len(others) == len(self._columns) - 1 and row.endswith("\n")
 
     def flush(self) -> None:
         """Hand every row to the operating system."""

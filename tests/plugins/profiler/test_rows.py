@@ -75,3 +75,9 @@ def test_an_older_file_is_continued_whole_or_left_alone(path: Path) -> None:
 def test_without_rows_there_is_no_file(path: Path) -> None:
     Rows(path, ("step",)).close()
     assert not path.exists()
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe,5\n", b"9" * 5000 + b",5\n", b"\0\0\0\n"])
+def test_a_damaged_row_goes_alone(path: Path, damage: bytes) -> None:
+    path.write_bytes(b"step,bytes\n1,10\n" + damage + b"2,20\n")
+    assert "step,bytes\n1,10\n2,20\n3,\n" == appended(path, 3)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .defaults import Defaults
-from .enabling import PREDICTOR, split_name
+from .enabling import PLACEMENT, PREDICTOR, split_name
 from .errors import ConfigError, PluginError
 from .manager import HookManager
 from .memory import Ledger, nested_tensors, tensor_bytes
@@ -61,6 +61,11 @@ def choose_device(name: str, model: nn.Module | None) -> torch.device:
         msg = f"this machine has no usable CUDA device (got {name!r}) @ train.device"
         raise ConfigError(msg)
     return torch.device(name)
+
+
+def is_placed(hooks: HookManager) -> bool:
+    """Return whether a plugin brings the model's parts to the device, instead of the core."""
+    return any(PLACEMENT in spec.claims for spec in hooks.specs.values())
 
 
 def build_task(config: RunConfig, hooks: HookManager) -> Task:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DYNAMICS = "dynamics"
 """The claim of plugins that forecast."""
+PLACEMENT = "device.placement"
 PREDICTOR = "predictor"
 """The claim of plugins that propose updates."""
 

@@ -69,8 +69,14 @@ def configure_optimizer(
 
 
 @hookspec(firstresult=True)
-def provide_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> ParameterStore | None:
-    """Provide the only way to weights, gradients and optimizer state; default: all resident."""
+def provide_parameters(
+    model: nn.Module, optimizer: torch.optim.Optimizer, run: Run
+) -> ParameterStore | None:
+    """Provide the only way to weights, gradients and optimizer state; default: all resident.
+
+    A plugin that claims `device.placement` finds the model wherever it was built and brings what
+    belongs there to `run.device`; without one the core has moved all of it.
+    """
 
 
 # --- around: each returns a middleware or None; called once, after `on_run_start` ----------------

@@ -93,6 +93,14 @@ class ParameterStore(ABC):
     def zero_gradients(self) -> None:
         """Drop all gradients."""
 
+    @property
+    def stores_gradients(self) -> bool:
+        """Whether gradients wait for the update, so that they can add up and be scaled.
+
+        A store that steps spans inside the backward says no.
+        """
+        return True
+
     def compute(self) -> AbstractContextManager[None]:
         """Hold while the module or the optimizer itself runs over the weights.
 

@@ -92,7 +92,8 @@ class HybridTrainer:
                 section = full.optimizer
                 try_optimizer(section.name, section.lr, section.options)
             task = assembly.build_task(full, hooks)
-            task.module.to(device)
+            if not assembly.is_placed(hooks):
+                task.module.to(device)
             return task
 
         trainer._assemble(full, ordered, build, None, None)  # noqa: SLF001 - another constructor
@@ -118,7 +119,10 @@ class HybridTrainer:
             self.hooks = assembly.create_plugins(config, ordered, log)
             task: Task = build(self.hooks)
             self.model = task.module
-            device = assembly.choose_device("auto", self.model)
+            placed = assembly.is_placed(self.hooks)
+            device = assembly.choose_device(
+                config.train.device if placed else "auto", None if placed else self.model
+            )
             self.state = TrainState(assembly.schedule_of(config, ordered))
             # From here on the model may be patched, and `on_run_end` runs whatever happens.
             self.run = Run(config, self._recorder.directory, device, log, spans=self.hooks.spans)
@@ -126,7 +130,11 @@ class HybridTrainer:
             optimizer = optimizer or assembly.build_optimizer(config, self.model, self.hooks)
             _check_optimizer(optimizer, self.model)
             self.store = self.hooks.first(
-                "provide_parameters", ParameterStore, model=self.model, optimizer=optimizer
+                "provide_parameters",
+                ParameterStore,
+                model=self.model,
+                optimizer=optimizer,
+                run=self.run,
             )
             self.hooks.on_run_start(self.run, self.model, self.store)
             self._recorder.attach(self.hooks, self.store.optimizer, device)

@@ -81,6 +81,15 @@ def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.
     }
 
 
+def owners_of(blocks: Sequence[Block]) -> dict[nn.Parameter, tuple[Block, int]]:
+    """Return each streamed parameter's block, and its place in it."""
+    return {
+        parameter: (block, place)
+        for block in blocks
+        for place, parameter in enumerate(block.parameters)
+    }
+
+
 def shared_parameters(block: Block) -> list[nn.Parameter]:
     """Return the parameters a block uses that do not stream."""
     streamed = {id(parameter) for owner in block.needs for parameter in owner.parameters}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from .residency import Block
 
     Gradient = torch.Tensor | None
-    Apply = Callable[[Block, list[Gradient]], None]
+
+
+class Apply(Protocol):
+    """Uses up gradients as soon as they are finished."""
+
+    def prefetch(self, block: Block) -> None:
+        """Start to bring what using a block's gradients will need."""
+
+    def __call__(self, block: Block, gradients: list[Gradient]) -> None:
+        """Use a block's gradients, on the device; None for a parameter without one."""
 
 
 @attrs.define(eq=False)
@@ -51,8 +60,7 @@ class Gradients:
         device: where they are computed.
         lane: what copies to the host run on.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
-        apply: called with a block and its finished gradients, on the device, one a parameter, None
-            for one without; left out, they are added to what the host has.
+        apply: uses finished gradients; left out, they are added to what the host has.
     """
 
     def __init__(
@@ -79,20 +87,24 @@ class Gradients:
             self._staging = [self._new_staging(size) for _ in range(2)]
         self._next = cycle(self._staging)
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of the buffers on the device."""
-        return sum(staging.flat.nbytes for staging in self._staging)
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the buffers on the device."""
+        return [staging.flat for staging in self._staging]
 
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the gradients' places on the host."""
-        return sum(home.flat.nbytes for home in self._homes.values())
+    def stored(self) -> list[torch.Tensor]:
+        """Return the gradients' places on the host."""
+        return [home.flat for home in self._homes.values()]
 
     def expect(self, block: Block) -> None:
         """Count a use of the block that is in the graph."""
         for owner in block.needs:
             self._uses[owner.index] = self._uses.get(owner.index, 0) + 1
+
+    def prepare(self, block: Block) -> None:
+        """Begin a backward of the block."""
+        if self._apply is not None:
+            for owner in block.needs:
+                self._apply.prefetch(owner)
 
     def add_piece(self, block: Block) -> None:
         """Put `.grad` of one micro-batch away: low precision is summed in float32."""

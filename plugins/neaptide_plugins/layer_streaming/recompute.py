@@ -184,6 +184,7 @@ class _Call:
         unit, arrived = self.unit, list(gradients)
         own = [parameter for owner in unit.block.needs for parameter in owner.parameters]
         leaves = [kept.leaf() for kept in self.kept]
+        unit.gradients.prepare(unit.block)
         with unit.using("backward"), _set_aside([*own, *self.shared]):
             pieces = 1 if self.batch is None else self.batch.count
             for piece in range(pieces):

@@ -57,6 +57,8 @@ class Block:
     """Of the copy into the slot."""
     written: Ticket = DONE
     """Of the last copy back to the host."""
+    stale: bool = False
+    """Whether the host has newer weights than the slot."""
     users: int = 0
     used: int = 0
     """When last, for the least recently used one to leave first."""
@@ -109,12 +111,10 @@ class Residency:
         self._storages = {_storage(block.host) for block in blocks}
         self._storages |= {_storage(slot.flat) for slot in self.slots}
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all slots, kept blocks' included."""
-        kept = {id(block.slot): block.slot for block in self.blocks if block.slot is not None}
-        kept.update({id(slot): slot for slot in self.slots})
-        return sum(slot.flat.nbytes for slot in kept.values())
+    def buffers(self) -> list[torch.Tensor]:
+        """Return all slots, kept blocks' included."""
+        kept = [block.slot for block in self.blocks if self._is_kept(block)]
+        return [slot.flat for slot in (*self.slots, *kept) if slot is not None]
 
     @contextmanager
     def use(self, block: Block, moment: Moment) -> Iterator[None]:
@@ -179,12 +179,11 @@ class Residency:
             self.changed(block)
 
     def changed(self, block: Block) -> None:
-        """Forget a block's copy on the device; a kept one is fetched anew."""
+        """Forget a block's copy on the device; a kept one is fetched anew when next used."""
         if block.slot is None:
             return
         if self._is_kept(block):
-            block.slot.free = computed(self.device)
-            self._copy_in(block, block.slot)
+            block.stale = True
         else:
             self.evict(block)
 
@@ -237,6 +236,9 @@ class Residency:
 
     def _fetch(self, block: Block) -> None:
         if block.slot is not None:
+            if block.stale:
+                block.slot.free = computed(self.device)
+                self._copy_in(block, block.slot)
             return
         slot = self._take_slot()
         if slot is None:
@@ -254,6 +256,7 @@ class Residency:
         def copy() -> None:
             target.copy_(source, non_blocking=True)
 
+        block.stale = False
         block.arrival = self._lane.submit(
             f"fetch {block.name}", copy, (slot.free, slot.leaving, block.written)
         )

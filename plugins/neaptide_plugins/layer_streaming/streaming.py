@@ -10,6 +10,7 @@ import torch
 
 from neaptide.recompute import Buffers, Patch
 
+from .applying import Applying
 from .blocks import make_blocks, shared_parameters
 from .gradients import Gradients
 from .lanes import Lane, lane_for
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from .applying import Clip
     from .lanes import Listener
     from .residency import Block
 
@@ -38,6 +40,10 @@ class Settings:
     """Whether the optimizer steps on the device."""
     in_backward: bool = False
     """Whether it does so inside the backward, so that gradients are not stored."""
+    clip: Clip = "none"
+    """How gradients are clipped inside the backward."""
+    max_norm: float | None = None
+    check_finite: bool = True
     split_master: bool = False
     poison: bool = False
     """Overwrite slots that are given up with NaN, for tests."""
@@ -94,13 +100,16 @@ class Streaming:
                 allocate,
                 split=settings.split_master,
             )
-        self.gradients = Gradients(
-            self.blocks,
-            device,
-            outwards,
-            allocate,
-            self.updates.step if self.updates and settings.in_backward else None,
-        )
+        self.applying: Applying | None = None
+        if self.updates and settings.in_backward:
+            self.applying = Applying(
+                self.updates,
+                device,
+                clip=settings.clip,
+                max_norm=settings.max_norm,
+                check_finite=settings.check_finite,
+            )
+        self.gradients = Gradients(self.blocks, device, outwards, allocate, self.applying)
         self._patches: list[Patch] = []
         for block in self.blocks:
             patch = Patch(block.module)
@@ -158,6 +167,11 @@ class Streaming:
             block.written.finish()
         if self.updates is not None:
             self.updates.settle()
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Return what is held besides weights and optimizer state, wherever it lies."""
+        held = [*self.residency.buffers(), *self.gradients.buffers(), *self.gradients.stored()]
+        return held if self.updates is None else [*held, *self.updates.buffers()]
 
     def close(self) -> None:
         """Stop streaming: the weights are on the host, where they stay; nothing is patched."""

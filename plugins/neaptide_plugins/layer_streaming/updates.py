@@ -78,15 +78,13 @@ class Updates:
         self._next = cycle(self._slots)
         self.adopt()
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of the slots for state."""
-        return sum(slot.flat.nbytes for slot in self._slots)
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the slots for state, on the device."""
+        return [slot.flat for slot in self._slots]
 
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the state's places on the host."""
-        return sum(home.flat.nbytes for home in self._homes.values())
+    def stored(self) -> list[torch.Tensor]:
+        """Return the state's places on the host."""
+        return [home.flat for home in self._homes.values()]
 
     def prefetch(self, block: Block) -> None:
         """Start to bring a block's state to the device."""

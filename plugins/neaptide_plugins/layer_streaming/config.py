@@ -1,0 +1,90 @@
+"""Settings and manifest of `layer-streaming`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+from attrs.validators import ge
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+
+
+@attrs.frozen(kw_only=True)
+class LayerStreamingConfig:
+    """`[plugins.layer-streaming]`."""
+
+    blocks: str | None = field(
+        None,
+        help="pattern of the blocks' names, such as `model.layers.*`; left out, the repeated "
+        "children of module lists are found",
+    )
+    exclude: tuple[str, ...] = field((), help="patterns of blocks that stay on the device")
+    max_active_layers: int = field(
+        2, validator=ge(1), help="slots on the device, each as large as the largest block"
+    )
+    prefetch_distance: int = field(
+        1, validator=ge(0), help="blocks fetched ahead of their use, slots permitting"
+    )
+    resident: int = field(
+        0, validator=ge(0), help="blocks, the last ones, whose weights stay on the device, too"
+    )
+    micro_batches: int = field(
+        1,
+        validator=ge(1),
+        help="pieces in which the batch goes through each block, on one fetch of its weights",
+    )
+    optimizer_on: Literal["auto", "device", "cpu"] = field(
+        "auto",
+        help="where streamed parameters are stepped; `auto` is the device where that is a GPU "
+        "and the optimizer can stream its state",
+    )
+    update: Literal["after_backward", "in_backward"] = field(
+        "after_backward",
+        help="when: after the backward, with gradients stored on the host, or inside it, block by "
+        "block on the device, with none stored",
+    )
+    clip: Literal["global", "per_tensor", "lagged", "none"] = field(
+        "global",
+        help="what `train.clip_norm` limits: the norm of all gradients (exact; needs them stored), "
+        "of each, or that of all by the norm of the update before",
+    )
+    master: Literal["weights", "split"] = field(
+        "weights",
+        help="`split` keeps a float32 master of bfloat16 weights, as two bytes beside each",
+    )
+
+    @prefetch_distance.validator
+    def _has_slots(self, attribute: attrs.Attribute[int], value: int) -> None:
+        if value >= max(2, self.max_active_layers):
+            msg = (
+                f"{attribute.name!r} must be less than max_active_layers = "
+                f"{self.max_active_layers} (got {value}): each block ahead takes a slot"
+            )
+            raise ValueError(msg)
+
+    @clip.validator
+    def _is_possible(self, attribute: attrs.Attribute[str], value: str) -> None:
+        if value in ("per_tensor", "lagged") and self.update == "after_backward":
+            msg = (
+                f"{attribute.name!r} must be 'global' with update = 'after_backward', where it is "
+                f"exact and costs no more (got {value!r})"
+            )
+            raise ValueError(msg)
+
+    @optimizer_on.validator
+    def _steps_in_backward(self, attribute: attrs.Attribute[str], value: str) -> None:
+        if value == "cpu" and self.update == "in_backward":
+            msg = f"{attribute.name!r} must be 'auto' or 'device' with update = 'in_backward'"
+            raise ValueError(msg)
+
+
+SPEC = PluginSpec(
+    name="layer-streaming",
+    load="neaptide_plugins.layer_streaming.plugin:LayerStreaming",
+    config=LayerStreamingConfig,
+    summary="Blocks' weights, gradients and optimizer state stream between RAM and the device.",
+    claims={"param.storage", "device.placement", "activations"},
+    numerics="exact",
+)

@@ -1,0 +1,146 @@
+"""The ParameterStore of a model whose blocks stream."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from neaptide import ParameterStore, Span
+from neaptide.memory import tier_of
+from neaptide.resident import parameter_names
+
+from .blocks import owners_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from neaptide.parameters import Mode
+
+    from .streaming import Streaming
+
+
+class StreamedStore(ParameterStore):
+    """Blocks' weights, gradients and optimizer state are lent from the host, the rest in place."""
+
+    def __init__(self, model: nn.Module, streaming: Streaming, device: torch.device) -> None:
+        super().__init__(streaming.optimizer)
+        self.streaming = streaming
+        self._device = device
+        self._names = parameter_names(model)
+        self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
+        self._owners = owners_of(streaming.blocks)
+        self._rest_norm: torch.Tensor | None = None
+
+    @property
+    def stores_gradients(self) -> bool:
+        """Whether gradients wait for an update after the backward."""
+        return self.streaming.applying is None
+
+    def spans(self) -> list[Span]:
+        """Return one span a parameter, in the module's order."""
+        return [
+            Span(
+                first,
+                tuple(parameter.shape),
+                parameter.dtype,
+                "host" if parameter in self._owners else tier_of(parameter.device, self._device),
+                parameter.requires_grad,
+                tuple(tied),
+            )
+            for parameter, (first, *tied) in self._names.items()
+        ]
+
+    @contextmanager
+    def loan(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: Literal["weight", "gradient"] = "weight",
+        on: torch.device | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Lend the place on the host, the parameter's own tensor, or a copy on `on`."""
+        parameter = self._parameters[span.name]
+        tensor = self._gradient(span, mode) if of == "gradient" else self._weight(parameter)
+        lent = tensor if on is None or on == tensor.device else tensor.to(on)
+        yield lent
+        if mode == "write":
+            if lent is not tensor:
+                tensor.copy_(lent)
+            if of == "weight" and parameter in self._owners:
+                self.streaming.residency.changed(self._owners[parameter][0])
+
+    def _weight(self, parameter: nn.Parameter) -> torch.Tensor:
+        if parameter not in self._owners:
+            return parameter.detach()
+        block, place = self._owners[parameter]
+        block.written.finish()
+        return block.views[place]
+
+    def _gradient(self, span: Span, mode: Mode) -> torch.Tensor:
+        parameter = self._parameters[span.name]
+        if parameter.grad is None:
+            if mode == "read":
+                raise KeyError(span.name)
+            if parameter in self._owners:
+                self.streaming.gradients.create(self._owners[parameter][0], parameter)
+            else:
+                parameter.grad = torch.zeros_like(parameter)
+        gradient = parameter.grad
+        assert gradient is not None, "it was just created"
+        return gradient
+
+    def has_gradient(self, span: Span) -> bool:
+        """Return whether the parameter has a `.grad`."""
+        return self._parameters[span.name].grad is not None
+
+    def zero_gradients(self) -> None:
+        """Drop every gradient, and what an update inside the backward has left."""
+        self.streaming.gradients.drop()
+        for parameter in self._names:
+            parameter.grad = None
+        if self.streaming.applying is not None:
+            rest = torch.zeros(()) if self._rest_norm is None else self._rest_norm
+            self.streaming.applying.finish(rest)
+        self._rest_norm = None
+
+    def updated_in_backward(self) -> frozenset[str]:
+        """Return what was stepped in this update's backward."""
+        applying = self.streaming.applying
+        stepped = applying.stepped if applying is not None else ()
+        return frozenset(self._names[parameter][0] for parameter in stepped)
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the global L2 norm, of gradients used up inside the backward, too."""
+        norm = super().gradient_norm()
+        if self.streaming.applying is None:
+            return norm
+        self._rest_norm = norm
+        return self.streaming.applying.norm(norm)
+
+    def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
+        """Clip by the global norm, or those left by the backward as it has clipped the others."""
+        if self.streaming.applying is None:
+            super().clip_gradients(max_norm, norm)
+            return
+        left = [parameter.grad for parameter in self._names if parameter.grad is not None]
+        self.streaming.applying.clip_gradients(left)
+
+    def step(self) -> None:
+        """Update what has a gradient, streamed or not."""
+        self.streaming.step()
+
+    def drain(self) -> None:
+        """Wait until the host has the newest weights and state."""
+        self.streaming.settle()
+
+    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+        """Load it, and move it to where it streams from."""
+        self.drain()
+        super().load_optimizer_state_dict(state)
+        if self.streaming.updates is not None:
+            self.streaming.updates.adopt()

@@ -34,8 +34,16 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Keep the store, which knows whether gradients wait."""
+        """Keep the store, which knows whether gradients wait; refuse one where none do."""
         self._store = store
+        if self.config.steps > 1 and not store.stores_gradients:
+            msg = (
+                f"steps = {self.config.steps} needs gradients that wait for the update, and here "
+                f"blocks are updated inside the backward; split the batch in the plugin that "
+                f"does so, or let it update after the backward "
+                f"@ plugins.gradient-accumulation.steps"
+            )
+            raise ConfigError(msg)
 
     @hookimpl
     def plan_micro_batches(self, batch: Any) -> list[Any] | None:
@@ -70,10 +78,8 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             *,
             optimizer: torch.optim.Optimizer,
             gradient_scale: float | torch.Tensor,
-            updated: frozenset[str],
             **arguments: Any,
         ) -> Outcome:
-            _check_waiting(updated)
             self._calls += 1
             if self._calls < config.steps:
                 return Outcome.DEFERRED
@@ -81,9 +87,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             # The core's scale makes the mean over all calls; times their number it is their sum.
             scale = gradient_scale if config.normalize else gradient_scale * calls
             with scaled_rate(optimizer, config.steps if config.scale_lr else 1):
-                return following(
-                    optimizer=optimizer, gradient_scale=scale, updated=updated, **arguments
-                )
+                return following(optimizer=optimizer, gradient_scale=scale, **arguments)
 
         return deferred
 
@@ -104,12 +108,3 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
         self._calls = state["calls"]
-
-
-def _check_waiting(updated: frozenset[str]) -> None:
-    if updated:
-        msg = (
-            f"gradients do not wait for the update here ({min(updated)!r} was stepped in "
-            f"backward), so across_steps must be false @ plugins.gradient-accumulation.across_steps"
-        )
-        raise ConfigError(msg)

@@ -12,7 +12,7 @@ from neaptide import Outcome, Plugin, hookimpl
 from . import diagnosis
 from .config import MixedPrecisionConfig
 from .precision import computing_in, resolve, widened
-from .refusals import check_scalable, check_waiting
+from .refusals import check_scalable
 from .scaling import LossScaler
 
 if TYPE_CHECKING:
@@ -95,17 +95,13 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
             *,
             gradient_scale: float | torch.Tensor,
             check_norm: bool,
-            updated: frozenset[str],
             phase: Phase,
             **arguments: Any,
         ) -> Outcome:
             scaler = self._scaler
-            if scaler.carried:
-                check_waiting(updated)
             outcome = following(
                 gradient_scale=gradient_scale / scaler.factor,
                 check_norm=check_norm or bool(scaler.carried) or phase.name in self._fp16,
-                updated=updated,
                 phase=phase,
                 **arguments,
             )

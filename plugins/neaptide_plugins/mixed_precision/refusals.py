@@ -24,6 +24,12 @@ def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:
             f'use "bf16" {where}'
         )
         raise ConfigError(msg)
+    if not store.stores_gradients:
+        msg = (
+            f"fp16 needs gradients that wait for the update, to take the loss scale out, and "
+            f'here blocks are updated inside the backward; use "bf16" or update after it {where}'
+        )
+        raise ConfigError(msg)
     for span in store.spans():
         if span.trainable and span.dtype is torch.float16:
             msg = (
@@ -32,13 +38,3 @@ def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:
                 f'"fp32" to leave the model alone {where}'
             )
             raise ConfigError(msg)
-
-
-def check_waiting(updated: frozenset[str]) -> None:
-    """Raise ConfigError where weights were updated in backward, by gradients still scaled."""
-    if updated:
-        msg = (
-            f"fp16 needs gradients that wait for the update ({min(updated)!r} was updated in "
-            f'backward); use "bf16" @ plugins.mixed-precision'
-        )
-        raise ConfigError(msg)

@@ -21,6 +21,11 @@ class LayerStreamingConfig:
         "children of module lists are found",
     )
     exclude: tuple[str, ...] = field((), help="patterns of blocks that stay on the device")
+    mode: Literal["recompute", "graph"] = field(
+        "recompute",
+        help="`recompute` keeps a block's inputs and computes it again in the backward; `graph` "
+        "keeps its activations, and fetches the weights the backward needs",
+    )
     max_active_layers: int = field(
         2, validator=ge(1), help="slots on the device, each as large as the largest block"
     )
@@ -61,6 +66,21 @@ class LayerStreamingConfig:
             msg = (
                 f"{attribute.name!r} must be less than max_active_layers = "
                 f"{self.max_active_layers} (got {value}): each block ahead takes a slot"
+            )
+            raise ValueError(msg)
+
+    @micro_batches.validator
+    def _is_recomputed(self, attribute: attrs.Attribute[int], value: int) -> None:
+        if value > 1 and self.mode == "graph":
+            msg = f"{attribute.name!r} must be 1 with mode = 'graph' (got {value})"
+            raise ValueError(msg)
+
+    @update.validator
+    def _knows_the_end(self, attribute: attrs.Attribute[str], value: str) -> None:
+        if value == "in_backward" and self.mode == "graph":
+            msg = (
+                f"{attribute.name!r} must be 'after_backward' with mode = 'graph': only a block "
+                f"that is computed again is known to be done with its weights (got {value!r})"
             )
             raise ValueError(msg)
 

@@ -80,6 +80,7 @@ class Gradients:
         self._uses: dict[int, int] = {}
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._pending: dict[int, list[Gradient]] = {}
+        self._arriving: tuple[Block, list[Gradient]] | None = None
         self._staging: list[_Staging] = []
         if apply is None:
             homes = [self.home(block) for block in self._blocks]
@@ -134,8 +135,27 @@ class Gradients:
             else:
                 self._finished(owner, total)
 
+    def arrived(self, block: Block, place: int) -> None:
+        """Take the gradient of one parameter, which is complete, where the graph is kept.
+
+        It is gathered with the block's others until one of another block arrives.
+        """
+        parameter = block.parameters[place]
+        gradient, parameter.grad = parameter.grad, None
+        if self._arriving is not None and self._arriving[0] is not block:
+            self._finish_arriving()
+        if self._arriving is None:
+            self._arriving = block, [None] * len(block.parameters)
+        self._arriving[1][place] = gradient
+
+    def _finish_arriving(self) -> None:
+        if self._arriving is not None:
+            (block, gradients), self._arriving = self._arriving, None
+            self._finished(block, gradients)
+
     def flush(self) -> None:
         """End a backward: finish what waits for uses that did not come; show all as `.grad`."""
+        self._finish_arriving()
         for index, total in list(self._pending.items()):
             del self._pending[index]
             self._finished(self._blocks[index], total)
@@ -150,6 +170,7 @@ class Gradients:
         self._pending.clear()
         self._uses.clear()
         self._sums.clear()
+        self._arriving = None
         for home in self._homes.values():
             home.written.finish()
             home.present.clear()

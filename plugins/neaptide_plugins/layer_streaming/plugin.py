@@ -89,6 +89,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             max_active_layers=config.max_active_layers,
             prefetch_distance=config.prefetch_distance,
             resident=config.resident,
+            mode=config.mode,
             micro_batches=config.micro_batches,
             on_device=on_device,
             in_backward=in_backward,

@@ -105,6 +105,7 @@ class Residency:
         self._lane = lane
         self._poison = poison
         self._clock = 0
+        self._visiting: Block | None = None
         size = max((block.layout.bytes for block in blocks), default=0)
         self.slots = [self._new_slot(size) for _ in range(slots)]
         self._free = list(self.slots)
@@ -131,6 +132,7 @@ class Residency:
                 needed.arrival.wait()
                 if needed.users == 1:
                     self._bind(needed)
+            self._visiting = None
             self.order.note((moment, block.index))
             self._fetch_ahead()
             yield
@@ -139,14 +141,26 @@ class Residency:
                 self._release(needed)
 
     def view(self, block: Block, place: int) -> torch.Tensor:
-        """Return a parameter on the device; valid until the slot is given to another block."""
-        self._fetch(block)
+        """Return a parameter of a block in use on the device."""
+        assert block.slot is not None, "a block in use has a slot"
+        return self._views(block, block.slot)[place]
+
+    def visit(self, block: Block, user: Block) -> torch.Tensor:
+        """Return a block's bytes on the device for what is computed next, in a backward of `user`.
+
+        They stay there until a block is visited that `user` does not need.
+        """
+        if block.slot is None:
+            self.waited_for += 1
+        self._fetch(block, sparing=[user])
         block.arrival.wait()
         self._clock += 1
         block.used = self._clock
-        slot = block.slot
-        assert slot is not None, "it was fetched"
-        return self._views(block, slot)[place]
+        if self._visiting is not user:
+            self._visiting = user
+            self.order.note(("backward", user.index))
+            self._fetch_ahead(sparing=[user])
+        return self.flat(block)
 
     def flat(self, block: Block) -> torch.Tensor:
         """Return the bytes of a block that is on the device."""
@@ -157,6 +171,18 @@ class Residency:
         """Note that a block's new weights are on their way to the host."""
         assert block.slot is not None, "they leave from its slot"
         block.slot.leaving = block.written = ticket
+
+    def owner(self, tensor: torch.Tensor) -> Block | None:
+        """Return the block in whose slot `tensor` lies, if any."""
+        if not self.holds(tensor):
+            return None
+        storage = _storage(tensor)
+        found = (
+            block
+            for block in self.blocks
+            if block.slot is not None and _storage(block.slot.flat) == storage
+        )
+        return next(found, None)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether `tensor` lies in a slot, or in a block's place on the host."""
@@ -234,13 +260,13 @@ class Residency:
         if not block.users:
             block.bind(block.views)
 
-    def _fetch(self, block: Block) -> None:
+    def _fetch(self, block: Block, sparing: Sequence[Block] = ()) -> None:
         if block.slot is not None:
             if block.stale:
                 block.slot.free = computed(self.device)
                 self._copy_in(block, block.slot)
             return
-        slot = self._take_slot()
+        slot = self._take_slot(sparing)
         if slot is None:
             msg = (
                 f"block {block.name!r} needs more slots than max_active_layers = {len(self.slots)}:"
@@ -262,12 +288,12 @@ class Residency:
         )
         self.fetches += 1
 
-    def _fetch_ahead(self) -> None:
+    def _fetch_ahead(self, sparing: Sequence[Block] = ()) -> None:
         coming = [self.blocks[index] for index in self.order.ahead(self._distance)]
         for block in coming:
             for needed in block.needs:
                 if needed.slot is None:
-                    slot = self._take_slot(sparing=coming)
+                    slot = self._take_slot([*coming, *sparing])
                     if slot is None:
                         return
                     needed.slot = slot

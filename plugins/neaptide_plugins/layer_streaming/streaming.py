@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
@@ -13,6 +13,7 @@ from neaptide.recompute import Buffers, Patch
 from .applying import Applying
 from .blocks import make_blocks, shared_parameters
 from .gradients import Gradients
+from .graph import Preserved
 from .lanes import Lane, lane_for
 from .recompute import Recomputed
 from .residency import Residency
@@ -35,6 +36,7 @@ class Settings:
     max_active_layers: int = 2
     prefetch_distance: int = 1
     resident: int = 0
+    mode: Literal["recompute", "graph"] = "recompute"
     micro_batches: int = 1
     on_device: bool = False
     """Whether the optimizer steps on the device."""
@@ -111,19 +113,26 @@ class Streaming:
             )
         self.gradients = Gradients(self.blocks, device, outwards, allocate, self.applying)
         self._patches: list[Patch] = []
+        self._removals: list[Callable[[], None]] = []
         for block in self.blocks:
             patch = Patch(block.module)
-            unit = Recomputed(
-                block,
-                patch.forward,
-                self.residency,
-                self.gradients,
-                shared_parameters(block),
-                Buffers(block.module),
-                settings.micro_batches,
-            )
-            patch.apply(unit)
+            patch.apply(self._unit(block, patch.forward))
             self._patches.append(patch)
+
+    def _unit(self, block: Block, forward: Callable[..., Any]) -> Recomputed | Preserved:
+        if self.settings.mode == "graph":
+            unit = Preserved(block, forward, self.residency, self.gradients)
+            self._removals.append(unit.remove)
+            return unit
+        return Recomputed(
+            block,
+            forward,
+            self.residency,
+            self.gradients,
+            shared_parameters(block),
+            Buffers(block.module),
+            self.settings.micro_batches,
+        )
 
     def step(self) -> None:
         """Make the update of every parameter that has a gradient, streamed or not."""
@@ -177,7 +186,9 @@ class Streaming:
         """Stop streaming: the weights are on the host, where they stay; nothing is patched."""
         for patch in self._patches:
             patch.remove()
-        self._patches = []
+        for remove in self._removals:
+            remove()
+        self._patches, self._removals = [], []
         self.settle()
         self.residency.close()
         for lane in self._lanes:

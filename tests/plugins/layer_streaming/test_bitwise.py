@@ -97,6 +97,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "in backward": {"on_device": True, "in_backward": True},
     "kept": {"resident": 2},
     "kept, in backward": {"on_device": True, "in_backward": True, "resident": 2},
+    "graph": {"mode": "graph"},
+    "graph, device": {"mode": "graph", "on_device": True, "max_active_layers": 3},
+    "graph, kept": {"mode": "graph", "resident": 2},
     "all kept": {"resident": 5, "on_device": True},
 }
 
@@ -133,6 +136,7 @@ PLUGIN: dict[str, dict[str, Any]] = {
     "device": {"optimizer_on": "device"},
     "device, clipped": {"optimizer_on": "device", "clip_norm": 0.1},
     "in backward": {"update": "in_backward"},
+    "graph": {"mode": "graph"},
     "accumulated": {"accumulate": 3},
 }
 

@@ -1,0 +1,116 @@
+"""A block that keeps its graph: what autograd saves of the weights is saved by name.
+
+Nothing is computed twice, and activations stay on the device; only the weights leave it between
+forward and backward. Gradients leave as soon as those of another block arrive.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from neaptide.recompute import ChangedInPlaceError
+
+from .tensors import Found, replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from .gradients import Gradients
+    from .residency import Block, Residency
+
+
+@attrs.frozen(eq=False)
+class _Weight:
+    """A tensor that lies in a block's bytes."""
+
+    block: Block
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    """In bytes, from the block's first one."""
+
+
+@attrs.frozen(eq=False)
+class _Kept:
+    tensor: torch.Tensor
+    version: int
+
+
+@attrs.define(eq=False)
+class Preserved:
+    """Runs one block in place of its module's own forward."""
+
+    block: Block
+    forward: Callable[..., Any]
+    residency: Residency
+    gradients: Gradients
+    _hooked: dict[int, RemovableHandle] = attrs.field(factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns."""
+        if not torch.is_grad_enabled():
+            with self.residency.use(self.block, "infer"):
+                return self._apart(self.forward(*args, **kwargs))
+        self._hook_parameters()
+        with (
+            self.residency.use(self.block, "forward"),
+            saved_tensors_hooks(self._pack, self._unpack),
+        ):
+            return self._apart(self.forward(*args, **kwargs))
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._hooked.values():
+            handle.remove()
+        self._hooked.clear()
+
+    def _hook_parameters(self) -> None:
+        for owner in self.block.needs:
+            for place, parameter in enumerate(owner.parameters):
+                # What an earlier backward has left is on the host, and added to there.
+                parameter.grad = None
+                if parameter.requires_grad and owner is self.block and place not in self._hooked:
+                    hook = partial(self._arrived, place)
+                    self._hooked[place] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def _arrived(self, place: int, parameter: torch.Tensor) -> None:
+        del parameter  # the block has it, too
+        self.gradients.arrived(self.block, place)
+
+    def _pack(self, tensor: torch.Tensor) -> _Weight | _Kept:
+        owner = self.residency.owner(tensor)
+        if owner is None:
+            return _Kept(tensor, tensor._version)
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        return _Weight(owner, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+
+    def _unpack(self, saved: _Weight | _Kept) -> torch.Tensor:
+        if isinstance(saved, _Weight):
+            flat = self.residency.visit(saved.block, self.block)
+            typed = flat[saved.offset :]
+            typed = typed[: typed.nbytes // saved.dtype.itemsize * saved.dtype.itemsize]
+            return typed.view(saved.dtype).as_strided(saved.shape, saved.strides)
+        if saved.tensor._version != saved.version:
+            msg = (
+                f"a tensor that the backward of block {self.block.name!r} needs was changed in "
+                f"place by a later operation"
+            )
+            raise ChangedInPlaceError(msg)
+        return saved.tensor
+
+    def _apart(self, returned: Any) -> Any:
+        """Return it with copies of what lies in a slot, which is given to another block next."""
+        others = {
+            id(tensor): tensor.clone()
+            for tensor in Found().look(returned).tensors
+            if self.residency.holds(tensor)
+        }
+        return replaced(returned, others) if others else returned

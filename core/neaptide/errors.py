@@ -55,6 +55,12 @@ class UnsupportedModuleError(NeaptideError, RuntimeError):
     """A module does something the named plugin cannot reproduce exactly."""
 
 
+class DoesNotFitError(NeaptideError):
+    """What is asked for needs more memory than there is; nothing has been allocated."""
+
+    exit_code = 3
+
+
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the closest of `known`, or an empty string."""
     close = get_close_matches(wrong, list(known), n=1, cutoff=0.6)

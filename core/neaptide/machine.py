@@ -11,16 +11,14 @@ import re
 import resource
 from contextlib import suppress
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 import psutil
 
 from . import cgroups
 from .registry import installed_plugins
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _MAIN_REQUIREMENTS = ("torch", "numpy", "triton")
 
@@ -57,6 +55,8 @@ class Memory:
     swap_free: int | None
     locked_limit: int | None
     """How much a process may lock (RLIMIT_MEMLOCK); None without a limit."""
+    process_room: int | None = None
+    """What RLIMIT_DATA and RLIMIT_AS leave this process; None without them."""
 
     @property
     def limit(self) -> int | None:
@@ -65,8 +65,9 @@ class Memory:
 
     @property
     def room(self) -> int | None:
-        """Return what this process can still allocate, of the machine's and of its cgroup's."""
-        return _smallest(self.available, self.group.room if self.group else None)
+        """Return what this process can still allocate, within its own limits and its cgroup's."""
+        group = self.group.room if self.group else None
+        return _smallest(self.available, group, self.process_room)
 
 
 @attrs.frozen
@@ -113,7 +114,21 @@ def memory(root: Path = cgroups.ROOT) -> Memory:
         swap_total, swap_free = int(swap.total), int(swap.free)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     locked = None if soft == resource.RLIM_INFINITY else soft
-    return Memory(total, available, cgroups.memory(root), swap_total, swap_free, locked)
+    group = cgroups.memory(root)
+    return Memory(total, available, group, swap_total, swap_free, locked, _process_room())
+
+
+def _process_room() -> int | None:
+    rooms = []
+    with suppress(OSError, ValueError):  # not Linux
+        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        lines = [line.split() for line in text.splitlines() if line.endswith(" kB")]
+        used = {name: int(kilobytes) * 1024 for name, kilobytes, _ in lines}
+        for kind, name in ((resource.RLIMIT_DATA, "VmData:"), (resource.RLIMIT_AS, "VmSize:")):
+            soft, _ = resource.getrlimit(kind)
+            if soft != resource.RLIM_INFINITY and name in used:
+                rooms.append(max(0, soft - used[name]))
+    return min(rooms, default=None)
 
 
 def driver_version(root: Path = cgroups.ROOT) -> str | None:

@@ -34,14 +34,10 @@ def make_blocks(
         ValueError: a block lies in another, or a parameter's storage cannot be moved.
     """
     outside = parameters_outside(model, [module for _, module in named])
+    owned = owned_parameters(named, outside)
     owners: dict[nn.Parameter, Block] = {}
     blocks = []
-    for index, (name, module) in enumerate(named):
-        own = [
-            parameter
-            for parameter in module.parameters()
-            if parameter not in owners and parameter not in outside
-        ]
+    for index, ((name, module), own) in enumerate(zip(named, owned, strict=True)):
         for parameter in own:
             _check(name, module, parameter)
         layout = Layout.of(own)
@@ -57,6 +53,19 @@ def make_blocks(
         block.needs = list(dict.fromkeys([block, *used]))
         blocks.append(block)
     return blocks
+
+
+def owned_parameters(
+    named: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]
+) -> list[list[nn.Parameter]]:
+    """Return each block's own parameters: those that no earlier block has, and none outside."""
+    seen = set(outside)
+    owned = []
+    for _, module in named:
+        own = [parameter for parameter in module.parameters() if parameter not in seen]
+        seen.update(own)
+        owned.append(own)
+    return owned
 
 
 def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.Parameter]:

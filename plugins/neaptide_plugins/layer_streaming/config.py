@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from attrs.validators import ge
+from attrs.validators import ge, gt, optional
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
@@ -54,6 +54,16 @@ class LayerStreamingConfig:
         "global",
         help="what `train.clip_norm` limits: the norm of all gradients (exact; needs them stored), "
         "of each, or that of all by the norm of the update before",
+    )
+    host_gib: float | None = field(
+        None,
+        validator=optional(gt(0.0)),
+        help="most RAM to take, in GiB; left out, what machine, cgroup and process limits leave",
+    )
+    device_gib: float | None = field(
+        None,
+        validator=optional(gt(0.0)),
+        help="most device memory for slots and staging, in GiB; left out, what is free",
     )
     master: Literal["weights", "split"] = field(
         "weights",

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import ConfigError, Plugin, hookimpl
+from neaptide import ConfigError, DoesNotFitError, Plugin, hookimpl
+from neaptide.machine import memory
 from neaptide.recompute import find_blocks
 
 from .accounting import account
+from .blocks import parameters_outside
+from .budget import free_bytes, least, plan, shortage
 from .checks import check_blocks, check_modules
 from .config import LayerStreamingConfig
 from .stepping import adoptable
@@ -46,6 +49,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             check_blocks(model, blocks)
             check_modules(blocks, self.config)
             settings = self._settings(optimizer, run)
+            self._check_room(model, blocks, optimizer, settings, run.device)
             streaming = Streaming(model, blocks, optimizer, run.device, settings)
         except ValueError as error:
             msg = f"{error} {_WHERE}"
@@ -53,6 +57,31 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         self._store = StreamedStore(model, streaming, run.device)
         self._held = streaming.buffers()
         return self._store
+
+    def _check_room(
+        self,
+        model: nn.Module,
+        blocks: list[tuple[str, nn.Module]],
+        optimizer: torch.optim.Optimizer,
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        outside = parameters_outside(model, [block for _, block in blocks])
+        adopted = adoptable(optimizer) is None
+        needed = plan(blocks, outside, optimizer, settings, adopted=adopted)
+        host, on_device = dict(needed.host), needed.device
+        if device.type == "cpu":
+            host |= on_device
+        checks = [(host, least(memory().room, self.config.host_gib), "RAM", "host_gib")]
+        if device.type != "cpu" or self.config.device_gib is not None:
+            free = free_bytes(device)
+            room = least(free, self.config.device_gib)
+            checks.append((on_device, room, str(device), "device_gib"))
+        for parts, room, where, setting in checks:
+            problem = shortage(parts, room, where)
+            if problem is not None:
+                msg = f"{problem} {_WHERE}.{setting}"
+                raise DoesNotFitError(msg)
 
     def _settings(self, optimizer: torch.optim.Optimizer, run: Run) -> Settings:
         config, train = self.config, run.config.train

@@ -142,24 +142,7 @@ class Updates:
     # -- inside --------------------------------------------------------------------------------
 
     def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _Home:
-        groups = {
-            id(parameter): group
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-        }
-        keys, tensors, dtypes = [], [], []
-        for parameter in block.parameters:
-            if id(parameter) not in groups:
-                continue
-            split = self._split and parameter.dtype == torch.bfloat16
-            dtype = torch.float32 if split else parameter.dtype
-            names = state_layout(self._optimizer, groups[id(parameter)], dtype)
-            if split:
-                names = {**names, LO: torch.int16}
-            for name, stored in names.items():
-                keys.append((parameter, name))
-                tensors.append(parameter)
-                dtypes.append(stored)
+        keys, tensors, dtypes = state_tensors(block.parameters, self._optimizer, split=self._split)
         layout = Layout.of(tensors, dtypes)
         flat = allocate(layout.bytes)
         shown: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
@@ -206,6 +189,37 @@ class Updates:
         if home.slot is not None:
             home.arrival.finish()
             home.slot.home, home.slot = None, None
+
+
+def state_tensors(
+    parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, *, split: bool
+) -> tuple[list[tuple[nn.Parameter, str]], list[torch.Tensor], list[torch.dtype]]:
+    """Return the state that the optimizer will keep for some of its parameters.
+
+    Parameter and name of each tensor, a tensor of its shape, and its dtype. With `split` the lower
+    half of a bfloat16 parameter's master is one of them.
+    """
+    groups = {
+        id(parameter): group for group in optimizer.param_groups for parameter in group["params"]
+    }
+    known: dict[tuple[int, torch.dtype], dict[str, torch.dtype]] = {}
+    keys: list[tuple[nn.Parameter, str]] = []
+    tensors: list[torch.Tensor] = []
+    dtypes: list[torch.dtype] = []
+    for parameter in parameters:
+        group = groups.get(id(parameter))
+        if group is None:
+            continue
+        halved = split and parameter.dtype == torch.bfloat16
+        dtype = torch.float32 if halved else parameter.dtype
+        if (id(group), dtype) not in known:
+            known[id(group), dtype] = state_layout(optimizer, group, dtype)
+        names = known[id(group), dtype]
+        for name, stored in {**names, LO: torch.int16}.items() if halved else names.items():
+            keys.append((parameter, name))
+            tensors.append(parameter)
+            dtypes.append(stored)
+    return keys, tensors, dtypes
 
 
 def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:

@@ -1,0 +1,127 @@
+"""What streaming will hold on each tier, by shapes alone, before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from .blocks import owned_parameters
+from .layout import Layout
+from .updates import state_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from .streaming import Settings
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@attrs.frozen
+class Plan:
+    """Bytes by what they are for."""
+
+    host: dict[str, int]
+    """New allocations in RAM; the weights' own come out of the model's as they move."""
+    device: dict[str, int]
+    """New allocations on the device: slots and what is staged there."""
+
+
+def plan(
+    named: Sequence[tuple[str, nn.Module]],
+    outside: set[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    *,
+    adopted: bool,
+) -> Plan:
+    """Return what streaming these blocks will allocate.
+
+    Args:
+        named: the blocks.
+        outside: parameters that do not stream.
+        optimizer: whose state is to stream.
+        settings: how.
+        adopted: whether the optimizer's state is known beforehand.
+    """
+    owned = owned_parameters(named, outside)
+    weights = [Layout.of(own).bytes for own in owned]
+    trained = [
+        Layout.of([parameter for parameter in own if parameter.requires_grad]).bytes
+        for own in owned
+    ]
+    states = [
+        Layout.of(*state_tensors(own, optimizer, split=settings.split_master)[1:]).bytes
+        if adopted
+        else 0
+        for own in owned
+    ]
+    largest = max(weights, default=0)
+    moving = [
+        size
+        for size, own in zip(weights, owned, strict=True)
+        if any(parameter.device.type != "cpu" for parameter in own)
+    ]
+    host = {"one block's weights on their way": largest, "weights from the device": sum(moving)}
+    kept = sum(sorted(weights)[len(weights) - settings.resident :]) if settings.resident else 0
+    device = {"slots": settings.max_active_layers * largest + kept}
+    if not settings.in_backward:
+        host["gradients"] = sum(trained)
+        device["staged gradients"] = 2 * max(trained, default=0)
+    else:
+        device["one block's gradients"] = max(trained, default=0)
+    host["optimizer state"] = sum(states)
+    if settings.on_device:
+        device["optimizer slots"] = 2 * max(states, default=0)
+    return Plan(_nonzero(host), _nonzero(device))
+
+
+def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | None:
+    """Return in a line what is missing and what would help; None if it fits.
+
+    Args:
+        needed: bytes by what they are for.
+        room: bytes there are; None where nobody knows.
+        where: `RAM` or the device's name.
+    """
+    total = sum(needed.values())
+    if room is None or total <= room:
+        return None
+    parts = ", ".join(f"{what} {size(bytes_)}" for what, bytes_ in needed.items())
+    text = (
+        f"streaming needs {size(total)} ({total} bytes) more of {where}, of which {size(room)} "
+        f"({room} bytes) is free: {parts}"
+    )
+    if "gradients" in needed:
+        saved = size(needed["gradients"])
+        return f"{text}; update = 'in_backward' stores no gradients and saves {saved}"
+    if "slots" in needed:
+        return f"{text}; lower max_active_layers or resident, or name smaller blocks"
+    return f"{text}; an optimizer with less state helps (SGD, or momentum = 0)"
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return what is free on a GPU; None on a CPU, whose memory is the host's."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def least(room: int | None, gib: float | None) -> int | None:
+    """Return the smaller of what is there and what may be taken of it, in bytes."""
+    allowed = None if gib is None else int(gib * 1024**3)
+    return min((value for value in (room, allowed) if value is not None), default=None)
+
+
+def size(nbytes: int) -> str:
+    """Write bytes for people: `1.50 GiB`."""
+    value, power = float(nbytes), 0
+    while value >= 1023.995 and power < len(_UNITS) - 1:  # noqa: PLR2004 - would print 1024.00
+        value, power = value / 1024, power + 1
+    return f"{value:.2f} {_UNITS[power]}" if power else f"{nbytes} B"
+
+
+def _nonzero(parts: dict[str, int]) -> dict[str, int]:
+    return {what: bytes_ for what, bytes_ in parts.items() if bytes_}

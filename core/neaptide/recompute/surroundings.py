@@ -118,17 +118,27 @@ class Surroundings:
         """Bring them back meanwhile, and leave everything as it was."""
         now = Surroundings.now(self.buffers)
         with ExitStack() as stack:
-            stack.callback(now._set_random)
+            stack.callback(now.set_random)
             stack.enter_context(self.buffers.swapped_in())
             for kind, enabled, dtype in self.autocast:
                 # Without the cache: it would hold casts of weights beyond this replay.
                 stack.enter_context(
                     torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False)
                 )
-            self._set_random()
+            self.set_random()
             yield
 
-    def _set_random(self) -> None:
+    def random_moved(self) -> bool:
+        """Return whether random numbers have been drawn since."""
+        now = Surroundings.now(self.buffers)
+        if not torch.equal(now.cpu_random, self.cpu_random):
+            return True
+        if now.cuda_random is None or self.cuda_random is None:
+            return now.cuda_random is not self.cuda_random
+        return not torch.equal(now.cuda_random[1], self.cuda_random[1])
+
+    def set_random(self) -> None:
+        """Bring the random state back."""
         torch.set_rng_state(self.cpu_random)
         if self.cuda_random is not None:
             device, state = self.cuda_random

@@ -9,6 +9,7 @@ import torch
 
 from .blocks import owned_parameters
 from .layout import Layout
+from .sizes import size
 from .updates import state_tensors
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .streaming import Settings
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @attrs.frozen
@@ -113,14 +112,6 @@ def least(room: int | None, gib: float | None) -> int | None:
     """Return the smaller of what is there and what may be taken of it, in bytes."""
     allowed = None if gib is None else int(gib * 1024**3)
     return min((value for value in (room, allowed) if value is not None), default=None)
-
-
-def size(nbytes: int) -> str:
-    """Write bytes for people: `1.50 GiB`."""
-    value, power = float(nbytes), 0
-    while value >= 1023.995 and power < len(_UNITS) - 1:  # noqa: PLR2004 - would print 1024.00
-        value, power = value / 1024, power + 1
-    return f"{value:.2f} {_UNITS[power]}" if power else f"{nbytes} B"
 
 
 def _nonzero(parts: dict[str, int]) -> dict[str, int]:

@@ -34,7 +34,7 @@ def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamin
     for name, block in blocks:
         for path, module in block.named_modules():
             where = f"{name}.{path}" if path else name
-            if config.micro_batches > 1 and _looks_across_samples(module):
+            if config.micro_batches > 1 and looks_across_samples(module):
                 msg = (
                     f"{where!r} is a {type(module).__name__}, whose statistics are of the whole "
                     f"batch and would differ with micro_batches = {config.micro_batches}; set "
@@ -50,7 +50,8 @@ def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamin
                 raise ValueError(msg)
 
 
-def _looks_across_samples(module: nn.Module) -> bool:
+def looks_across_samples(module: nn.Module) -> bool:
+    """Return whether what a module does to a sample depends on the others in the batch."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return True
     # An instance norm looks within a sample, but its running statistics do not.

@@ -120,6 +120,12 @@ class Gradients:
                         total.add_(gradient)
                     parameter.grad = None
 
+    def forget_pieces(self, block: Block) -> None:
+        """Drop the sums of a backward that is begun anew."""
+        for owner in block.needs:
+            for parameter in owner.parameters:
+                self._sums.pop(parameter, None)
+
     def take(self, block: Block) -> None:
         """Take the gradients of the block's own and tied parameters: this use is over."""
         for owner in block.needs:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 
 from neaptide import ConfigError, DoesNotFitError, Plugin, hookimpl
 from neaptide.machine import memory
@@ -15,14 +17,14 @@ from .blocks import parameters_outside
 from .budget import free_bytes, least, plan, shortage
 from .checks import check_blocks, check_modules
 from .config import LayerStreamingConfig
+from .oom import explanation, is_out_of_memory
 from .stepping import adoptable
 from .store import StreamedStore
 from .streaming import Settings, Streaming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    import torch
     from torch import nn
 
     from neaptide import Ledger, Outcome, Phase, Run
@@ -157,11 +159,35 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         """Gather the gradients that have left the device."""
         gradients = self._streaming().gradients
 
-        def gathered(following: Callable[..., None], **arguments: Any) -> None:
-            following(**arguments)
-            gradients.flush()
+        def gathered(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
+            with self._explained(phase, "backward"):
+                following(phase=phase, **arguments)
+                gradients.flush()
 
         return gathered
+
+    @hookimpl
+    def around_forward(self) -> Callable[..., Any]:
+        """Say who holds what where a forward runs out of memory."""
+
+        def explained(
+            following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
+        ) -> Any:
+            with self._explained(phase, "forward" if moment == "train" else moment):
+                return following(phase=phase, moment=moment, **arguments)
+
+        return explained
+
+    @contextmanager
+    def _explained(self, phase: Phase, moment: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            streaming, where = self._streaming(), f"{phase.name}, {moment}"
+            text = explanation(str(error), where, streaming.held(), streaming.savings())
+            raise torch.OutOfMemoryError(text) from error
 
     @hookimpl
     def around_optimizer_step(self) -> Callable[..., Outcome] | None:

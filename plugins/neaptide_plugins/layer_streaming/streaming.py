@@ -12,6 +12,7 @@ from neaptide.recompute import Buffers, Patch
 
 from .applying import Applying
 from .blocks import make_blocks, shared_parameters
+from .checks import looks_across_samples
 from .gradients import Gradients
 from .graph import Preserved
 from .lanes import Lane, lane_for
@@ -112,11 +113,14 @@ class Streaming:
                 check_finite=settings.check_finite,
             )
         self.gradients = Gradients(self.blocks, device, outwards, allocate, self.applying)
+        self.units: list[Recomputed | Preserved] = []
         self._patches: list[Patch] = []
         self._removals: list[Callable[[], None]] = []
         for block in self.blocks:
             patch = Patch(block.module)
-            patch.apply(self._unit(block, patch.forward))
+            unit = self._unit(block, patch.forward)
+            self.units.append(unit)
+            patch.apply(unit)
             self._patches.append(patch)
 
     def _unit(self, block: Block, forward: Callable[..., Any]) -> Recomputed | Preserved:
@@ -132,6 +136,7 @@ class Streaming:
             shared_parameters(block),
             Buffers(block.module),
             self.settings.micro_batches,
+            splittable=not any(map(looks_across_samples, block.module.modules())),
         )
 
     def step(self) -> None:
@@ -181,6 +186,36 @@ class Streaming:
         """Return what is held besides weights and optimizer state, wherever it lies."""
         held = [*self.residency.buffers(), *self.gradients.buffers(), *self.gradients.stored()]
         return held if self.updates is None else [*held, *self.updates.buffers()]
+
+    def held(self) -> dict[str, int]:
+        """Return bytes on the device by what they are for, blocks' inputs that wait included."""
+        bytes_of = {
+            "slots": self.residency.buffers(),
+            "staged gradients": self.gradients.buffers(),
+            "optimizer slots": [] if self.updates is None else self.updates.buffers(),
+        }
+        held = {name: sum(each.nbytes for each in all_) for name, all_ in bytes_of.items()}
+        waiting = sum(unit.kept_bytes for unit in self.units if isinstance(unit, Recomputed))
+        return {**held, "block inputs": waiting}
+
+    def savings(self) -> dict[str, int]:
+        """Return the bytes that a step down in each setting would save."""
+        largest = max(block.layout.bytes for block in self.blocks)
+        needed = max(len(block.needs) for block in self.blocks)
+        slots, settings = len(self.residency.slots), self.settings
+        saved = {}
+        if slots > max(needed, 1):
+            saved[f"max_active_layers = {slots - 1}"] = largest
+        if settings.resident:
+            saved["resident = 0"] = sum(
+                block.layout.bytes for block in self.blocks[-settings.resident :]
+            )
+        if self.residency.device.type == "cuda" and settings.mode == "recompute":
+            peak = torch.cuda.max_memory_allocated(self.residency.device)
+            activations = peak - sum(self.held().values())
+            pieces = max(unit.micro_batches for unit in self.units if isinstance(unit, Recomputed))
+            saved[f"micro_batches = {2 * pieces}"] = max(0, activations) // 2
+        return saved
 
     def close(self) -> None:
         """Stop streaming: the weights are on the host, where they stay; nothing is patched."""

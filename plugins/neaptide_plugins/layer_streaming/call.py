@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from .inputs import Waiting
     from .order import Moment
     from .recompute import Recomputed
 
@@ -44,6 +45,8 @@ class Call:
     """Of each micro-batch."""
     hidden: list[Hidden] = attrs.field(factory=list)
     """Likewise."""
+    waiting: list[tuple[Kept, Waiting]] = attrs.field(factory=list)
+    """What of it is in RAM meanwhile."""
     whole: Batch | None = None
     """The batch in one piece, where there is one."""
     batch: Batch | None = None
@@ -224,6 +227,8 @@ class Call:
         added = {key: new for key, new in others.items() if key not in known}
         if added:
             replaced((self.args, self.kwargs), added)
+        if self.unit.inputs is not None:
+            self.unit.inputs.leave(self)
         self.arguments.settle()
         self.args = self.kwargs = self.result = None
         self.inputs, self.came = [], []
@@ -235,6 +240,8 @@ class Call:
         """Compute again, with a graph; return the gradients of what was passed."""
         unit, arrived = self.unit, list(gradients)
         own = [parameter for owner in unit.block.needs for parameter in owner.parameters]
+        if unit.inputs is not None:
+            unit.inputs.bring(self)
         leaves = [kept.leaf() for kept in self.kept]
         unit.gradients.prepare(unit.block)
         with unit.using("backward"), _set_aside([*own, *self.shared]):

@@ -40,6 +40,9 @@ class LayerStreamingConfig:
         validator=ge(1),
         help="pieces in which the batch goes through each block, on one fetch of its weights",
     )
+    inputs: Literal["device", "host"] = field(
+        "device", help="where a block's inputs wait for its backward"
+    )
     optimizer_on: Literal["auto", "device", "cpu"] = field(
         "auto",
         help="where streamed parameters are stepped; `auto` is the device where that is a GPU "
@@ -83,6 +86,12 @@ class LayerStreamingConfig:
     def _is_recomputed(self, attribute: attrs.Attribute[int], value: int) -> None:
         if value > 1 and self.mode == "graph":
             msg = f"{attribute.name!r} must be 1 with mode = 'graph' (got {value})"
+            raise ValueError(msg)
+
+    @inputs.validator
+    def _are_kept(self, attribute: attrs.Attribute[str], value: str) -> None:
+        if value == "host" and self.mode == "graph":
+            msg = f"{attribute.name!r} must be 'device' with mode = 'graph' (got {value!r})"
             raise ValueError(msg)
 
     @update.validator

@@ -38,6 +38,9 @@ class Lane(Protocol):
     ) -> Ticket:
         """Run `work` once the tickets in `after` are done; `what` names it in a timeline."""
 
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor's memory from being given to others until the lane has passed by."""
+
     def close(self) -> None:
         """Finish what is under way and let go of threads."""
 
@@ -90,6 +93,9 @@ class ThreadLane:
 
         return _Submitted(self._pool.submit(run))
 
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Do nothing: what the work refers to stays until it is done."""
+
     def close(self) -> None:
         """Wait for the queue."""
         self._pool.shutdown()
@@ -126,6 +132,10 @@ class StreamLane:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             event.record(self._stream)
         return _Recorded(event)
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator that the stream reads it."""
+        tensor.record_stream(self._stream)
 
     def close(self) -> None:
         """Wait for the stream."""

@@ -121,6 +121,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             prefetch_distance=config.prefetch_distance,
             resident=config.resident,
             mode=config.mode,
+            inputs_on_host=config.inputs == "host",
             micro_batches=config.micro_batches,
             on_device=on_device,
             in_backward=in_backward,

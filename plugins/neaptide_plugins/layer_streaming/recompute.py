@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from neaptide.recompute import Arguments, Buffers
 
     from .gradients import Gradients
+    from .inputs import Inputs
     from .order import Moment
     from .residency import Block, Residency
 
@@ -42,6 +43,8 @@ class Recomputed:
     shared: list[nn.Parameter]
     """Parameters the block uses and does not stream: they stay where they are."""
     buffers: Buffers
+    inputs: Inputs | None = None
+    """Where inputs wait for the backward; None keeps them where they are."""
     micro_batches: int = 1
     splittable: bool = True
     """Whether it may go on in more micro-batches where memory runs out."""

@@ -15,6 +15,7 @@ from .blocks import make_blocks, shared_parameters
 from .checks import looks_across_samples
 from .gradients import Gradients
 from .graph import Preserved
+from .inputs import Inputs
 from .lanes import Lane, lane_for
 from .recompute import Recomputed
 from .residency import Residency
@@ -38,6 +39,7 @@ class Settings:
     prefetch_distance: int = 1
     resident: int = 0
     mode: Literal["recompute", "graph"] = "recompute"
+    inputs_on_host: bool = False
     micro_batches: int = 1
     on_device: bool = False
     """Whether the optimizer steps on the device."""
@@ -113,6 +115,9 @@ class Streaming:
                 check_finite=settings.check_finite,
             )
         self.gradients = Gradients(self.blocks, device, outwards, allocate, self.applying)
+        self.inputs = (
+            Inputs(device, inwards, outwards, allocate) if settings.inputs_on_host else None
+        )
         self.units: list[Recomputed | Preserved] = []
         self._patches: list[Patch] = []
         self._removals: list[Callable[[], None]] = []
@@ -135,6 +140,7 @@ class Streaming:
             self.gradients,
             shared_parameters(block),
             Buffers(block.module),
+            self.inputs,
             self.settings.micro_batches,
             splittable=not any(map(looks_across_samples, block.module.modules())),
         )

@@ -97,6 +97,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "in backward": {"on_device": True, "in_backward": True},
     "kept": {"resident": 2},
     "kept, in backward": {"on_device": True, "in_backward": True, "resident": 2},
+    "inputs on the host": {"inputs_on_host": True},
+    "all in backward": {"on_device": True, "in_backward": True, "inputs_on_host": True},
     "graph": {"mode": "graph"},
     "graph, device": {"mode": "graph", "on_device": True, "max_active_layers": 3},
     "graph, kept": {"mode": "graph", "resident": 2},

@@ -1,0 +1,138 @@
+"""Blocks' inputs wait for their backward in RAM, and come back one block ahead."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from neaptide.recompute import Kept
+
+from .lanes import DONE, Lane, Ticket, computed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .call import Call
+
+
+@attrs.define(eq=False)
+class Waiting:
+    """One tensor in RAM; several blocks may have been passed it."""
+
+    host: torch.Tensor
+    """uint8, at least as large."""
+    like: torch.Tensor
+    """Without storage: shape, strides and dtype."""
+    left: Ticket
+    device: torch.Tensor | None = None
+    arrival: Ticket = DONE
+
+
+class Inputs:
+    """Takes what blocks were passed off the device, and brings it back.
+
+    Args:
+        device: where blocks compute.
+        inwards: what copies to the device run on.
+        outwards: what copies to the host run on.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        inwards: Lane,
+        outwards: Lane,
+        allocate: Callable[[int], torch.Tensor],
+    ) -> None:
+        self._device = device
+        self._inwards, self._outwards = inwards, outwards
+        self._allocate = allocate
+        self._calls: list[weakref.ref[Call]] = []
+        self._known = WeakTensorKeyDictionary()
+        self._pool: dict[int, list[tuple[torch.Tensor, Ticket]]] = {}
+        self.host_bytes = 0
+        """Allocated so far."""
+
+    def leave(self, call: Call) -> None:
+        """Begin to take a call's inputs away: those that carry a gradient."""
+        self._calls = [reference for reference in self._calls if reference() is not None]
+        for tensor, version, kept in call.arguments.passed:
+            here = tensor.device.type == self._device.type
+            if isinstance(kept, Kept) and tensor.requires_grad and here:
+                call.waiting.append((kept, self._moved(tensor, version, kept)))
+                kept.tensor = torch.empty(0, dtype=tensor.dtype)
+        if call.waiting:
+            self._calls.append(weakref.ref(call))
+
+    def bring(self, call: Call) -> None:
+        """Have a call's inputs back for its backward; start on those of the call before it."""
+        for _, waiting in call.waiting:
+            self._fetch(waiting)
+        for kept, waiting in call.waiting:
+            waiting.arrival.wait()
+            assert waiting.device is not None, "it was fetched"
+            kept.tensor, kept.version = waiting.device, waiting.device._version
+        for _, waiting in call.waiting:
+            waiting.device = None
+        live = [found for reference in self._calls if (found := reference()) is not None]
+        if call in live:
+            place = live.index(call)
+            for _, waiting in live[place - 1].waiting if place else ():
+                self._fetch(waiting)
+        self._calls = [reference for reference in self._calls if reference() is not call]
+        call.waiting = []
+
+    def _moved(self, tensor: torch.Tensor, version: int, kept: Kept) -> Waiting:
+        known = self._known.get(tensor)  # type: ignore[no-untyped-call]  # torch leaves it so
+        if known is not None and known[0] == version and not kept.copied:
+            waiting: Waiting = known[1]
+            return waiting
+        source = kept.tensor
+        host, free = self._buffer(source.nbytes)
+        like = torch.empty_like(source, device="meta")
+        place = _shaped(host, like)
+
+        def copy() -> None:
+            place.copy_(source, non_blocking=True)
+
+        self._outwards.hold(source)
+        left = self._outwards.submit("inputs leave", copy, (computed(self._device), free))
+        waiting = Waiting(host, like, left)
+        weakref.finalize(waiting, self._returned, host, waiting.left)
+        if not kept.copied:
+            self._known[tensor] = (version, waiting)
+        return waiting
+
+    def _fetch(self, waiting: Waiting) -> None:
+        if waiting.device is not None:
+            return
+        device = torch.empty_like(waiting.like, device=self._device)
+        place = _shaped(waiting.host, waiting.like)
+
+        def copy() -> None:
+            device.copy_(place, non_blocking=True)
+
+        after = (computed(self._device), waiting.left)
+        waiting.arrival = self._inwards.submit("inputs return", copy, after)
+        waiting.device = device
+
+    def _buffer(self, nbytes: int) -> tuple[torch.Tensor, Ticket]:
+        free = self._pool.get(nbytes)
+        if free:
+            return free.pop()
+        self.host_bytes += nbytes
+        return self._allocate(nbytes), DONE
+
+    def _returned(self, host: torch.Tensor, ticket: Ticket) -> None:
+        # The fetches were waited for, on the stream on which the next copy waits in turn.
+        self._pool.setdefault(host.nbytes, []).append((host, ticket))
+
+
+def _shaped(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    typed = host[: like.nbytes].view(like.dtype)
+    return typed.as_strided(like.shape, like.stride())

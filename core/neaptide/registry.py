@@ -27,6 +27,8 @@ class Installed:
     spec: PluginSpec | None
     problem: str | None = None
     """Why the manifest cannot be used; None when it can."""
+    rival: str | None = None
+    """`"name version"` of a distribution that ships another plugin of this name."""
 
 
 class Registry(Mapping[str, PluginSpec]):
@@ -93,7 +95,8 @@ def installed_plugins() -> Registry:
                 f"{previous.distribution} and {current.distribution} both ship a plugin of this "
                 f"name; uninstall one"
             )
-            current = attrs.evolve(current, spec=None, problem=problem)
+            rival = previous.distribution
+            current = attrs.evolve(current, spec=None, problem=problem, rival=rival)
         found[entry.name] = current
     return Registry(found)
 

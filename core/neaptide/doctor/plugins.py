@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from shlex import quote
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide.diagnosis import Finding
-from neaptide.errors import NeaptideError
+from neaptide.errors import ConfigError, NeaptideError
 from neaptide.registry import (
     DISABLED_VARIABLE,
     disabled_plugins,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 PATIENCE = 30.0
 """Seconds a plugin has to be imported and to answer."""
 
+_INSTALLING = re.compile(r"""pip install (?:"[^"]+"|'[^']+'|[^\s,;]+)""")
+
 
 def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Iterator[Finding]:
     """Judge every installed plugin in the order of names, each followed by its own findings.
@@ -36,7 +39,9 @@ def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Ite
     """
     blocked = disabled_plugins()
     for found in installed_plugins().installed.values():
-        if found.spec is None:
+        if found.rival is not None:
+            yield _shipped_twice(found, found.rival)
+        elif found.spec is None:
             yield _broken(found, found.problem or "")
         elif found.name in blocked:
             detail = f"{found.distribution}, blocked by {DISABLED_VARIABLE}"
@@ -64,7 +69,10 @@ def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
     from neaptide.manager import HookManager  # noqa: PLC0415 - it imports torch
 
     try:
-        plugin = load_class(spec)(spec.config())
+        try:
+            plugin = load_class(spec)(spec.config())
+        except ConfigError as error:  # it is sound, and says what it needs before it runs
+            return (_lacking(found, error),)
         hooks = HookManager([(spec, plugin)], defaults=object(), log=None)
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
         return (_broken(found, _said(error)),)
@@ -77,6 +85,20 @@ def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
     return usable, *(attrs.evolve(one, what=f"{found.name}: {one.what}") for one in own)
 
 
+def _lacking(found: Installed, error: ConfigError) -> Finding:
+    problem = _said(error)
+    command = _INSTALLING.search(problem)
+    detail = f"{found.distribution} cannot run yet: {problem}"
+    return Finding("note", found.name, detail, command[0] if command else None)
+
+
+def _shipped_twice(found: Installed, rival: str) -> Finding:
+    names = [shipper.split()[0] for shipper in (found.distribution, rival)]
+    others = [name for name in names if name != "neaptide"]
+    advice = f"pip uninstall {others[0]}" if others else "pip install --force-reinstall neaptide"
+    return Finding("error", found.name, found.problem or "", advice)
+
+
 def _broken(found: Installed, problem: str) -> Finding:
     name, *_ = found.distribution.split()
     problem = problem.removeprefix(f"plugin {found.name!r}: ")
@@ -84,8 +106,6 @@ def _broken(found: Installed, problem: str) -> Finding:
     if missing:
         advice = f"pip install {' '.join(map(quote, missing))}"
         problem = f"{problem}; it needs {', '.join(missing)}"
-    elif "both ship a plugin" in problem:
-        advice = f"pip uninstall {name}"
     elif " raised " in problem:  # an import did: a file may be missing
         advice = f"pip install --force-reinstall {name}"
     else:

@@ -19,7 +19,7 @@ from neaptide.registry import installed_plugins
 
 STRANGERS = """
 import time
-from neaptide import Finding, Plugin, PluginSpec, hookimpl, field
+from neaptide import ConfigError, Finding, Plugin, PluginSpec, hookimpl, field
 import attrs
 
 class Base(Plugin):
@@ -50,12 +50,16 @@ class Misspelled(Base):
     def diagnoze(self):
         return []
 
+class Extra(Base):
+    def __init__(self, config):
+        raise ConfigError('tape is not installed: pip install "guests[tape]" @ plugins.extra')
+
 class Leaving(Base):
     def __init__(self, config):
         raise SystemExit(3)
 """
 MANIFEST = 'SPEC = PluginSpec(name="{name}", load="{load}", summary="A guest.")\n'
-CLASSES = ("good", "raising", "wrong", "silent", "misspelled", "leaving")
+CLASSES = ("good", "raising", "wrong", "silent", "misspelled", "leaving", "extra")
 TITLES = [
     "Software",
     "GPUs",
@@ -225,6 +229,12 @@ def test_every_plugin_says_its_part_or_why_not(command: Any, strangers: Path) ->
             again,
         ),
         (
+            "extra",
+            "note",
+            ' cannot run yet: tape is not installed: pip install "guests[tape]" @ plugins.extra',
+            'pip install "guests[tape]"',
+        ),
+        (
             "gone",
             "error",
             (
@@ -265,6 +275,32 @@ def test_every_plugin_says_its_part_or_why_not(command: Any, strangers: Path) ->
             "export NEAPTIDE_DISABLED_PLUGINS=wrong",
         ),
     ] == own
+
+
+def test_a_missing_extra_of_a_plugin_is_a_note(command: Any, site: Path) -> None:
+    # An importer that finds no tensorboard stands for an environment without the extra.
+    hiding = "import importlib.util as u\nf = u.find_spec\n"
+    hiding += "u.find_spec = lambda n, *a: None if n == 'tensorboard' else f(n, *a)\n"
+    (site / "sitecustomize.py").write_text(hiding, encoding="utf-8")
+    code, printed = examined(command, "--no-disk", PYTHONPATH=path_with(site))
+    found = by_name(printed)["tensorboard"]
+    assert (0, "note", 'pip install "neaptide[tensorboard]"') == (
+        code,
+        found["level"],
+        found["advice"],
+    )
+
+
+def test_of_two_that_ship_one_plugin_the_one_to_remove_is_not_neaptide(
+    command: Any, site: Path
+) -> None:
+    text = f"from neaptide import PluginSpec\n{MANIFEST.format(name='ema', load='guests:Good')}"
+    (site / "guest_ema.py").write_text(text, encoding="utf-8")
+    install(site, "guests", {"ema": "guest_ema:SPEC"})
+    code, printed = examined(command, "--no-disk", PYTHONPATH=path_with(site))
+    found = by_name(printed)["ema"]
+    assert (1, "error", "pip uninstall guests") == (code, found["level"], found["advice"])
+    assert "both ship a plugin of this name" in found["detail"]
 
 
 def test_a_missing_dependency_is_named_with_its_command(command: Any, strangers: Path) -> None:

@@ -102,8 +102,7 @@ class _CrossEntropy(torch.autograd.Function):
         wanted = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
         sums = _sums(hidden, weight, bias, labels, head, wanted)
         count = (labels != head.ignore_index).sum().to(sums.loss.dtype)
-        ctx.head, ctx.wanted, ctx.sums = head, wanted, sums
-        ctx.shape = hidden.shape
+        ctx.head, ctx.wanted, ctx.sums, ctx.shape = head, wanted, sums, hidden.shape
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.factor = 1 / count.clamp(min=1) if head.mean else torch.ones_like(count)
         ctx.save_for_backward(hidden, weight, bias, labels)

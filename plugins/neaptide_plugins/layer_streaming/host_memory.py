@@ -1,0 +1,160 @@
+"""Host buffers of the exact size, page-aligned, and registered with CUDA where that is possible."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+PIECE = 4 * 2**30
+"""Bytes registered at a time, where there are places to cut."""
+_PORTABLE = 1
+"""cudaHostRegisterPortable: pinned for every device of the process."""
+
+
+class Cudart(Protocol):
+    """What is used of `torch.cuda.cudart()`; an error is a number that is not 0."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int, /) -> Any:  # noqa: N802 - CUDA's name
+        """Lock a range of pages and make it known to the driver."""
+
+    def cudaHostUnregister(self, address: int, /) -> Any:  # noqa: N802 - CUDA's name
+        """Undo it, by the range's beginning."""
+
+    def cudaGetErrorString(self, error: Any, /) -> str:  # noqa: N802 - CUDA's name
+        """Say what an error means."""
+
+
+class Slab:
+    """A buffer in RAM of exactly `size` bytes, its pages zero and taken when first written.
+
+    Unlike torch's own pinned memory, which takes the next power of two. The memory goes back when
+    the slab is closed or forgotten, and no tensor is left that lies in it. Copies to or from a
+    device must be over by then.
+
+    Args:
+        size: in bytes.
+        cudart: what registers it; None leaves it pageable.
+        cuts: offsets where a registered piece may end, such as those of blocks: the driver
+            refuses a copy that reaches over two. Only multiples of a page count; without any,
+            the slab is registered in one piece.
+        piece: bytes registered at a time, cuts permitting.
+
+    Attributes:
+        flat: uint8 `[size]`, page-aligned.
+        pinned: whether all of it is registered, so that copies are asynchronous.
+        reason: why it is not, in a line, though it was asked for; None otherwise.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        cudart: Cudart | None = None,
+        cuts: Iterable[int] = (),
+        piece: int = PIECE,
+    ) -> None:
+        if size < 0:
+            msg = f"a host buffer has at least 0 bytes (got {size})"
+            raise ValueError(msg)
+        self.size = size
+        self.pinned = False
+        self.reason: str | None = None
+        pages = _mapped(size)
+        # It keeps the pages as long as any view of it lives.
+        self._flat: torch.Tensor | None = torch.frombuffer(pages, dtype=torch.uint8)[:size]
+        if cudart is not None and size:
+            ends = list(_ends(size, cuts, piece))
+            self.reason = pages.register(cudart, self._flat.data_ptr(), ends)
+            self.pinned = self.reason is None
+
+    @classmethod
+    def on_host_of(
+        cls, device: torch.device, size: int, *, pin: bool = True, cuts: Iterable[int] = ()
+    ) -> Slab:
+        """Return a slab for copies to and from `device`: registered if that is a GPU, and `pin`."""
+        if device.type != "cuda" or not pin:
+            return cls(size)
+        slab = cls(size, cudart=torch.cuda.cudart(), cuts=cuts)  # type: ignore[no-untyped-call]  # torch leaves it so
+        if slab.reason is not None:
+            # The failure is still the driver's last error, which the next kernel would be blamed
+            # for; torch clears it when it raises.
+            with suppress(RuntimeError):
+                torch.ones(1, device=device)
+        return slab
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The buffer; ValueError after `close`."""
+        if self._flat is None:
+            msg = f"the host buffer of {self.size} bytes is closed; make a new one"
+            raise ValueError(msg)
+        return self._flat
+
+    def close(self) -> None:
+        """Give the buffer up; what tensors still use stays until they are gone."""
+        self._flat = None
+        self.pinned = False
+
+
+class _Pages(mmap.mmap):
+    """Anonymous pages; forgotten, they are unregistered first and unmapped then."""
+
+    _cudart: Cudart
+    _registered: tuple[int, ...] = ()
+
+    def register(self, cudart: Cudart, address: int, ends: list[int]) -> str | None:
+        """Register all pieces that end at `ends`, or none; return why none, in a line."""
+        self._cudart = cudart
+        start = 0
+        for end in ends:
+            error = cudart.cudaHostRegister(address + start, end - start, _PORTABLE)
+            if int(error):
+                # Half registered, every copy across the border would fail.
+                self._unregister()
+                return (
+                    f"CUDA cannot pin {end - start} bytes, {start} of {ends[-1]} being pinned: "
+                    f"{cudart.cudaGetErrorString(error)}; raise `ulimit -l`, or pin less"
+                )
+            self._registered += (address + start,)
+            start = end
+        # As CUDA's own host memory: a child process would copy all of it, pinned, when forked.
+        self.madvise(mmap.MADV_DONTFORK)
+        return None
+
+    def _unregister(self) -> None:
+        for address in self._registered:
+            self._cudart.cudaHostUnregister(address)
+        self._registered = ()
+
+    def __del__(self) -> None:
+        self._unregister()
+
+
+def _mapped(size: int) -> _Pages:
+    try:
+        pages = _Pages(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        msg = f"cannot reserve {size} bytes of RAM: {error}; see `ulimit -v`, or stream less"
+        raise MemoryError(msg) from error
+    # Fewer page faults and table entries; a kernel may be built without.
+    with suppress(OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def _ends(size: int, cuts: Iterable[int], piece: int) -> Iterator[int]:
+    """Yield where each piece ends: as few as there can be of at most `piece` bytes each."""
+    start = last = 0
+    inside = sorted({cut for cut in cuts if 0 < cut < size and cut % mmap.PAGESIZE == 0})
+    for cut in (*inside, size):
+        if cut - start > piece and last > start:
+            yield last
+            start = last
+        last = cut
+    yield size

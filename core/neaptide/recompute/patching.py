@@ -14,26 +14,44 @@ if TYPE_CHECKING:
 class Patch:
     """Calls something else in place of `module.forward` from `apply` on, until `remove`.
 
-    A deep copy of the module, made meanwhile, runs its own class's forward on itself.
+    A deep copy of the module, made meanwhile, runs its own class's forward on itself. A module that
+    was compiled in place (`module.compile()`) goes on being so, inside of what stands in for it.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.forward: Callable[..., Any] = module.forward
-        """What the module had before."""
+        self._own: Callable[..., Any] = module.forward
+        self._compiled: Callable[..., Any] | None = module._compiled_call_impl
         self._call: Callable[..., Any] = self.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what the module had before."""
+        if self._compiled is None:
+            return self._own(*args, **kwargs)
+        self._put_back()  # it compiles the module's call, whose forward must be the module's own
+        try:
+            return self._compiled(*args, **kwargs)
+        finally:
+            self.module.__dict__["forward"] = self
 
     def apply(self, call: Callable[..., Any]) -> None:
         """Let `call` answer from here on."""
         self._call = call
+        if self._compiled is not None:
+            self.module._compiled_call_impl = None
         self.module.__dict__["forward"] = self
 
     def remove(self) -> None:
         """Put back the forward as it was."""
-        if isinstance(self.forward, MethodType) and self.forward.__self__ is self.module:
+        if self._compiled is not None:
+            self.module._compiled_call_impl = self._compiled
+        self._put_back()
+
+    def _put_back(self) -> None:
+        if isinstance(self._own, MethodType) and self._own.__self__ is self.module:
             self.module.__dict__.pop("forward", None)
         else:
-            self.module.__dict__["forward"] = self.forward
+            self.module.__dict__["forward"] = self._own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer in place of the module's forward."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from .blocks import owned_parameters, parameters_outside
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -32,6 +34,14 @@ def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamin
         msg = f"'resident' must be at most {there} (got {config.resident})"
         raise ValueError(msg)
     for name, block in blocks:
+        if block._compiled_call_impl is not None and (
+            block._forward_hooks or block._forward_pre_hooks
+        ):
+            msg = (
+                f"{name!r} is compiled in place and has forward hooks, which would run twice; "
+                f"use torch.compile(block), or put the hooks on a part of it"
+            )
+            raise ValueError(msg)
         for path, module in block.named_modules():
             where = f"{name}.{path}" if path else name
             if config.micro_batches > 1 and looks_across_samples(module):
@@ -50,6 +60,25 @@ def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamin
                 raise ValueError(msg)
 
 
+def check_slots(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], slots: int) -> None:
+    """Raise where a block uses parameters of more blocks than there are slots."""
+    outside = parameters_outside(model, [block for _, block in blocks])
+    owner = {
+        parameter: index
+        for index, own in enumerate(owned_parameters(blocks, outside))
+        for parameter in own
+    }
+    for index, (name, block) in enumerate(blocks):
+        needed = {owner[parameter] for parameter in block.parameters() if parameter in owner}
+        count = len(needed | {index})
+        if count > slots:
+            msg = (
+                f"max_active_layers must be at least {count} (got {slots}): {name!r} uses "
+                f"parameters tied to {count - 1} other blocks"
+            )
+            raise ValueError(msg)
+
+
 def looks_across_samples(module: nn.Module) -> bool:
     """Return whether what a module does to a sample depends on the others in the batch."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -60,20 +89,7 @@ def looks_across_samples(module: nn.Module) -> bool:
 
 def uses_cuda_graphs(module: nn.Module) -> bool:
     """Return whether torch.compile was asked to capture CUDA graphs of `module`."""
-    compiled: Any = getattr(module, "_compiled_call_impl", None)
-    for candidate in (compiled, getattr(module, "dynamo_ctx", None)):
-        backend = candidate
-        for _ in range(6):  # wrapped in as many layers by torch's versions
-            if backend is None:
-                break
-            config = getattr(backend, "config", None)
-            if isinstance(config, dict) and config.get("triton.cudagraphs"):
-                return True
-            backend = (
-                getattr(backend, "callback", None)
-                or getattr(backend, "_torchdynamo_orig_backend", None)
-                or getattr(backend, "_torchdynamo_orig_callable", None)
-                or getattr(backend, "compiler_fn", None)
-                or getattr(backend, "_torch_compile_backend", None)
-            )
-    return False
+    wrapper: Any = getattr(module, "dynamo_ctx", None)
+    asked: Any = getattr(module._compiled_call_impl, "get_compiler_config", dict)
+    configs = (getattr(wrapper, "compiler_config", None), asked())
+    return any(isinstance(each, dict) and each.get("triton.cudagraphs") for each in configs)

@@ -15,7 +15,7 @@ from neaptide.recompute import find_blocks
 from .accounting import account
 from .blocks import parameters_outside
 from .budget import free_bytes, least, plan, shortage
-from .checks import check_blocks, check_modules
+from .checks import check_blocks, check_modules, check_slots
 from .config import LayerStreamingConfig
 from .oom import explanation, is_out_of_memory
 from .stepping import adoptable
@@ -50,6 +50,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             blocks = find_blocks(model, self.config.blocks, self.config.exclude)
             check_blocks(model, blocks)
             check_modules(blocks, self.config)
+            check_slots(model, blocks, self.config.max_active_layers)
             settings = self._settings(optimizer, run)
             self._check_room(model, blocks, optimizer, settings, run.device)
             streaming = Streaming(model, blocks, optimizer, run.device, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
@@ -59,6 +60,14 @@ class DoesNotFitError(NeaptideError):
     """What is asked for needs more memory than there is; nothing has been allocated."""
 
     exit_code = 3
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the device or the host had no memory left."""
+    torch = sys.modules.get("torch")
+    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+    # On a CPU torch has no class of its own for it.
+    return isinstance(error, kinds) or "DefaultCPUAllocator: can't allocate" in str(error)
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
 from . import rng
-from .errors import CheckpointError, DataError, NeaptideError
+from .errors import CheckpointError, DataError, NeaptideError, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_KEEP_THEIR_TYPE = (NeaptideError, MemoryError, torch.OutOfMemoryError)
 
 
 @attrs.define(eq=False)
@@ -123,9 +120,9 @@ def guarded(batches: Iterable[Any], kind: str) -> Iterator[Any]:
         raise DataError(msg)
     try:
         iterator = iter(batches)
-    except _KEEP_THEIR_TYPE:
-        raise
     except Exception as error:
+        if _keeps_its_type(error):
+            raise
         msg = f"the {kind} data raised {_described(error)} when its batches were asked for"
         raise DataError(msg) from error
     return _guarded(iterator, kind)
@@ -137,12 +134,16 @@ def _guarded(iterator: Iterator[Any], kind: str) -> Iterator[Any]:
             batch = next(iterator)
         except StopIteration:
             return
-        except _KEEP_THEIR_TYPE:
-            raise
         except Exception as error:
+            if _keeps_its_type(error):
+                raise
             msg = f"the {kind} data raised {_described(error)} at batch {index}"
             raise DataError(msg) from error
         yield batch
+
+
+def _keeps_its_type(error: Exception) -> bool:
+    return isinstance(error, NeaptideError) or is_out_of_memory(error)
 
 
 def _described(error: Exception) -> str:

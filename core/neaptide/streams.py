@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import IO, Any
+
+
+def open_missing() -> None:
+    """Give the process the standard streams it was started without (`>&-`): nothing, to nowhere.
+
+    The descriptors are taken as well, or the next file that is opened would be what libraries
+    print to.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - for the process's whole life
 
 
 def discard(stream: IO[str]) -> None:

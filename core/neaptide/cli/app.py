@@ -12,9 +12,10 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from neaptide.checkpoint.manifest import installed_version
-from neaptide.errors import NeaptideError
+from neaptide.errors import NeaptideError, is_out_of_memory
 from neaptide.logging import StderrHandler
 from neaptide.signals import Interrupted
+from neaptide.streams import open_missing
 
 from . import ckpt, configs, doctor, plugins, presets, report, run
 from .completion import completion_of
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 ok, 2 bad usage or config, 4 out of memory, 5 diverged, 130 and 143 saved on a signal, 1
     anything else.
     """
+    open_missing()
     given = list(sys.argv[1:] if arguments is None else arguments)
     handler = StderrHandler(logging.WARNING)
     logging.basicConfig(handlers=[handler], format="%(levelname)s: %(message)s")
@@ -101,19 +103,12 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return f"{text.rstrip('.')}; see neaptide --help", _USAGE
     if isinstance(error, KeyboardInterrupt):
         return "interrupted while no update was under way", _INTERRUPTED
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         text = f"out of memory: {text or 'the host has no more'}"
         advice = "lower train.batch_size, or enable a plugin that saves memory"
         return f"{text}; {advice}", _OUT_OF_MEMORY
     traceback.print_exception(error)
     return f"{type(error).__name__}: {text}", 1
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    torch = sys.modules.get("torch")
-    kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    # On a CPU torch has no class of its own for it.
-    return isinstance(error, kinds) or "DefaultCPUAllocator: can't allocate" in str(error)
 
 
 def _one_line(text: str) -> str:

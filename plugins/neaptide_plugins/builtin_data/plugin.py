@@ -35,11 +35,19 @@ class BuiltinData(Plugin[NoConfig]):
         )
         try:
             if isinstance(options, DigitsOptions):
-                return _digits(options, spec)
-            return _text(options, spec)
+                data, there, unit = _digits(options, spec)
+            else:
+                data, there, unit = _text(options, spec)
         except (ValueError, ModuleNotFoundError) as error:
             msg = f"{error} @ data.options"
             raise ConfigError(msg) from error
+        if spec.batch_size > there:
+            msg = (
+                f"a batch of {spec.batch_size} is more than the {there} {unit} there are to train "
+                f"on; lower it @ train.batch_size"
+            )
+            raise ConfigError(msg)
+        return data
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
@@ -47,24 +55,27 @@ class BuiltinData(Plugin[NoConfig]):
         return diagnosis.findings()
 
 
-def _text(options: PythonStdlibOptions | TextFileOptions, spec: DataSpec) -> Data:
+def _text(options: PythonStdlibOptions | TextFileOptions, spec: DataSpec) -> tuple[Data, int, str]:
+    """Return the data, and how much of what there is to train on."""
     train: Tensor
     held_out: Tensor
     if isinstance(options, TextFileOptions):
         train, held_out = text.file_bytes(options.path, options.validation_share)
     else:
         train, held_out = text.stdlib_bytes(options.validation_share)
-    return Data(
+    data = Data(
         text.ByteBatches(train, options.context, spec.batch_size, spec.seed),
         text.EvalWindows(
             held_out, options.context, spec.batch_size, spec.batch_size * spec.eval_batches
         ),
     )
+    return data, len(train), "bytes"
 
 
-def _digits(options: DigitsOptions, spec: DataSpec) -> Data:
+def _digits(options: DigitsOptions, spec: DataSpec) -> tuple[Data, int, str]:
     train, held_out = digits.load(options.validation_share)
-    return Data(
+    data = Data(
         digits.DigitBatches(train, spec.batch_size, spec.seed),
         digits.EvalDigits(held_out, spec.batch_size, spec.batch_size * spec.eval_batches),
     )
+    return data, len(train.labels), "images"

@@ -63,6 +63,10 @@ def out_of_device_memory():
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
+def too_large_a_batch():
+    return Batches(map(torch.empty, [1 << 60]), 0.0)
+
+
 def broken():
     raise KeyError("a line\\nand another")
 

@@ -203,11 +203,26 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
             4,
             "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.; lower",
         ),
+        (["data.name=tiny_task:too_large_a_batch"], 4, "out of memory: [enforce fail at"),
+        (
+            ["data={name = 'builtin:digits'}", "train.batch_size=1000000000000"],
+            2,
+            "a batch of 1000000000000 is more than the 1438 images there are to train on; lower",
+        ),
+        (
+            [
+                "data.name=builtin:text-file",
+                "data.options={path = 'text', context = 1, validation_share = 0.2}",
+            ],
+            2,
+            "a batch of 16 is more than the 12 bytes there are to train on; lower it",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_line_and_a_code(
     neaptide: Any, sets: list[str], code: int, error: str
 ) -> None:
+    Path("text").write_text("fifteen bytes..", encoding="utf-8")
     given = [word for setting in sets for word in ("--set", setting)]
     done = neaptide("run", "tiny.toml", "--quiet", "--json", *given)
     (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
@@ -299,6 +314,17 @@ def test_a_reader_that_goes_away_does_not_end_the_run(start: Any, folder: Path) 
     process.stdout.close()
     assert "" == process.stderr.read()
     assert 0 == process.wait(timeout=60)
+    summary = json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))
+    assert 24 == summary["steps"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_end_the_run(
+    folder: Path, environment: dict[str, str], closed: str
+) -> None:
+    command = f'exec "$0" -m neaptide run tiny.toml {closed}'
+    arguments = ["sh", "-c", command, sys.executable]
+    assert 0 == subprocess.run(arguments, cwd=folder, env=environment, check=False).returncode
     summary = json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))
     assert 24 == summary["steps"]
 

@@ -1,6 +1,14 @@
 """Calling a block again exactly: its arguments, buffers, random state, autocast."""
 
-from .arguments import Arguments, ChangedInPlaceError, Kept, Output, copy_structure, record
+from .arguments import (
+    Arguments,
+    ChangedInPlaceError,
+    Kept,
+    Output,
+    attributes_of,
+    copy_structure,
+    record,
+)
 from .blocks import find_blocks
 from .patching import Patch
 from .surroundings import Buffers, BuffersBefore, Surroundings
@@ -14,6 +22,7 @@ __all__ = [
     "Output",
     "Patch",
     "Surroundings",
+    "attributes_of",
     "copy_structure",
     "find_blocks",
     "record",

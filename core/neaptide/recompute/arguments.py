@@ -189,7 +189,17 @@ def copy_structure(value: Any, leaf: Any, memo: dict[int, Any] | None = None) ->
     elif isinstance(copied, dict):
         for key, item in value.items():
             copied[key] = copy_structure(item, leaf, memo)
-    if hasattr(copied, "__dict__"):
-        for name, item in vars(value).items():
-            object.__setattr__(copied, name, copy_structure(item, leaf, memo))
+    for name, item in attributes_of(value).items():
+        object.__setattr__(copied, name, copy_structure(item, leaf, memo))
     return copied
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, those in slots included."""
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found

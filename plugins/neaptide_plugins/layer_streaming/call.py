@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .order import Moment
     from .recompute import Recomputed
 
+_WITHOUT_HOOKS = "don't yet support saved tensor hooks"
+"""What torch.func says inside a forward whose graph is let go as it is made."""
 _WATCHED = 2
 """Calls of each block whose second forward is compared with the first."""
 
@@ -75,10 +77,18 @@ class Call:
             self.batch = Batch.of(self.inputs, unit.micro_batches)
             self._probe()
         before = Surroundings.now(unit.buffers.before())
+        hidden = Hidden.now(unit.block.module)
         while (failed := self._tried(self._forward)) is not None:
             before.set_random()
+            hidden.bring_back()
+            for entry in self.surroundings[0].buffers.entries:
+                if entry.copy is not None:
+                    entry.owner._buffers[entry.name] = entry.live.copy_(entry.copy)
             self.surroundings, self.hidden = [], []
-            self._split_more(failed, "forward")
+            if unit.hooked and _WITHOUT_HOOKS in failed and not self.arguments.changed:
+                unit.hooked = False
+            else:
+                self._split_more(failed, "forward")
         self.random = before.random_moved()
         unit.learn(self.arguments)
         for surroundings in self.surroundings:
@@ -95,7 +105,7 @@ class Call:
         try:
             action()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) and _WITHOUT_HOOKS not in str(error):
                 raise
             return str(error)
         return None
@@ -120,7 +130,8 @@ class Call:
 
     def _forward(self) -> None:
         unit = self.unit
-        with torch.enable_grad(), saved_tensors_hooks(_nothing, self._not_kept):
+        hooks = saved_tensors_hooks(_nothing, self._not_kept) if unit.hooked else nullcontext()
+        with torch.enable_grad(), hooks:
             if self.batch is None or self.batch.count == 1:
                 self.batch = None
                 self._note()
@@ -267,15 +278,15 @@ class Call:
     def _backward_of(
         self, piece: int, leaves: list[torch.Tensor], arrived: list[torch.Tensor | None]
     ) -> None:
-        # A leaf that requires grad may not be changed in place, its copy may.
-        whole = [
-            leaf.clone() if kept.copied else leaf
-            for kept, leaf in zip(self.kept, leaves, strict=True)
-        ]
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(self.surroundings[piece].restored())
             stack.enter_context(self.hidden[piece].restored())
+            # A leaf that requires grad may not be changed in place, its copy may.
+            whole = [
+                leaf.clone() if kept.copied else leaf
+                for kept, leaf in zip(self.kept, leaves, strict=True)
+            ]
             inputs = whole if self.batch is None else self.batch.piece(whole, piece)
             memo = {id(kept): given for kept, given in zip(self.kept, inputs, strict=True)}
             args, kwargs = self.arguments.again([], memo)

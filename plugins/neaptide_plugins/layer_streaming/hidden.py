@@ -43,11 +43,7 @@ class Hidden:
         chance, numpy = random.getstate(), sys.modules.get("numpy.random")
         numpy_chance = None if numpy is None else numpy.get_state()
         try:
-            for held, before in self.attributes:
-                _put(held, {key: _held(value) for key, value in before.items()})
-            random.setstate(self.chance)
-            if numpy is not None and self.numpy_chance is not None:
-                numpy.set_state(self.numpy_chance)
+            self.bring_back()
             yield
         finally:
             for before, held in live:
@@ -55,6 +51,15 @@ class Hidden:
             random.setstate(chance)
             if numpy is not None:
                 numpy.set_state(numpy_chance)
+
+    def bring_back(self) -> None:
+        """Set everything as it was."""
+        for held, before in self.attributes:
+            _put(held, {key: _held(value) for key, value in before.items()})
+        random.setstate(self.chance)
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None and self.numpy_chance is not None:
+            numpy.set_state(self.numpy_chance)
 
 
 def _held(value: Any) -> Any:

@@ -50,6 +50,8 @@ class Recomputed:
     """Whether it may go on in more micro-batches where memory runs out."""
     changes_inputs: bool | None = None
     probed: bool = False
+    hooked: bool = True
+    """Whether what its forward's graph saves is dropped at once: not where it uses torch.func."""
     watched: int = 0
     """Calls whose second forward is compared with the first."""
     calls: weakref.WeakSet[Call] = attrs.field(factory=weakref.WeakSet)

@@ -9,6 +9,8 @@ import attrs
 import torch
 from torch import nn
 
+from neaptide.recompute import attributes_of
+
 _PLAIN = (
     str
     | bytes
@@ -55,7 +57,7 @@ def _parts(value: Any) -> list[Any]:
         parts += value.values()
     elif isinstance(value, list | tuple):
         parts += value
-    parts += getattr(value, "__dict__", {}).values()
+    parts += attributes_of(value).values()
     return parts
 
 
@@ -81,7 +83,7 @@ def replaced(
         value[:] = [replaced(item, others, memo) for item in value]
     elif isinstance(value, dict):
         value.update(_changed(value, others, memo))
-    for name, other in _changed(getattr(value, "__dict__", {}), others, memo).items():
+    for name, other in _changed(attributes_of(value), others, memo).items():
         object.__setattr__(value, name, other)
     return value
 

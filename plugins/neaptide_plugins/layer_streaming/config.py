@@ -68,6 +68,10 @@ class LayerStreamingConfig:
         validator=optional(gt(0.0)),
         help="most device memory for slots and staging, in GiB; left out, what is free",
     )
+    pin: bool = field(
+        default=True,
+        help="pin the RAM on a GPU's machine; without it, or where it fails, copies wait",
+    )
     master: Literal["weights", "split"] = field(
         "weights",
         help="`split` keeps a float32 master of bfloat16 weights, as two bytes beside each",

@@ -53,7 +53,9 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             check_slots(model, blocks, self.config.max_active_layers)
             settings = self._settings(optimizer, run)
             self._check_room(model, blocks, optimizer, settings, run.device)
-            streaming = Streaming(model, blocks, optimizer, run.device, settings)
+            streaming = Streaming(
+                model, blocks, optimizer, run.device, settings, pin=self.config.pin
+            )
         except ValueError as error:
             msg = f"{error} {_WHERE}"
             raise ConfigError(msg) from error
@@ -149,6 +151,8 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             clip=clip,
             micro_batches=settings.micro_batches,
         )
+        if streaming.unpinned is not None:
+            run.log.warning("streaming.not_pinned", reason=streaming.unpinned)
 
     @hookimpl
     def on_run_end(self) -> None:

@@ -15,6 +15,7 @@ from .blocks import make_blocks, shared_parameters
 from .checks import looks_across_samples
 from .gradients import Gradients
 from .graph import Preserved
+from .host_memory import Slab
 from .inputs import Inputs
 from .lanes import Lane, lane_for
 from .recompute import Recomputed
@@ -62,7 +63,7 @@ class Streaming:
         named: the blocks, by qualified name.
         optimizer: over the model's parameters.
         device: what computes.
-        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        pin: register host memory with CUDA, so that copies run beside the computation.
         lanes: makes a lane of a device and a name.
     """
 
@@ -74,12 +75,20 @@ class Streaming:
         device: torch.device,
         settings: Settings,
         *,
-        allocate: Callable[[int], torch.Tensor] = lambda size: torch.empty(size, dtype=torch.uint8),
+        pin: bool = True,
         listener: Listener | None = None,
         lanes: Callable[[torch.device, str], Lane] | None = None,
     ) -> None:
         self.settings = settings
         self.optimizer = optimizer
+        self.unpinned: str | None = None
+        """Why host memory is not pinned though it should be."""
+
+        def allocate(size: int) -> torch.Tensor:
+            slab = Slab.on_host_of(device, size, pin=pin)
+            self.unpinned = self.unpinned or slab.reason
+            return slab.flat
+
         self.blocks = make_blocks(model, named, allocate)
         place_rest(model, self.blocks, device)
         make = lanes or partial(lane_for, listener=listener)

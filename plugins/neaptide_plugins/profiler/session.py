@@ -153,8 +153,12 @@ class Session:
         self._settle()
         if self._rows is not None:
             self._rows.close()
-        if self._directory is not None:
+        if self._directory is not None and not self._keeps_older(self._directory):
             self._write_results(self._directory)
+
+    def _keeps_older(self, directory: Path) -> bool:
+        """Return whether nothing was sampled, as in a finished run that is resumed: tables stay."""
+        return not self.account.moments and (directory / "table.txt").exists()
 
     def _write_results(self, directory: Path) -> None:
         for name, text in (
@@ -175,7 +179,9 @@ class Session:
         return values
 
     def report(self) -> str:
-        """Return the table."""
+        """Return the table, of the run before where this one has no sample."""
+        if self._directory is not None and self._keeps_older(self._directory):
+            return (self._directory / "table.txt").read_text("utf-8", errors="replace").rstrip("\n")
         notes = ["torch's allocator and RSS" if self._device.type == "cuda" else _NO_ACCELERATOR]
         if self._nvml is not None and self._nvml.problem is not None:
             notes.append(f"NVML: not available ({self._nvml.problem})")

@@ -51,7 +51,7 @@ class StepTrace:
         self._device = device
         self._warn = warn
         self._phase: str | None = None
-        self._first = 0
+        self._first = self._next = 0
         self._timeline: Timeline | None = None
         self._operators: Operators | None = None
         self._unlisten: Callable[[], None] | None = None
@@ -59,6 +59,7 @@ class StepTrace:
 
     def next_update(self, update: int) -> None:
         """Note which update is made next: the window opens before its first."""
+        self._next = update
         inside = update in self._window
         if inside and self._timeline is None and not self._over:
             self._begin(update)
@@ -79,6 +80,9 @@ class StepTrace:
     def finish(self) -> None:
         """End the window where it is, and write the file; idempotent, and raises nothing."""
         timeline, operators = self._stop()
+        if 0 < self._next <= self._window[0] and not self._stepped:
+            self._warn(f"no trace was written: the run ended before update {self._window[0]}")
+            self._next = 0
         if timeline is None or not self._stepped:
             return
         try:

@@ -165,6 +165,26 @@ def test_a_resumed_run_has_each_row_once(tmp_path: Path) -> None:
     assert list(range(1, 11)) == fit(10)
 
 
+def test_resuming_a_finished_run_loses_nothing(tmp_path: Path) -> None:
+    config = {
+        "run": {"dir": str(tmp_path)},
+        "train": {"steps": 7},
+        "plugins": {"profiler": {}},
+    }
+
+    def fit() -> tuple[str, Any, dict[str, bytes]]:
+        trainer, batches = tiny_trainer(config, [SPEC])
+        with trainer:
+            peaks = trainer.fit(batches[:4], resume="auto")["peak_bytes"]
+        files = sorted((tmp_path / "plugins" / "profiler").iterdir())
+        return trainer.report("profiler"), peaks, {path.name: path.read_bytes() for path in files}
+
+    first, again = fit(), fit()
+    assert first == again
+    assert b"warmup" in first[2]["phases.csv"]
+    assert {"warmup"} == first[1].keys()
+
+
 def test_rows_after_the_checkpoint_are_written_again(tmp_path: Path) -> None:
     config = {"run": {"dir": str(tmp_path / "run")}, "plugins": {"profiler": {}}}
     trainer, batches = tiny_trainer(config, [SPEC])

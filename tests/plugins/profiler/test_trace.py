@@ -139,8 +139,11 @@ def test_the_window_may_be_one_update_or_begin_with_the_run(tmp_path: Path) -> N
         assert expected == names(trace_of(directory), "step")
 
 
-def test_a_window_nobody_reaches_leaves_no_file(tmp_path: Path) -> None:
+def test_a_window_nobody_reaches_leaves_no_file_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = run(tmp_path, trace=[13, 20])
+    assert 1 == caplog.text.count("no trace was written: the run ended before update 13")
     assert [] == list((tmp_path / "plugins" / "profiler").glob("trace*"))
     assert "trace" not in trainer.report("profiler")
 

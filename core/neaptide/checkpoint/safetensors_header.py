@@ -80,13 +80,18 @@ class TensorEntry:
     stop: int
 
 
-def header(items: Iterable[Described]) -> bytes:
+def header(items: Iterable[Described], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the JSON of the header of `items`, whose data follow each other in this order.
 
-    Raises CheckpointError for dtypes the format lacks, and names that are bad or repeated.
+    `metadata` is what else to say, at most 4 KiB of it, without braces. Raises CheckpointError for
+    dtypes the format lacks, and names that are bad or repeated.
     """
     # The library's readers in transformers refuse a file that does not say whose tensors it holds.
-    described: dict[str, Any] = {_METADATA: {"format": "pt"}}
+    described: dict[str, Any] = {_METADATA: {**(metadata or {}), "format": "pt"}}
+    said = json.dumps(described[_METADATA])
+    if len(said) > _MAX_VALUE or _VALUE.fullmatch(said.encode("ascii")) is None:
+        msg = f"{said!r:.100}: a header takes {_MAX_VALUE} bytes of metadata, without braces"
+        raise CheckpointError(msg)
     position = 0
     for one in items:
         stop = position + math.prod(one.shape) * one.dtype.itemsize

@@ -52,25 +52,35 @@ def resident(name: str, tensor: torch.Tensor) -> TensorItem:
     return TensorItem(name, tensor.dtype, tuple(tensor.shape), lambda: nullcontext(tensor))
 
 
-def write_tensors(file: Sink, items: Iterable[TensorItem | ItemTuple]) -> None:
+def write_tensors(
+    file: Sink,
+    items: Iterable[TensorItem | ItemTuple],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a safetensors file; every item is loaded once, and its bytes copied in `PIECE`s.
 
-    Wider dtypes come first, otherwise the given order is kept. Raises CheckpointError for dtypes
-    the format lacks, bad or repeated names, and a tensor that is not what its item says.
+    Wider dtypes come first, otherwise the given order is kept. `metadata` goes into the header.
+    Raises CheckpointError for dtypes the format lacks, bad or repeated names, and a tensor that is
+    not what its item says.
     """
     # Readers map the file and need each tensor aligned to its own width.
     ordered = sorted((TensorItem(*one) for one in items), key=lambda one: -one.dtype.itemsize)
-    text = header(ordered)
+    text = header(ordered, metadata)
     file.write(memoryview(len(text).to_bytes(8, "little")))
     file.write(memoryview(text))
     for one in ordered:
-        with one.load() as tensor:
-            if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
-                was, should = _kind(tensor.dtype, tensor.shape), _kind(one.dtype, one.shape)
-                msg = f"tensor {one.name!r} is {was}, but was announced as {should}"
-                raise CheckpointError(msg)
-            for piece in pieces(tensor):
-                file.write(piece)
+        _write_tensor(file, one)
+
+
+def _write_tensor(file: Sink, one: TensorItem) -> None:
+    # A function, so that nothing here holds the tensor while the next one is loaded.
+    with one.load() as tensor:
+        if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
+            was, should = _kind(tensor.dtype, tensor.shape), _kind(one.dtype, one.shape)
+            msg = f"tensor {one.name!r} is {was}, but was announced as {should}"
+            raise CheckpointError(msg)
+        for piece in pieces(tensor):
+            file.write(piece)
 
 
 def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
@@ -111,8 +121,17 @@ class TensorFile(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
         raw = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
-        rest = raw.numpy().data
-        position = self._data + entry.start
+        self.read_into(name, raw.numpy().data)
+        return raw.view(entry.dtype).reshape(entry.shape)
+
+    def read_into(self, name: str, into: memoryview, start: int = 0) -> None:
+        """Fill `into`, of bytes, with a tensor's own in row-major order, from byte `start` on."""
+        entry = self._entries[name]
+        if not 0 <= start <= start + len(into) <= entry.stop - entry.start:
+            msg = f"{self._path}: tensor {name!r} has no {len(into)} bytes from {start} on"
+            raise ValueError(msg)
+        rest = into
+        position = self._data + entry.start + start
         with opened(self._path, self._identity) as (descriptor, _):
             while rest:
                 count = os.preadv(descriptor, [rest[:PIECE]], position)
@@ -120,7 +139,6 @@ class TensorFile(Mapping[str, torch.Tensor]):
                     msg = f"{self._path} ended inside tensor {name!r}"
                     raise CheckpointError(msg)
                 rest, position = rest[count:], position + count
-        return raw.view(entry.dtype).reshape(entry.shape)
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

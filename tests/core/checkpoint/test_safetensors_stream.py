@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -217,3 +218,35 @@ def test_names_as_long_as_can_be(tmp_path: Path) -> None:
     back = open_tensors(write(tmp_path / "w", tensors))
     assert tensors.keys() == back.keys()
     assert all(torch.equal(tensors[name], back[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("cut", [(0, 24), (8, 16), (20, 24), (24, 24), (0, 0)])
+def test_any_bytes_of_a_tensor_are_read_into_a_place_of_the_callers(
+    tmp_path: Path, cut: tuple[int, int]
+) -> None:
+    tensors = {"before": torch.ones(5), "x": torch.arange(3)}
+    opened = open_tensors(write(tmp_path / "x", tensors))
+    into = bytearray(cut[1] - cut[0])
+    opened.read_into("x", memoryview(into), cut[0])
+    assert tensors["x"].numpy().tobytes()[slice(*cut)] == into
+
+
+@pytest.mark.parametrize("cut", [(-1, 4), (20, 28), (25, 25)])
+def test_bytes_that_are_not_the_tensors_are_not_read(tmp_path: Path, cut: tuple[int, int]) -> None:
+    opened = open_tensors(write(tmp_path / "x", {"x": torch.arange(3), "after": torch.ones(5)}))
+    with pytest.raises(ValueError, match=r"has no .* bytes from"):
+        opened.read_into("x", memoryview(bytearray(cut[1] - cut[0])), cut[0])
+
+
+def test_a_written_tensor_is_let_go_before_the_next_is_loaded() -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    @contextmanager
+    def load() -> Iterator[torch.Tensor]:
+        assert all(tensor() is None for tensor in alive)
+        tensor = torch.ones(4)
+        alive.append(weakref.ref(tensor))
+        yield tensor
+
+    write_tensors(io.BytesIO(), [(name, torch.float32, (4,), load) for name in "abc"])
+    assert 3 == len(alive)

@@ -1,0 +1,132 @@
+"""Writes a model as safetensors, in files as transformers has them, one tensor at a time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neaptide.checkpoint import TensorItem
+from neaptide.checkpoint.recovery import sync_directory, temporary_of
+from neaptide.checkpoint.safetensors_stream import write_tensors
+from neaptide.errors import CheckpointError
+
+from .shards import INDEX, SINGLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def export(
+    named: Iterable[TensorItem],
+    directory: Path | str,
+    *,
+    max_shard_bytes: int = 5 * 10**9,
+    tied: Mapping[str, str] | None = None,
+) -> list[Path]:
+    """Write a new directory of safetensors files and return them; it is there whole or not at all.
+
+    What fits is one `model.safetensors`; else `model-00001-of-0000N.safetensors` and an index.
+    Each tensor is loaded once, when its bytes are written.
+
+    Args:
+        named: the tensors, each of a name of its own.
+        directory: one that is not there yet, or is empty.
+        max_shard_bytes: of one file's tensors; a larger tensor has a file of its own.
+        tied: other names of tensors in `named`; told in the files' metadata, as the safetensors
+            library does, and not written again.
+
+    Raises:
+        CheckpointError: a name or dtype cannot be saved, `directory` is taken, or the disk is full.
+    """
+    if max_shard_bytes < 1:
+        msg = f"max_shard_bytes must be at least 1 (got {max_shard_bytes})"
+        raise ValueError(msg)
+    items, aliases = [TensorItem(*one) for one in named], dict(tied or {})
+    _check_names([item.name for item in items], aliases)
+    directory = Path(directory).resolve()
+    shards = _split(items, max_shard_bytes)
+    temporary = temporary_of(directory)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            msg = f"{directory} is there already; export to a new directory, or move it away"
+            raise CheckpointError(msg)
+        temporary.mkdir()
+        for name, shard in shards.items():
+            _write(temporary / name, shard, aliases)
+        if len(shards) > 1:
+            _write_index(temporary / INDEX, shards)
+        sync_directory(temporary)
+        temporary.rename(directory)
+        sync_directory(directory.parent)
+    except OSError as error:
+        way_out = "free space" if error.errno in _FULL else "check the disk and its permissions"
+        msg = f"cannot export to {directory}: {error.strerror}; {way_out}, or export elsewhere"
+        raise CheckpointError(msg) from error
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(temporary)
+    return [directory / name for name in shards]
+
+
+def _check_names(names: list[str], aliases: Mapping[str, str]) -> None:
+    taken: set[str] = set()
+    for name in (*names, *aliases):
+        if name in taken:
+            msg = f"two tensors are named {name!r:.100}; give each name once"
+            raise CheckpointError(msg)
+        taken.add(name)
+    for alias, name in aliases.items():
+        if name not in names:
+            msg = f"{alias!r:.100} is tied to {name!r:.100}, which is not exported; export it"
+            raise CheckpointError(msg)
+
+
+def _split(items: list[TensorItem], most: int) -> dict[str, list[TensorItem]]:
+    """Return each file's tensors, in order, as many as fit."""
+    shards: list[list[TensorItem]] = [[]]
+    held = 0
+    for item in items:
+        size = _bytes(item)
+        if shards[-1] and held + size > most:
+            shards.append([])
+            held = 0
+        shards[-1].append(item)
+        held += size
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {
+        f"model-{number:05}-of-{len(shards):05}.safetensors": shard
+        for number, shard in enumerate(shards, start=1)
+    }
+
+
+def _write(path: Path, items: list[TensorItem], aliases: Mapping[str, str]) -> None:
+    here = {item.name for item in items}
+    metadata = {alias: name for alias, name in aliases.items() if name in here}
+    with path.open("xb") as file:
+        write_tensors(file, items, metadata)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_index(path: Path, shards: Mapping[str, list[TensorItem]]) -> None:
+    total = sum(_bytes(item) for shard in shards.values() for item in shard)
+    files = {item.name: file for file, shard in shards.items() for item in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+    with path.open("x", encoding="ascii") as file:
+        json.dump(index, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _bytes(item: TensorItem) -> int:
+    return math.prod(item.shape) * item.dtype.itemsize

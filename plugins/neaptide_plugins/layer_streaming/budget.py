@@ -108,6 +108,15 @@ def free_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
+def spare_bytes(device: torch.device, gib: float | None) -> int:
+    """Return what the peak so far has left of a GPU, less a tenth; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    usable = (free_bytes(device) or 0) + torch.cuda.memory_reserved(device)
+    limit = least(usable, gib) or 0
+    return max(0, limit - limit // 10 - torch.cuda.max_memory_allocated(device))
+
+
 def least(room: int | None, gib: float | None) -> int | None:
     """Return the smaller of what is there and what may be taken of it, in bytes."""
     allowed = None if gib is None else int(gib * 1024**3)

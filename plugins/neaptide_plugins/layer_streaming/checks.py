@@ -29,7 +29,7 @@ def check_blocks(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> N
 
 def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamingConfig) -> None:
     """Raise for modules that the settings do not go with."""
-    if config.resident > len(blocks):
+    if config.resident != "auto" and config.resident > len(blocks):
         there = f"the {len(blocks)} blocks there are"
         msg = f"'resident' must be at most {there} (got {config.resident})"
         raise ValueError(msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 from attrs.validators import ge, gt, optional
@@ -32,8 +32,14 @@ class LayerStreamingConfig:
     prefetch_distance: int = field(
         1, validator=ge(0), help="blocks fetched ahead of their use, slots permitting"
     )
-    resident: int = field(
-        0, validator=ge(0), help="blocks, the last ones, whose weights stay on the device, too"
+    resident: int | Literal["auto"] = field(
+        "auto",
+        help="blocks, the last ones, whose weights stay on the device, too; `auto` takes what the "
+        "first updates have left of a GPU",
+    )
+    phases: tuple[Literal["warmup", "full", "predict", "correct"], ...] = field(
+        ("warmup", "full", "predict", "correct"),
+        help="phases in which to stream; in the others every block stays on the device",
     )
     micro_batches: int = field(
         1,
@@ -76,6 +82,12 @@ class LayerStreamingConfig:
         "weights",
         help="`split` keeps a float32 master of bfloat16 weights, as two bytes beside each",
     )
+
+    @resident.validator
+    def _is_a_number(self, attribute: attrs.Attribute[Any], value: int | str) -> None:
+        if isinstance(value, int) and value < 0:
+            msg = f"{attribute.name!r} must be >= 0 or 'auto' (got {value})"
+            raise ValueError(msg)
 
     @prefetch_distance.validator
     def _has_slots(self, attribute: attrs.Attribute[int], value: int) -> None:

@@ -9,18 +9,16 @@ import attrs
 import torch
 
 from neaptide import ConfigError, DoesNotFitError, Plugin, hookimpl
-from neaptide.machine import memory
 from neaptide.recompute import find_blocks
 
 from .accounting import account
-from .blocks import parameters_outside
-from .budget import free_bytes, least, plan, shortage
+from .budget import spare_bytes
 from .checks import check_blocks, check_modules, check_slots
+from .choices import chosen, shortage_of
 from .config import LayerStreamingConfig
 from .oom import explanation, is_out_of_memory
-from .stepping import adoptable
 from .store import StreamedStore
-from .streaming import Settings, Streaming
+from .streaming import Streaming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
 _NAME = "layer-streaming"
 _WHERE = f"@ plugins.{_NAME}"
+_SETTLED = 3
+"""Updates after which the peak of a step is known: the optimizer's state is there by then."""
 
 
 @attrs.define(eq=False)
@@ -40,6 +40,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     _run: Run = attrs.field(init=False)
     _store: StreamedStore | None = attrs.field(init=False, default=None)
     _held: list[torch.Tensor] = attrs.field(init=False, factory=list)
+    _measured: bool = attrs.field(init=False, default=False)
 
     @hookimpl
     def provide_parameters(
@@ -51,8 +52,11 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             check_blocks(model, blocks)
             check_modules(blocks, self.config)
             check_slots(model, blocks, self.config.max_active_layers)
-            settings = self._settings(optimizer, run)
-            self._check_room(model, blocks, optimizer, settings, run.device)
+            settings = chosen(self.config, optimizer, run.config.train, run.device)
+            problem = shortage_of(self.config, settings, model, blocks, optimizer, run.device)
+            if problem is not None:
+                msg = f"{problem} {_WHERE}"
+                raise DoesNotFitError(msg)
             streaming = Streaming(
                 model, blocks, optimizer, run.device, settings, pin=self.config.pin
             )
@@ -62,77 +66,6 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         self._store = StreamedStore(model, streaming, run.device)
         self._held = streaming.buffers()
         return self._store
-
-    def _check_room(
-        self,
-        model: nn.Module,
-        blocks: list[tuple[str, nn.Module]],
-        optimizer: torch.optim.Optimizer,
-        settings: Settings,
-        device: torch.device,
-    ) -> None:
-        outside = parameters_outside(model, [block for _, block in blocks])
-        adopted = adoptable(optimizer) is None
-        needed = plan(blocks, outside, optimizer, settings, adopted=adopted)
-        host, on_device = dict(needed.host), needed.device
-        if device.type == "cpu":
-            host |= on_device
-        checks = [(host, least(memory().room, self.config.host_gib), "RAM", "host_gib")]
-        if device.type != "cpu" or self.config.device_gib is not None:
-            free = free_bytes(device)
-            room = least(free, self.config.device_gib)
-            checks.append((on_device, room, str(device), "device_gib"))
-        for parts, room, where, setting in checks:
-            problem = shortage(parts, room, where)
-            if problem is not None:
-                msg = f"{problem} {_WHERE}.{setting}"
-                raise DoesNotFitError(msg)
-
-    def _settings(self, optimizer: torch.optim.Optimizer, run: Run) -> Settings:
-        config, train = self.config, run.config.train
-        reason = adoptable(optimizer)
-        in_backward = config.update == "in_backward"
-        wanted = config.optimizer_on == "device" or in_backward or config.master == "split"
-        if reason is not None and wanted:
-            what = (
-                "update = 'in_backward'"
-                if in_backward
-                else "optimizer_on = 'device'"
-                if config.optimizer_on == "device"
-                else "master = 'split'"
-            )
-            msg = (
-                f"{what} needs an optimizer that can be stepped block by block: {reason}; set "
-                f"optimizer_on = 'cpu' with update = 'after_backward' and master = 'weights'"
-            )
-            raise ValueError(msg)
-        if in_backward and config.clip == "global" and train.clip_norm is not None:
-            msg = (
-                f"clip = 'global' needs stored gradients (train.clip_norm is {train.clip_norm}), "
-                f"which update = 'in_backward' does without; choose clip = 'per_tensor' or "
-                f"'lagged', or update = 'after_backward'"
-            )
-            raise ValueError(msg)
-        if config.clip == "none" and train.clip_norm is not None:
-            msg = f"clip = 'none' contradicts train.clip_norm = {train.clip_norm}; drop one of them"
-            raise ValueError(msg)
-        on_device = wanted or (
-            config.optimizer_on == "auto" and run.device.type != "cpu" and reason is None
-        )
-        return Settings(
-            max_active_layers=config.max_active_layers,
-            prefetch_distance=config.prefetch_distance,
-            resident=config.resident,
-            mode=config.mode,
-            inputs_on_host=config.inputs == "host",
-            micro_batches=config.micro_batches,
-            on_device=on_device,
-            in_backward=in_backward,
-            clip="none" if config.clip == "global" else config.clip,
-            max_norm=train.clip_norm,
-            check_finite=train.check_finite,
-            split_master=config.master == "split",
-        )
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
@@ -153,6 +86,24 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         )
         if streaming.unpinned is not None:
             run.log.warning("streaming.not_pinned", reason=streaming.unpinned)
+
+    @hookimpl
+    def on_phase_enter(self, phase: Phase) -> None:
+        """Stream in the phases of the config; in the others every block stays."""
+        self._streaming().stay(whole=phase.name not in self.config.phases)
+
+    @hookimpl
+    def after_step(self, step: int) -> None:
+        """Use what the first updates have left of the device, where that can be known."""
+        if self.config.resident != "auto" or step < _SETTLED or self._measured:
+            return
+        self._measured = True
+        streaming = self._streaming()
+        spare = spare_bytes(streaming.residency.device, self.config.device_gib)
+        count = streaming.keep_last(spare)
+        if count:
+            self._held = streaming.buffers()
+            self._run.log.info("streaming.resident", blocks=count, spare_bytes=spare)
 
     @hookimpl
     def on_run_end(self) -> None:
@@ -213,6 +164,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
         """Move what streams to the host, and add the slots."""
         streaming = self._streaming()
+        self._held = streaming.buffers()
         return account(ledger, _NAME, streaming, backward=phase.runs_backward)
 
     @hookimpl

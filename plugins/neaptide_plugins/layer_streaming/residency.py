@@ -193,11 +193,21 @@ class Residency:
         return storage in self._storages
 
     def keep(self, block: Block) -> None:
-        """Give a block a place on the device of its own, for good."""
+        """Give a block a place on the device of its own, until it is let go."""
+        if self._is_kept(block):
+            return
         self.evict(block)
         block.slot = self._new_slot(block.layout.bytes)
         self._storages.add(_storage(block.slot.flat))
         self._copy_in(block, block.slot)
+
+    def let_go(self, block: Block) -> None:
+        """Take a kept block's place from it."""
+        if self._is_kept(block):
+            assert block.slot is not None, "a kept block has one"
+            block.written.finish()
+            self._storages.discard(_storage(block.slot.flat))
+            self.evict(block)
 
     def refresh(self) -> None:
         """Forget what is on the device: the weights on the host have changed."""

@@ -102,6 +102,7 @@ class Streaming:
             lane=inwards,
             poison=settings.poison,
         )
+        self._resident = settings.resident
         for block in self.blocks[len(self.blocks) - settings.resident :]:
             self.residency.keep(block)
         self.updates: Updates | None = None
@@ -190,6 +191,26 @@ class Streaming:
         with self.residency.use(block, "update"):
             updates.step(block, gradients)
 
+    def stay(self, *, whole: bool) -> None:
+        """Let all blocks stay on the device, or only those that are resident anyhow."""
+        for block in self.blocks[: len(self.blocks) - self._resident]:
+            if whole:
+                self.residency.keep(block)
+            else:
+                self.residency.let_go(block)
+
+    def keep_last(self, spare: int) -> int:
+        """Let as many more of the last blocks stay as `spare` bytes hold; return how many."""
+        count = 0
+        for block in reversed(self.blocks[: len(self.blocks) - self._resident]):
+            spare -= block.layout.bytes
+            if spare < 0:
+                break
+            self.residency.keep(block)
+            count += 1
+        self._resident += count
+        return count
+
     def settle(self) -> None:
         """Wait until weights and state on the host are the newest."""
         for block in self.blocks:
@@ -217,15 +238,14 @@ class Streaming:
         """Return the bytes that a step down in each setting would save."""
         largest = max(block.layout.bytes for block in self.blocks)
         needed = max(len(block.needs) for block in self.blocks)
-        slots, settings = len(self.residency.slots), self.settings
+        slots = len(self.residency.slots)
         saved = {}
         if slots > max(needed, 1):
             saved[f"max_active_layers = {slots - 1}"] = largest
-        if settings.resident:
-            saved["resident = 0"] = sum(
-                block.layout.bytes for block in self.blocks[-settings.resident :]
-            )
-        if self.residency.device.type == "cuda" and settings.mode == "recompute":
+        if self._resident:
+            last = self.blocks[-self._resident :]
+            saved["resident = 0"] = sum(block.layout.bytes for block in last)
+        if self.residency.device.type == "cuda" and self.settings.mode == "recompute":
             peak = torch.cuda.max_memory_allocated(self.residency.device)
             activations = peak - sum(self.held().values())
             pieces = max(unit.micro_batches for unit in self.units if isinstance(unit, Recomputed))

@@ -139,6 +139,8 @@ PLUGIN: dict[str, dict[str, Any]] = {
     "device, clipped": {"optimizer_on": "device", "clip_norm": 0.1},
     "in backward": {"update": "in_backward"},
     "graph": {"mode": "graph"},
+    "some phases": {"phases": ["warmup", "predict"]},
+    "some phases, in backward": {"phases": ["full"], "update": "in_backward"},
     "accumulated": {"accumulate": 3},
 }
 

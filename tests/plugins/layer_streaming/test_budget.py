@@ -62,7 +62,7 @@ def test_the_refusal_is_one_line_that_says_what_helps() -> None:
     assert "\n" not in text
     assert text.startswith("streaming needs ")
     assert "update = 'in_backward' stores no gradients and saves" in text
-    assert text.endswith("@ plugins.layer-streaming.host_gib")
+    assert text.endswith("@ plugins.layer-streaming")
     assert 3 == refused.value.exit_code
 
 

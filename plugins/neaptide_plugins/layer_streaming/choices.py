@@ -1,0 +1,93 @@
+"""From what a user asks for to what is done: ValueError for what cannot be, with the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from neaptide.machine import memory
+
+from .blocks import parameters_outside
+from .budget import free_bytes, least, plan, shortage
+from .stepping import adoptable
+from .streaming import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import nn
+
+    from neaptide.config.schema import TrainSection
+
+    from .config import LayerStreamingConfig
+
+
+def chosen(
+    config: LayerStreamingConfig,
+    optimizer: torch.optim.Optimizer,
+    train: TrainSection,
+    device: torch.device,
+) -> Settings:
+    """Return how to stream."""
+    reason = adoptable(optimizer)
+    in_backward, on_device = config.update == "in_backward", config.optimizer_on == "device"
+    split = config.master == "split"
+    asked = {
+        "update = 'in_backward'": in_backward,
+        "optimizer_on = 'device'": on_device,
+        "master = 'split'": split,
+    }
+    needing = [setting for setting, wanted in asked.items() if wanted]
+    if reason is not None and needing:
+        msg = (
+            f"{needing[0]} needs an optimizer that can be stepped block by block: {reason}; set "
+            f"optimizer_on = 'cpu' with update = 'after_backward' and master = 'weights'"
+        )
+        raise ValueError(msg)
+    if in_backward and config.clip == "global" and train.clip_norm is not None:
+        msg = (
+            f"clip = 'global' needs stored gradients (train.clip_norm is {train.clip_norm}), "
+            f"which update = 'in_backward' does without; choose clip = 'per_tensor' or "
+            f"'lagged', or update = 'after_backward'"
+        )
+        raise ValueError(msg)
+    if config.clip == "none" and train.clip_norm is not None:
+        msg = f"clip = 'none' contradicts train.clip_norm = {train.clip_norm}; drop one of them"
+        raise ValueError(msg)
+    fast = config.optimizer_on == "auto" and device.type != "cpu" and reason is None
+    return Settings(
+        max_active_layers=config.max_active_layers,
+        prefetch_distance=config.prefetch_distance,
+        resident=0 if config.resident == "auto" else config.resident,
+        mode=config.mode,
+        inputs_on_host=config.inputs == "host",
+        micro_batches=config.micro_batches,
+        on_device=bool(needing) or fast,
+        in_backward=in_backward,
+        clip="none" if config.clip == "global" else config.clip,
+        max_norm=train.clip_norm,
+        check_finite=train.check_finite,
+        split_master=split,
+    )
+
+
+def shortage_of(
+    config: LayerStreamingConfig,
+    settings: Settings,
+    model: nn.Module,
+    blocks: Sequence[tuple[str, nn.Module]],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> str | None:
+    """Return in a line what does not fit in RAM or on the device, before it is allocated."""
+    outside = parameters_outside(model, [block for _, block in blocks])
+    adopted = adoptable(optimizer) is None
+    needed = plan(blocks, outside, optimizer, settings, adopted=adopted)
+    host, on_device = dict(needed.host), needed.device
+    if device.type == "cpu":
+        host |= on_device
+    problem = shortage(host, least(memory().room, config.host_gib), "RAM")
+    if problem is None and (device.type != "cpu" or config.device_gib is not None):
+        room = least(free_bytes(device), config.device_gib)
+        problem = shortage(on_device, room, str(device))
+    return problem

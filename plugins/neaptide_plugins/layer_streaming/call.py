@@ -156,7 +156,7 @@ class Call:
         msg = (
             f"a tensor from inside block {self.unit.block.name!r} is used outside without having "
             f"been returned (by a hook, or as an attribute), where its graph is not kept; return "
-            f"it from the block, or exclude the block"
+            f"it from the block, or set mode = 'graph'"
         )
         raise RuntimeError(msg)
 

@@ -15,6 +15,7 @@ from .errors import RunDirectoryError
 from .jsonable import jsonable
 from .logging import CONSOLE
 from .memory import MemorySample
+from .replacing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -111,16 +112,7 @@ class RunDirectory:
     def whole(self, name: str, text: str) -> None:
         """Replace the file `name` atomically."""
         path = self.path / name
-
-        def write() -> None:
-            temporary = path.with_name(f".{name}.tmp")
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-
-        self._contained(path, write)
+        self._contained(path, lambda: replace_file(path, text.encode()))
 
     def _contained(self, path: Path, write: Callable[[], None]) -> None:
         if os.getpid() != self._process:
@@ -174,10 +166,8 @@ def _keep(path: Path, wanted: Callable[[str], bool]) -> list[str]:
     # Bytes that are no text come from damage: they are for `wanted` to judge, not to fail on.
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     kept = [line for line in lines if wanted(line)]
-    temporary = path.with_name(f".{path.name}.tmp")
     text = "".join(f"{line}\n" for line in kept)
-    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-    temporary.replace(path)
+    replace_file(path, text.encode("utf-8", "surrogateescape"))
     return kept
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from neaptide.errors import ConfigError, RunDirectoryError
+from neaptide.replacing import replace_file
 from neaptide.report import (
     as_json,
     comparison_json,
@@ -70,10 +71,8 @@ def _print(text: str) -> None:
 def _write(path: Path, page: str) -> Path:
     if path.is_dir():
         path /= _PAGE
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
+        replace_file(path, page.encode())
     except OSError as error:
         msg = f"cannot write {path}: {error.strerror}; give --output PATH or --no-html"
         raise RunDirectoryError(msg) from error

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from neaptide.recompute import Arguments, Kept, Surroundings
 
+from .captured import Outside
 from .hidden import Hidden
 from .oom import is_out_of_memory
 from .pieces import Batch, joined
@@ -55,6 +56,8 @@ class Call:
     """In pieces; None where it goes through as it is."""
     random: bool = False
     """Whether the forward drew random numbers."""
+    outside: Outside | None = None
+    """The graph around the call, while that is checked."""
     result: Any = None
     came: list[torch.Tensor] = attrs.field(factory=list)
     """The distinct tensors that came out of the forward."""
@@ -76,6 +79,7 @@ class Call:
         if unit.micro_batches > 1:
             self.batch = Batch.of(self.inputs, unit.micro_batches)
             self._probe()
+        self.outside = Outside(self.inputs) if unit.watched < _WATCHED else None
         before = Surroundings.now(unit.buffers.before())
         hidden = Hidden.now(unit.block.module)
         while (failed := self._tried(self._forward)) is not None:
@@ -95,7 +99,8 @@ class Call:
             surroundings.buffers.settle(unit.block.name)
         known = {id(tensor) for tensor in self.inputs}
         bare = [one if id(one) in known else one.detach() for one in self.came]
-        if unit.watched < _WATCHED:
+        if self.outside is not None:
+            self.outside = None
             unit.watched += 1
             self.watched = [(one.detach(), one._version) for one in bare]
         return bare
@@ -136,6 +141,7 @@ class Call:
                 self.batch = None
                 self._note()
                 self.result, self.came = self._run(self.args, self.kwargs, self.inputs)
+                self._check(self.came)
                 return
             results = []
             for piece in range(self.batch.count):
@@ -144,9 +150,22 @@ class Call:
                 memo = {id(kept): given for kept, given in zip(self.kept, inputs, strict=True)}
                 args, kwargs = self.arguments.again([], memo)
                 result, came = self._run(args, kwargs, inputs)
+                self._check(came)
                 bare = {id(one): one.detach() for one in came}
                 results.append((replaced(result, bare), list(bare.values())))
         self.result, self.came = joined(unit.block.name, results, self.batch)
+
+    def _check(self, came: list[torch.Tensor]) -> None:
+        unit = self.unit
+        if self.outside is not None:
+            own = [parameter for owner in unit.block.needs for parameter in owner.parameters]
+            self.outside.check(unit.block.name, came, own, unit.residency.holds)
+        if self.batch is not None and self.arguments.changed:
+            msg = (
+                f"block {unit.block.name!r} changes an input in place, which its micro-batches "
+                f"cannot; {_ways_out(unit.block.name)}"
+            )
+            raise RuntimeError(msg)
 
     def _note(self) -> None:
         self.surroundings.append(Surroundings.now(self.unit.buffers.before()))

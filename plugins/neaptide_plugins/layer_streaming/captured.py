@@ -1,0 +1,61 @@
+"""Finds what a block's forward uses of the graph around it without having been passed it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
+
+
+class Outside:
+    """The graph as it is before a block is called with `inputs`."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        self._edges = {(tensor.grad_fn, tensor.output_nr) for tensor in inputs if tensor.grad_fn}
+        self._leaves = {id(tensor) for tensor in inputs}
+        with torch.enable_grad():
+            probe = torch.zeros((), requires_grad=True).view(1)
+        self._start: int = _number(probe.grad_fn)
+
+    def check(
+        self,
+        block: str,
+        outputs: Iterable[torch.Tensor],
+        known: Iterable[nn.Parameter],
+        streams: Callable[[torch.Tensor], bool],
+    ) -> None:
+        """Raise RuntimeError where `outputs` depend on older parts of the graph but by inputs.
+
+        Parameters outside blocks may be used; those of other blocks, which `streams` tells, not.
+        """
+        own = self._leaves | {id(parameter) for parameter in known}
+        waiting = [(tensor.grad_fn, tensor.output_nr) for tensor in outputs if tensor.grad_fn]
+        seen = set(self._edges)
+        while waiting:
+            edge = waiting.pop()
+            node = edge[0]
+            if node is None or edge in seen:
+                continue
+            seen.add(edge)
+            leaf = getattr(node, "variable", None)
+            if leaf is None and _number(node) < self._start:
+                raise RuntimeError(_message(block, f"the result of {node.name()}"))
+            if leaf is not None and id(leaf) not in own and streams(leaf):
+                raise RuntimeError(_message(block, "a parameter of another block"))
+            waiting += node.next_functions
+
+
+def _number(node: Any) -> int:
+    return int(node._sequence_nr())
+
+
+def _message(block: str, what: str) -> str:
+    return (
+        f"block {block!r} captures {what} from outside, which computing it again would not reach; "
+        f"pass it to the block as an argument, or exclude the block"
+    )

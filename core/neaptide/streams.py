@@ -22,10 +22,14 @@ def discard(stream: IO[str]) -> None:
     """Let everything written to `stream` from here on go nowhere.
 
     For a stream that failed: what it could not write is still in its buffer, and would fail once
-    more when Python exits.
+    more when Python exits. One without a descriptor (a notebook's, a `StringIO`) is left as it is.
     """
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
+    os.dup2(null, descriptor)
     os.close(null)
 
 

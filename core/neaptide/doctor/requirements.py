@@ -71,7 +71,15 @@ def missing_needs(distribution: str) -> list[str]:
 def is_older(version: str, versions: str) -> bool:
     """Return whether `version` is below the least that `versions`, such as `>=2.11`, accepts."""
     least = re.search(r">=\s*([\d.]+)", versions)
-    return least is not None and _numbers(version) < _numbers(least[1])
+    if least is None:
+        return False
+    have, need = _numbers(version), _numbers(least[1])
+    length = max(len(have), len(need))
+    return _padded(have, length) < _padded(need, length)
+
+
+def _padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:
+    return numbers + (0,) * (length - len(numbers))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

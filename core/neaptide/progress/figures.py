@@ -56,9 +56,10 @@ def size_of(nbytes: float, limit: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Write a time for people: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
-    if seconds < 1:
+    # What a unit rounds up to its whole is written in the next one: 59.97 s is 1:00.
+    if round(seconds * 1000) < 1000:  # noqa: PLR2004 - a second
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:  # noqa: PLR2004 - a minute
+    if round(seconds, 1) < 60:  # noqa: PLR2004 - a minute
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -132,4 +133,7 @@ def verdict(result: StepResult) -> str:
 
 
 def _power(nbytes: float) -> int:
-    return min(int(math.log2(max(nbytes, 1))) // 10, len(_UNITS) - 1)
+    last = len(_UNITS) - 1
+    power = min(int(math.log2(max(nbytes, 1))) // 10, last)
+    written = round(nbytes / 1024**power, 1 if power else 0)
+    return power + 1 if written >= 1024 and power < last else power  # noqa: PLR2004 - the next unit

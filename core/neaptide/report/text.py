@@ -78,6 +78,8 @@ def in_unit(value: float | None, unit: str) -> str:
     if unit == "bytes":
         return size(value) if value >= 0 else f"-{size(-value)}"
     if unit == "seconds" and value >= 0:
+        rounded = float(f"{value:.3g}")  # to the digits that are shown: 59.97 s is 1:00
+        value = rounded if rounded <= 60 else value  # noqa: PLR2004 - a minute
         if value >= 60 or not value:  # noqa: PLR2004 - a minute
             return duration(value)
         factor, unit = next((pair for pair in _TIMES if value * pair[0] >= 1), _TIMES[-1])

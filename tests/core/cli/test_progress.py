@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support import CYCLE, tiny_trainer
 
@@ -20,9 +20,10 @@ from neaptide.config import structure
 from neaptide.history import History
 from neaptide.memory import MemorySample
 from neaptide.progress import Budget, Figures, budget_of, duration, progress, size
+from neaptide.report.text import in_unit
 from neaptide.state import TrainState
 from neaptide.steps import Jump, Outcome
-from neaptide.streams import discard
+from neaptide.streams import Tolerant, discard
 
 TIMES = re.compile(r"  loss \S+  (.*)  \S+( m?s)?/step  \S+( m?s)? left$")
 
@@ -276,6 +277,23 @@ def test_discard_empties_a_stream_that_failed() -> None:
         stream.flush()
 
 
+class Notebook(io.StringIO):
+    """A stream without a descriptor whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_a_stream_without_a_descriptor_that_fails_ends_nothing() -> None:
+    stream = Tolerant(Notebook())
+    for _ in range(2):
+        assert 4 == stream.write("lost")
+        stream.flush()
+
+
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [
@@ -290,12 +308,16 @@ def test_bytes_are_written_for_people(nbytes: int, text: str) -> None:
     assert text == size(nbytes)
 
 
-@given(st.integers(0, 1 << 60))
-def test_a_written_size_is_the_size(nbytes: int) -> None:
+@given(st.integers(0, 1 << 60) | st.floats(0, 1 << 60))
+@example(1023.6)
+@example((1 << 20) - 1)
+@example((1 << 50) - 1)
+def test_a_written_size_is_the_size(nbytes: float) -> None:
     number, unit = size(nbytes).split()
     scale = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
-    assert abs(float(number) * scale - nbytes) <= 0.0501 * scale
-    assert float(number) <= 1024 or unit == "TiB"
+    # What a smaller unit would have rounded up is written in this one.
+    assert abs(float(number) * scale - nbytes) <= (0.5 if unit == "B" else 0.0501 * scale)
+    assert float(number) < 1024 or unit == "TiB"
 
 
 @pytest.mark.parametrize(
@@ -312,3 +334,30 @@ def test_a_written_size_is_the_size(nbytes: int) -> None:
 )
 def test_times_are_written_for_people(seconds: float, text: str) -> None:
     assert text == duration(seconds)
+
+
+@given(st.floats(0, 1e6))
+@example(0.9999)
+@example(59.97)
+@example(3599.6)
+def test_a_written_time_is_the_time(seconds: float) -> None:
+    text = duration(seconds)
+    number, _, unit = text.partition(" ")
+    if unit:
+        scale, most = (0.001, 1000) if unit == "ms" else (1, 60)
+        assert float(number) < most
+        assert abs(float(number) * scale - seconds) <= 0.0501 * scale * (10 if unit == "ms" else 1)
+    else:
+        *higher, last = map(int, text.split(":"))
+        assert last < 60
+        assert all(part < 60 for part in higher[1:])
+        whole = sum(part * 60**power for power, part in enumerate((last, *reversed(higher))))
+        assert abs(whole - seconds) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0009999, "1.00 ms"), (0.9999, "1.00 s"), (9.999, "10.0 s"), (59.97, "1:00"), (61, "1:01")],
+)
+def test_times_in_a_report_are_carried_over_too(seconds: float, text: str) -> None:
+    assert text == in_unit(seconds, "seconds")

@@ -21,6 +21,7 @@ PLUGINS: dict[str, dict[str, Any]] = {
     "divergence-monitor": {},
     "ema": {},
     "gradient-accumulation": {"steps": 2},
+    "layer-streaming": {"optimizer_on": "device"},
     "mixed-precision": {"full": "bf16", "predict": "bf16"},
     "predictor-drift": {"min_window": 4, "sample_every": 1},
     "profiler": {},
@@ -74,7 +75,9 @@ def test_alone_it_trains_and_resumes_to_the_bit(tmp_path: Path, name: str) -> No
 
 
 REFUSED = {
-    (name, "activation-checkpointing"): "has no repeated blocks" for name in TRAINABLE.keys() - NETS
+    (name, plugin): "has no repeated blocks"
+    for name in TRAINABLE.keys() - NETS
+    for plugin in ("activation-checkpointing", "layer-streaming")
 }
 """What a plugin says it cannot do with a module, by module and plugin."""
 

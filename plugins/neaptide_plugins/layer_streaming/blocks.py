@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .layout import Layout
+from .loading import from_model, put
 from .residency import Block
 
 if TYPE_CHECKING:
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from .loading import Fill
+
 
 def make_blocks(
     model: nn.Module,
     named: Sequence[tuple[str, nn.Module]],
     allocate: Callable[[int], torch.Tensor],
+    fill: Fill = from_model,
 ) -> list[Block]:
     """Move the blocks' parameters into flat buffers on the host, one block after the other.
 
@@ -29,6 +33,7 @@ def make_blocks(
         model: all of it.
         named: qualified name and module of each block; none lies in another.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        fill: `fill(parameter, place)` writes its values.
 
     Raises:
         ValueError: a block lies in another, or a parameter's storage cannot be moved.
@@ -44,10 +49,9 @@ def make_blocks(
         host = allocate(layout.bytes)
         views = layout.views(host)
         block = Block(index, name, module, own, layout, host, views)
-        with torch.no_grad():
-            for parameter, view in zip(own, views, strict=True):
-                view.copy_(parameter)
-                parameter.data = view
+        for parameter, view in zip(own, views, strict=True):
+            fill(parameter, view)
+            put(parameter, view)
         owners.update(dict.fromkeys(own, block))
         used = [owners[parameter] for parameter in module.parameters() if parameter in owners]
         block.needs = list(dict.fromkeys([block, *used]))

@@ -65,7 +65,7 @@ def plan(
         for size, own in zip(weights, owned, strict=True)
         if any(parameter.device.type != "cpu" for parameter in own)
     ]
-    host = {"one block's weights on their way": largest, "weights from the device": sum(moving)}
+    host = {"one block's weights on their way": largest, "weights": sum(moving)}
     kept = sum(sorted(weights)[len(weights) - settings.resident :]) if settings.resident else 0
     device = {"slots": settings.max_active_layers * largest + kept}
     if not settings.in_backward:

@@ -26,6 +26,11 @@ class LayerStreamingConfig:
         help="`recompute` keeps a block's inputs and computes it again in the backward; `graph` "
         "keeps its activations, and fetches the weights the backward needs",
     )
+    weights: str | None = field(
+        None,
+        help="safetensors to read the weights from: a file, a directory or a pattern; the model "
+        "may then be built on the meta device",
+    )
     max_active_layers: int = field(
         2, validator=ge(1), help="slots on the device, each as large as the largest block"
     )

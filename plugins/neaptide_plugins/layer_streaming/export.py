@@ -7,9 +7,12 @@ import json
 import math
 import os
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from neaptide.checkpoint import TensorItem
 from neaptide.checkpoint.recovery import sync_directory, temporary_of
@@ -20,6 +23,11 @@ from .shards import INDEX, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    from neaptide import ParameterStore
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -75,6 +83,43 @@ def export(
         with suppress(OSError):
             shutil.rmtree(temporary)
     return [directory / name for name in shards]
+
+
+def export_model(
+    model: nn.Module,
+    store: ParameterStore,
+    directory: Path | str,
+    *,
+    max_shard_bytes: int = 5 * 10**9,
+) -> list[Path]:
+    """Write a trained model's parameters and saved buffers, wherever a store keeps them.
+
+    Args:
+        model: the trainer's.
+        store: `trainer.store`.
+        directory: see `export`.
+        max_shard_bytes: likewise.
+
+    Returns:
+        The files: `model.safetensors`, or shards and their index.
+    """
+    store.drain()
+    spans = store.spans()
+    items = [
+        TensorItem(span.name, span.dtype, span.shape, partial(store.loan, span, "read"))
+        for span in spans
+    ]
+    taken = {name for span in spans for name in (span.name, *span.tied)}
+    for name, value in model.state_dict().items():
+        if name not in taken and isinstance(value, torch.Tensor):
+            lent = partial(_as_it_is, value)
+            items.append(TensorItem(name, value.dtype, tuple(value.shape), lent))
+    tied = {alias: span.name for span in spans for alias in span.tied}
+    return export(items, directory, max_shard_bytes=max_shard_bytes, tied=tied)
+
+
+def _as_it_is(tensor: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
+    return nullcontext(tensor)
 
 
 def _check_names(names: list[str], aliases: Mapping[str, str]) -> None:

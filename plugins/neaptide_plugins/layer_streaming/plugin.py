@@ -16,6 +16,7 @@ from .budget import spare_bytes
 from .checks import check_blocks, check_modules, check_slots
 from .choices import chosen, shortage_of
 from .config import LayerStreamingConfig
+from .loading import check_values
 from .oom import explanation, is_out_of_memory
 from .store import StreamedStore
 from .streaming import Streaming
@@ -50,6 +51,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         try:
             blocks = find_blocks(model, self.config.blocks, self.config.exclude)
             check_blocks(model, blocks)
+            check_values(model, self.config.weights)
             check_modules(blocks, self.config)
             check_slots(model, blocks, self.config.max_active_layers)
             settings = chosen(self.config, optimizer, run.config.train, run.device)
@@ -58,7 +60,13 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
                 msg = f"{problem} {_WHERE}"
                 raise DoesNotFitError(msg)
             streaming = Streaming(
-                model, blocks, optimizer, run.device, settings, pin=self.config.pin
+                model,
+                blocks,
+                optimizer,
+                run.device,
+                settings,
+                pin=self.config.pin,
+                weights=self.config.weights,
             )
         except ValueError as error:
             msg = f"{error} {_WHERE}"

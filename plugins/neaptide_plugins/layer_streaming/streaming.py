@@ -18,6 +18,7 @@ from .graph import Preserved
 from .host_memory import Slab
 from .inputs import Inputs
 from .lanes import Lane, lane_for
+from .loading import FromFiles, from_model, put
 from .recompute import Recomputed
 from .residency import Residency
 from .updates import Updates
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from .applying import Clip
     from .lanes import Listener
+    from .loading import Fill
     from .residency import Block
 
 
@@ -63,6 +65,8 @@ class Streaming:
         named: the blocks, by qualified name.
         optimizer: over the model's parameters.
         device: what computes.
+        weights: safetensors to read the weights from, see `Shards.open`; left out, the model has
+            them.
         pin: register host memory with CUDA, so that copies run beside the computation.
         lanes: makes a lane of a device and a name.
     """
@@ -76,6 +80,7 @@ class Streaming:
         settings: Settings,
         *,
         pin: bool = True,
+        weights: str | None = None,
         listener: Listener | None = None,
         lanes: Callable[[torch.device, str], Lane] | None = None,
     ) -> None:
@@ -89,8 +94,9 @@ class Streaming:
             self.unpinned = self.unpinned or slab.reason
             return slab.flat
 
-        self.blocks = make_blocks(model, named, allocate)
-        place_rest(model, self.blocks, device)
+        fill = from_model if weights is None else FromFiles(model, weights)
+        self.blocks = make_blocks(model, named, allocate, fill)
+        place_rest(model, self.blocks, device, fill)
         make = lanes or partial(lane_for, listener=listener)
         self._lanes = [make(device, name) for name in ("to device", "to host")]
         inwards, outwards = self._lanes
@@ -265,13 +271,20 @@ class Streaming:
             lane.close()
 
 
-def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device) -> None:
-    """Move to `device` what does not stream: other parameters, and every buffer."""
+def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, fill: Fill) -> None:
+    """Bring to `device` what does not stream: other parameters, and every buffer."""
+    if isinstance(fill, FromFiles):
+        fill.read_buffers(model, device)
     streamed = {id(parameter) for block in blocks for parameter in block.parameters}
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in streamed:
-                parameter.data = parameter.data.to(device)
+                if parameter.is_meta or isinstance(fill, FromFiles):
+                    place = torch.empty_like(parameter.data, device=device)
+                    fill(parameter, place)
+                    put(parameter, place)
+                else:
+                    parameter.data = parameter.data.to(device)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device != device:
                 module._buffers[name] = buffer.to(device)

@@ -1,0 +1,93 @@
+"""Where weights come from when they are moved: the model itself, or files they are read from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.utils import swap_tensors
+
+from .shards import Shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Fill = Callable[[nn.Parameter, torch.Tensor], None]
+
+
+class FromFiles:
+    """Reads each parameter once, straight into the place where it stays.
+
+    Args:
+        model: may lie on the meta device, so that its weights are in memory only once.
+        path: see `Shards.open`.
+
+    Raises:
+        CheckpointError: the files are not this model's.
+    """
+
+    def __init__(self, model: nn.Module, path: str) -> None:
+        self._shards = Shards.open(path)
+        self._names: dict[torch.Tensor, list[str]] = {}
+        targets = _saved(model)
+        self._shards.check(targets)
+        known = set(self._shards.names())
+        for name, tensor in targets.items():
+            if name in known:
+                self._names.setdefault(tensor, []).append(name)
+
+    def __call__(self, parameter: nn.Parameter, place: torch.Tensor) -> None:
+        """Fill `place` with the parameter's values."""
+        self._shards.read_into(self._names[parameter][0], place)
+
+    def read_buffers(self, model: nn.Module, device: torch.device) -> None:
+        """Read the buffers that are saved with a model; those on the meta device become real."""
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer in self._names:
+                    place = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer
+                    self._shards.read_into(self._names[buffer][0], place)
+                    module._buffers[name] = place
+
+
+def from_model(parameter: nn.Parameter, place: torch.Tensor) -> None:
+    """Fill `place` with what the parameter holds."""
+    with torch.no_grad():
+        place.copy_(parameter)
+
+
+def put(parameter: nn.Parameter, place: torch.Tensor) -> None:
+    """Let a parameter, which stays the same object, lie in `place`."""
+    if parameter.is_meta:
+        # With a version of its own: what is written to the buffer is no change of the parameter.
+        new = nn.Parameter(torch.empty(0, dtype=place.dtype), requires_grad=parameter.requires_grad)
+        new.data = place
+        swap_tensors(parameter, new)  # type: ignore[no-untyped-call]  # torch leaves it so
+    else:
+        parameter.data = place
+
+
+def check_values(model: nn.Module, path: str | None) -> None:
+    """Raise ValueError for tensors without values that no file will bring."""
+    saved = set(_saved(model)) if path is not None else set()
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    for name, tensor in named:
+        if tensor.is_meta and name not in saved:
+            what = (
+                "is no part of a saved model; build it on the CPU"
+                if path is not None
+                else "weights = 'directory' reads it from safetensors"
+            )
+            msg = f"{name!r} has no values (it is on the meta device) and {what}"
+            raise ValueError(msg)
+
+
+def _saved(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return what a state dict would hold, the very objects."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[f"{path}.{name}" if path else name] = buffer
+    return found

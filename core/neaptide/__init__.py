@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         NeaptideError,
         PluginError,
         RunDirectoryError,
+        WrongCheckpointError,
     )
     from .memory import Ledger
     from .parameters import ParameterStore, Span
@@ -51,6 +52,7 @@ _HOME = {
         "NeaptideError",
         "PluginError",
         "RunDirectoryError",
+        "WrongCheckpointError",
     ),
     "memory": ("Ledger",),
     "parameters": ("ParameterStore", "Span"),
@@ -114,6 +116,7 @@ __all__ = [
     "Trained",
     "Update",
     "WeighedLoss",
+    "WrongCheckpointError",
     "field",
     "hookimpl",
     "stop_on_signals",

@@ -34,7 +34,9 @@ def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -
         try:
             created.append((spec, cls(config.plugins[spec.name])))
         except Exception as error:
-            error.add_note(f"raised by plugin {spec.name!r} while it was created")
+            named = isinstance(error, ConfigError) and f"plugins.{spec.name}" in str(error)
+            if not named:
+                error.add_note(f"raised by plugin {spec.name!r} while it was created")
             raise
     return HookManager(created, Defaults(), log)
 

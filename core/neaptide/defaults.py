@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 import torch
 
-from .errors import ConfigError, suggest
+from .errors import ConfigError, NeaptideError, suggest
 from .plugin import PROJECT
 from .resident import ResidentStore
 from .task import Data, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
@@ -101,7 +102,8 @@ def call_factory(name: str, options: Mapping[str, Any], where: str) -> Any:
         msg = f"{name!r} must be callable (got {type(factory).__name__}) @ {where}"
         raise ConfigError(msg)
     check_arguments(factory, options, where.replace("name", "options"))
-    return factory(**options)
+    with _naming(name, where):
+        return factory(**options)
 
 
 def import_object(name: str, where: str) -> Any:
@@ -111,7 +113,8 @@ def import_object(name: str, where: str) -> Any:
         msg = f"name it as 'package.module:attribute' (got {name!r}) @ {where}"
         raise ConfigError(msg)
     try:
-        found = importlib.import_module(module_name)
+        with _naming(module_name, where):
+            found = importlib.import_module(module_name)
     except ImportError as error:
         msg = f"cannot import {module_name!r}: {error}; is it on PYTHONPATH? @ {where}"
         raise ConfigError(msg) from error
@@ -122,6 +125,19 @@ def import_object(name: str, where: str) -> Any:
             raise ConfigError(msg)
         found = getattr(found, part)
     return found
+
+
+@contextmanager
+def _naming(called: str, where: str) -> Iterator[None]:
+    """Have what a user's own code raises say what was called, and for which setting."""
+    try:
+        yield
+    except SystemExit as error:
+        msg = f"{called!r} left Python with SystemExit({error.code!r}) @ {where}"
+        raise NeaptideError(msg) from error
+    except Exception as error:
+        error.add_note(f"raised by {called!r} @ {where}")
+        raise
 
 
 def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:

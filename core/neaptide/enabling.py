@@ -35,6 +35,9 @@ def configured(
     the model and the data is enabled with it. Raises ConfigError or PluginError with all that is
     wrong.
     """
+    if isinstance(plugins, str | PluginSpec):
+        msg = f"plugins must be a list of names or manifests, such as ['ema'] (got {plugins!r})"
+        raise TypeError(msg)
     given = list(plugins)
     strangers = _by_name(entry for entry in given if isinstance(entry, PluginSpec))
     specs = _Known(strangers)

@@ -39,7 +39,13 @@ class RunDirectoryError(NeaptideError):
 
 
 class CheckpointError(NeaptideError):
-    """A checkpoint cannot be written, is damaged, or belongs to another run."""
+    """A checkpoint cannot be written, is damaged, or is not the one to be loaded here."""
+
+
+class WrongCheckpointError(CheckpointError):
+    """There is no such checkpoint, or it is sound and of another config, model or plugins."""
+
+    exit_code = 2
 
 
 class DataError(NeaptideError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from . import rng
-from .errors import CheckpointError, DataError, NeaptideError, is_out_of_memory
+from .errors import DataError, NeaptideError, WrongCheckpointError, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ class Feed:
             return
         if ("own" in state) != self._resumable:
             msg = "the checkpoint's data position is of another kind of data; use the same source"
-            raise CheckpointError(msg)
+            raise WrongCheckpointError(msg)
         if self._resumable:
             train.load_state_dict(state["own"])
         else:

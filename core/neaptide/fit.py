@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import checkpoint
-from .errors import CheckpointError, DataError
+from .errors import CheckpointError, DataError, RunDirectoryError, WrongCheckpointError
 from .feed import Feed, guarded
 from .logging import CONSOLE
 from .signals import Interrupted, StopRequest, stop_on_signals
@@ -107,13 +107,13 @@ class Fit:
                     f"{root.parent} holds checkpoints of an earlier run; go on from them with "
                     f"--resume auto (resume='auto'), or set run.dir elsewhere"
                 )
-                raise CheckpointError(msg)
+                raise RunDirectoryError(msg)
             return False
         path = resume
         if resume == "auto":
             if root is None:
                 msg = "resume='auto' needs run.dir in the config"
-                raise CheckpointError(msg)
+                raise WrongCheckpointError(msg)
             path, warnings = checkpoint.newest_valid(root)
             for warning in warnings:
                 CONSOLE.warning("%s", warning)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import DivergedError
+from .errors import ConfigError, DivergedError
 from .jumping import attempt, log_jump
 from .phases import CORRECT, PREDICT, WARMUP
 from .predict import undisturbed
@@ -329,4 +329,10 @@ class Loop:
 
 def _backward(*, loss: torch.Tensor, phase: Phase) -> None:
     del phase  # for middleware
+    if not loss.requires_grad:
+        msg = (
+            "the loss does not depend on the weights (detached, or computed without gradients); "
+            "return from loss_fn what the model computed"
+        )
+        raise ConfigError(msg)
     torch.autograd.backward(loss)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from .errors import PluginError
+from .errors import ConfigError, PluginError
 from .steps import Jump, Outcome, Trained, WeighedLoss
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def blame(error: BaseException, plugin: str | None, where: str) -> None:
     if hasattr(error, _BLAMED):
         return
     setattr(error, _BLAMED, plugin)
-    if plugin is not None:
+    named = isinstance(error, ConfigError) and f"plugins.{plugin}" in str(error)
+    if plugin is not None and not named:
         error.add_note(f"raised by plugin {plugin!r} in hook {where!r}")
 
 

@@ -13,7 +13,7 @@ from .checkpoint import store as checkpoints
 from .checkpoint.digests import digest as digest_of
 from .checkpoint.safetensors_stream import TensorItem
 from .config import unstructure
-from .errors import CheckpointError
+from .errors import WrongCheckpointError
 from .middleware import blame
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ def save(directory: Path, parts: Parts, data: Any) -> Path:
 def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     """Take a checkpoint back into `parts`; return the data's state.
 
-    Raises CheckpointError, before anything is touched, when the checkpoint is damaged or belongs
-    to another config, model or set of plugins; `allow_changes` lets the config and plugins differ.
+    Before anything is touched it raises CheckpointError when the checkpoint is damaged, and its
+    WrongCheckpointError when there is none or it belongs to another config, model or set of
+    plugins; `allow_changes` lets the config and plugins differ.
     """
     loaded = checkpoints.load(directory)
     _check_plugins(loaded, parts, allow_changes=allow_changes)
@@ -181,7 +182,7 @@ def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:
                 f"the checkpoint holds state of plugin {name!r} in version {saved[name]}, but here "
                 f"is version {here[name]}; install the one it was saved with"
             )
-            raise CheckpointError(msg)
+            raise WrongCheckpointError(msg)
     differing = sorted(saved.keys() ^ here.keys())
     if differing and not allow_changes:
         names = ", ".join(
@@ -190,7 +191,7 @@ def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:
         msg = (
             f"the checkpoint was saved with other plugins: {names}; enable the same ones{_OVERRIDE}"
         )
-        raise CheckpointError(msg)
+        raise WrongCheckpointError(msg)
 
 
 _OVERRIDE = ", or allow it with --allow-changes (allow_changes=True)"
@@ -206,7 +207,7 @@ def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     ]
     if differing:
         msg = f"the checkpoint was saved under another config: {'; '.join(differing)}{_OVERRIDE}"
-        raise CheckpointError(msg)
+        raise WrongCheckpointError(msg)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -223,7 +224,7 @@ def _check_weights(weights: Any, store: ParameterStore) -> None:
     for name in sorted(saved ^ spans.keys()):
         where = "the checkpoint" if name in saved else "the model"
         msg = f"parameter {name!r} is only in {where}; load it into the model it was saved from"
-        raise CheckpointError(msg)
+        raise WrongCheckpointError(msg)
     for name, span in spans.items():
         dtype, shape = weights.info(name)
         if (dtype, tuple(shape)) != (span.dtype, span.shape):
@@ -231,7 +232,7 @@ def _check_weights(weights: Any, store: ParameterStore) -> None:
                 f"parameter {name!r} is {dtype} {tuple(shape)} in the checkpoint but {span.dtype} "
                 f"{span.shape} in the model"
             )
-            raise CheckpointError(msg)
+            raise WrongCheckpointError(msg)
 
 
 def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
@@ -242,7 +243,7 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
             f"the optimizer's parameter groups hold {now} parameters, the checkpoint's {before}; "
             f"build it the same way"
         )
-        raise CheckpointError(msg)
+        raise WrongCheckpointError(msg)
     # Classes differ in their settings; one more that was saved came from a scheduler.
     for group, settings in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         missing = sorted(settings.keys() - group.keys())
@@ -251,7 +252,7 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
                 f"the checkpoint is of another optimizer than {type(optimizer).__name__}: it has "
                 f"no {', '.join(missing)}; build the one it was saved with"
             )
-            raise CheckpointError(msg)
+            raise WrongCheckpointError(msg)
 
 
 def _check_buffers(
@@ -261,11 +262,11 @@ def _check_buffers(
         if not allow_changes:  # another plugin may have brought or taken it
             where = "the checkpoint" if name in saved else "the model"
             msg = f"buffer {name!r} is only in {where}; load it into the model it was saved from"
-            raise CheckpointError(msg)
+            raise WrongCheckpointError(msg)
     for name in sorted(saved.keys() & here.keys()):
         if saved[name].shape != here[name].shape:
             msg = (
                 f"buffer {name!r} has shape {tuple(saved[name].shape)} in the checkpoint but "
                 f"{tuple(here[name].shape)} in the model"
             )
-            raise CheckpointError(msg)
+            raise WrongCheckpointError(msg)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from . import assembly, rng, saving
+from .arguments import check_resume, check_trained, phase_named
 from .defaults import try_optimizer
 from .enabling import configured
 from .errors import ConfigError, suggest
@@ -16,7 +17,6 @@ from .logging import run_logger
 from .loop import Loop
 from .memory import sample
 from .parameters import ParameterStore
-from .phases import PHASES
 from .recorder import Recorder
 from .schedule import LearningRate
 from .signals import Interrupted
@@ -59,6 +59,7 @@ class HybridTrainer:
 
     Raises:
         ConfigError: for everything wrong with config and plugins, before anything is changed.
+        TypeError: for an argument of another kind.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class HybridTrainer:
         plugins: Iterable[str | PluginSpec] = (),
         stateful: Mapping[str, Any] | None = None,
     ) -> None:
+        check_trained(model, optimizer, stateful)
         full, ordered = configured(config, plugins)
         self._assemble(full, ordered, lambda _: Task(model, loss_fn), optimizer, stateful)
 
@@ -175,7 +177,9 @@ class HybridTrainer:
 
         Args:
             batch: what `loss_fn` takes; its tensors have the samples along dim 0.
-            phase: force `"full"`, `"predict"`, … for this step instead of asking the schedule.
+            phase: force `"full"`, `"correct"`, … for this step instead of asking the schedule;
+                with `"predict"` a jump is tried first, then the batch is trained on in the phase
+                that is due.
 
         Raises:
             DivergedError: after `train.max_skipped` non-finite updates in a row.
@@ -185,17 +189,13 @@ class HybridTrainer:
             msg = "this trainer is closed; make a new one"
             raise RuntimeError(msg)
         self._check_not_stepping("step")
-        if phase is not None and phase not in PHASES:
-            msg = (
-                f"phase must be one of {', '.join(PHASES)} (got {phase!r}){suggest(phase, PHASES)}"
-            )
-            raise ValueError(msg)
+        forced = None if phase is None else phase_named(phase)
         self._begin()
         if not self.model.training:
             self.model.train()
         self._stepping = True
         try:
-            result = self._loop.step(batch, PHASES[phase] if phase else None)
+            result = self._loop.step(batch, forced)
         except BaseException as error:
             self._error = error
             self._loop.abandon()
@@ -233,11 +233,15 @@ class HybridTrainer:
             Interrupted: after a SIGINT or SIGTERM, once everything is saved.
             DataError: the data is empty, used up, or raises; what was trained is saved.
         """
+        check_resume(resume)
         source = data if isinstance(data, Data) else Data(data, validation)
         return Fit(self, source, observe).run(resume, allow_changes=allow_changes)
 
     def evaluate(self, batches: Iterable[Any]) -> float:
-        """Return the mean loss over `batches`, leaving model and random state untouched."""
+        """Return the mean loss over `batches`, nan where there are none.
+
+        Model and random state are left untouched.
+        """
         return self._loop.evaluate(batches)
 
     # -- state ----------------------------------------------------------------------------------
@@ -253,7 +257,8 @@ class HybridTrainer:
     def load(self, directory: str | Path, *, allow_changes: bool = False) -> None:
         """Take a checkpoint back; training goes on bit for bit as it would have.
 
-        Raises CheckpointError before anything is changed when it is damaged or of another run.
+        Raises CheckpointError before anything is changed when it is damaged, and the subclass
+        WrongCheckpointError when it is not there or of another run.
         """
         self._check_not_stepping("load")
         self._data_state = saving.load(Path(directory), self._parts, allow_changes=allow_changes)
@@ -265,7 +270,7 @@ class HybridTrainer:
 
     def estimate_memory(self, phase: str = "full") -> Ledger:
         """Return what core and plugins expect to hold in `phase`, activations left out."""
-        chosen = PHASES[phase]
+        chosen = phase_named(phase)
         return self.hooks.estimate_memory(assembly.base_ledger(self.store, chosen), chosen)
 
     def report(self, plugin: str) -> str | None:

@@ -12,7 +12,13 @@ import torch
 from support import CYCLE, plugin_with, stranger, tiny_trainer
 from torch.utils.data import DataLoader, Dataset
 
-from neaptide import CheckpointError, DataError, hookimpl
+from neaptide import (
+    CheckpointError,
+    DataError,
+    RunDirectoryError,
+    WrongCheckpointError,
+    hookimpl,
+)
 from neaptide.rng import seed_all
 
 if TYPE_CHECKING:
@@ -356,7 +362,7 @@ def test_data_of_another_kind_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KilledError), trainer:
         trainer.fit(batches, observe=killed_after(8))
     trainer, batches = trainer_for(tmp_path / "run", every=1)
-    with trainer, pytest.raises(CheckpointError, match="of another kind of data"):
+    with trainer, pytest.raises(WrongCheckpointError, match="of another kind of data"):
         trainer.fit(Stateful(batches), resume="auto")
 
 
@@ -486,13 +492,13 @@ def test_a_run_directory_with_checkpoints_is_not_started_over(tmp_path: Path) ->
     with pytest.raises(KilledError), trainer:
         trainer.fit(batches, observe=killed_after(3))
     trainer, batches = trainer_for(tmp_path / "run", every=1)
-    with trainer, pytest.raises(CheckpointError, match="go on from them with --resume auto"):
+    with trainer, pytest.raises(RunDirectoryError, match="go on from them with --resume auto"):
         trainer.fit(batches)
 
 
 def test_resume_auto_needs_a_place_to_look() -> None:
     trainer, batches = trainer_for()
-    with trainer, pytest.raises(CheckpointError, match=r"needs run\.dir"):
+    with trainer, pytest.raises(WrongCheckpointError, match=r"needs run\.dir"):
         trainer.fit(batches, resume="auto")
 
 

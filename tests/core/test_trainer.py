@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,20 @@ import torch
 from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 from torch import nn
 
-from neaptide import ConfigError, Data, HybridTrainer, Task, hookimpl
+from neaptide import (
+    ConfigError,
+    Data,
+    HybridTrainer,
+    Task,
+    WrongCheckpointError,
+    hookimpl,
+)
 from neaptide.testing import HOSTILE_STORE, tiny_task
 from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def test_a_closed_trainer_does_not_step() -> None:
@@ -25,6 +34,57 @@ def test_a_closed_trainer_does_not_step() -> None:
     trainer.close()
     with pytest.raises(RuntimeError, match="closed; make a new one"):
         trainer.step(batches[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"model": 5}, r"model must be a torch\.nn\.Module \(got int 5\)"),
+        ({"optimizer": "adamw"}, r"\(got str 'adamw'\); for one by name, leave it out and set"),
+        ({"plugins": "ema"}, r"a list of names or manifests, such as \['ema'\] \(got 'ema'\)"),
+        ({"stateful": {"a": 5}}, r"stateful\['a'\] must have state_dict and load_state_dict"),
+        ({"stateful": [5]}, r"stateful must be a dict of objects by name"),
+    ],
+)
+def test_an_argument_of_another_kind_is_a_type_error(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        HybridTrainer(**{"model": nn.Linear(2, 2), **given})
+
+
+def test_what_is_asked_of_a_trainer_is_checked(tmp_path: Path) -> None:
+    trainer, batches = tiny_trainer()
+    with trainer:
+        with pytest.raises(TypeError, match="resume must be 'auto' or the path of a checkpoint"):
+            trainer.fit(batches, resume=True)  # type: ignore[arg-type]  # the mistake
+        with pytest.raises(ValueError, match=r"\(got 'ful'\) \(did you mean 'full'\?\)"):
+            trainer.estimate_memory("ful")
+        with pytest.raises(ValueError, match=r"\(got 'ful'\) \(did you mean 'full'\?\)"):
+            trainer.step(batches[0], phase="ful")
+        with pytest.raises(WrongCheckpointError, match=r"there is no checkpoint .*nope; neaptide"):
+            trainer.load(tmp_path / "nope")
+        assert math.isnan(trainer.evaluate([]))
+
+
+def test_a_loss_without_gradients_is_one_line() -> None:
+    def detached(model: nn.Module, batch: Any) -> torch.Tensor:
+        return tiny_loss(model, batch).sum.detach()
+
+    task = tiny_task()
+    with (
+        HybridTrainer(task.model, task.optimizer, loss_fn=detached) as trainer,
+        pytest.raises(ConfigError, match="the loss does not depend on the weights"),
+    ):
+        trainer.step(task.batches[0])
+
+
+def test_a_forced_jump_comes_before_the_phase_that_is_due() -> None:
+    trainer, batches = tiny_trainer({"phases": CYCLE}, [STEADY_PREDICTOR])
+    with trainer:
+        for batch in batches[:4]:
+            trainer.step(batch)
+        result = trainer.step(batches[4], phase="predict")
+    assert result.jump is not None
+    assert "predict" != result.phase.name
 
 
 def test_a_model_can_be_trained_on_by_another_trainer() -> None:

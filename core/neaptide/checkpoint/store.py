@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.errors import CheckpointError, suggest
+from neaptide.errors import CheckpointError, WrongCheckpointError, suggest
 
 from . import canonical
 from .files import writing
-from .recovery import recover
+from .recovery import exists, recover
 from .safetensors_stream import (
     ItemTuple,
     TensorFile,
@@ -116,9 +116,12 @@ def save(
 def load(directory: Path) -> Loaded:
     """Verify every byte of the checkpoint at `directory` and return it, nothing read yet.
 
-    Raises CheckpointError that lists what is wrong.
+    Raises WrongCheckpointError where there is none, else CheckpointError that lists what is wrong.
     """
     recover(directory)
+    if not exists(directory):
+        msg = f"there is no checkpoint {directory}; neaptide ckpt list RUN shows those of a run"
+        raise WrongCheckpointError(msg)
     found = examine(directory)
     if found.manifest is None or found.problems:
         shown = "; ".join(found.problems[:_SHOWN])

@@ -35,8 +35,8 @@ The first five minutes:
     neaptide config show my.toml --origin
     neaptide run my.toml --set train.steps=200
 
-`--json` on every verb prints JSON. Exit codes: 0 ok, 2 bad usage or configuration, 4 out of memory,
-5 diverged, 130 and 143 saved on a signal, 1 anything else.
+`--json` on every verb prints JSON. Exit codes: 0 ok, 2 bad usage or configuration, 3 does not fit,
+4 out of memory, 5 diverged, 130 and 143 saved on a signal, 1 anything else.
 """
 _USAGE, _OUT_OF_MEMORY, _INTERRUPTED = 2, 4, 130
 
@@ -62,8 +62,8 @@ def build_app() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
-    0 ok, 2 bad usage or config, 4 out of memory, 5 diverged, 130 and 143 saved on a signal, 1
-    anything else.
+    0 ok, 2 bad usage or config, 3 does not fit, 4 out of memory, 5 diverged, 130 and 143 saved on
+    a signal, 1 anything else.
     """
     open_missing()
     given = list(sys.argv[1:] if arguments is None else arguments)

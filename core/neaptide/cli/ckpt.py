@@ -10,7 +10,7 @@ from cyclopts import App
 from neaptide.checkpoint import checkpoints, read_manifest, verify
 from neaptide.checkpoint.manifest import MANIFEST
 from neaptide.checkpoint.recovery import STEP
-from neaptide.errors import CheckpointError, ConfigError
+from neaptide.errors import CheckpointError, ConfigError, WrongCheckpointError
 from neaptide.progress import size
 
 from .output import AsJson, print_json, print_table, print_text
@@ -37,16 +37,18 @@ def list_(path: Path, /, *, json: AsJson = False) -> None:
 
 @app.command(name="verify")
 def verify_(*paths: Path, json: AsJson = False) -> int:
-    """Compare every file with its digest; exit code 1 if anything is damaged."""
+    """Compare every file with its digest; exit code 1 if anything is damaged, 2 if not found."""
     if not paths:
         msg = "give a checkpoint, a folder of them or a run directory"
         raise ConfigError(msg)
     problems: dict[str, list[str]] = {}
+    absent: set[str] = set()
     for path in paths:
         try:
             problems |= {str(directory): verify(directory) for directory in _found_in(path)}
-        except CheckpointError as error:  # the other paths are looked at all the same
+        except WrongCheckpointError as error:  # the other paths are looked at all the same
             problems[str(path)] = [str(error)]
+            absent.add(str(path))
     if json:
         print_json([{"path": path, "problems": found} for path, found in problems.items()])
     else:
@@ -57,7 +59,8 @@ def verify_(*paths: Path, json: AsJson = False) -> int:
                 for line in found or ["ok"]
             )
         )
-    return 1 if any(problems.values()) else 0
+    damaged = any(found for path, found in problems.items() if path not in absent)
+    return 1 if damaged else 2 * bool(absent)
 
 
 def _within(checkpoint: str, problem: str) -> str:
@@ -77,11 +80,11 @@ def _found_in(path: Path) -> list[Path]:
                 return found
     except OSError as error:
         msg = f"cannot read {path}: {error.strerror}; give a directory that can be read"
-        raise CheckpointError(msg) from error
+        raise WrongCheckpointError(msg) from error
     msg = (
         f"there is no checkpoint in {path}; give a checkpoint, a folder of them or a run directory"
     )
-    raise CheckpointError(msg)
+    raise WrongCheckpointError(msg)
 
 
 def _listed(directory: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from neaptide.checkpoint.recovery import old_of
 from neaptide.enabling import configured
-from neaptide.errors import CheckpointError, ConfigError, suggest
+from neaptide.errors import ConfigError, WrongCheckpointError, suggest
 from neaptide.logging import json_lines
 from neaptide.progress import duration, size
 
@@ -101,7 +101,7 @@ def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool)
             f"there is no checkpoint {resume!r} to resume from{suggest(resume, ['auto'])}; "
             f"see neaptide ckpt list {config.run.dir}"
         )
-        raise CheckpointError(msg)
+        raise WrongCheckpointError(msg)
 
 
 def _rows(summary: dict[str, Any], config: RunConfig) -> list[tuple[str, str]]:

@@ -67,6 +67,10 @@ def too_large_a_batch():
     return Batches(map(torch.empty, [1 << 60]), 0.0)
 
 
+def leaving():
+    raise SystemExit(7)
+
+
 def broken():
     raise KeyError("a line\\nand another")
 

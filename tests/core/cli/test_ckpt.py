@@ -116,7 +116,9 @@ def test_a_damaged_manifest_is_listed(neaptide: Any, run: Path) -> None:
 def test_a_path_without_checkpoints_is_one_line(neaptide: Any, path: str) -> None:
     done = neaptide("ckpt", "list", path)
     expected = f"error: there is no checkpoint in {path}; {WHERE}\n"
-    assert (1, "", expected) == (done.code, done.out, done.err)
+    assert (2, "", expected) == (done.code, done.out, done.err)
+    verified = neaptide("ckpt", "verify", path)
+    assert 2 == verified.code
 
 
 def test_a_path_that_cannot_be_looked_at_is_one_line(neaptide: Any) -> None:

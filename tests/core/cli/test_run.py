@@ -141,14 +141,14 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
     again = neaptide(*short)
     way_out = "go on from them with --resume auto (resume='auto'), or set run.dir elsewhere"
     expected = f"error: {folder}/runs/tiny holds checkpoints of an earlier run; {way_out}\n"
-    assert (1, expected) == (again.code, again.err)
+    assert (2, expected) == (again.code, again.err)
     finished = neaptide(*short, "--resume", "auto")
     assert (0, "") == (finished.code, finished.err)
     assert ["updates", "3"] in [line.split() for line in finished.out.splitlines()]
     (only,) = checkpoints(Path("runs/tiny/checkpoints"))
     changed = ("run", "tiny.toml", "--quiet", "--set", "train.steps=5", "--resume", only)
     refused = neaptide(*changed)
-    assert 1 == refused.code
+    assert 2 == refused.code
     assert "train.steps" in refused.err
     assert 0 == neaptide(*changed, "--allow-changes").code
     assert [3, 5] == [int(path.name[-8:]) for path in checkpoints(only.parent)]
@@ -188,6 +188,11 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
                 "3 updates in a row had a non-finite loss or gradient (step 3, loss nan); lower "
                 "optimizer.lr"
             ),
+        ),
+        (
+            ["model.name=tiny_task:leaving"],
+            1,
+            "'tiny_task:leaving' left Python with SystemExit(7) @ model.name",
         ),
         (["model.name=tiny_task:too_large"], 4, "out of memory: [enforce fail at"),
         (
@@ -236,7 +241,19 @@ def test_an_exception_of_the_users_code_keeps_its_traceback(neaptide: Any) -> No
     done = neaptide("run", "tiny.toml", "--quiet", "--set", "model.name=tiny_task:broken")
     assert 1 == done.code
     assert 'tiny_task.py", line' in done.err
-    assert "error: KeyError: 'a line\\nand another'" == done.err.splitlines()[-1]
+    assert [
+        "error: KeyError: 'a line\\nand another'",
+        "note: raised by 'tiny_task:broken' @ model.name",
+    ] == done.err.splitlines()[-2:]
+
+
+def test_what_a_plugin_lacks_is_one_line(neaptide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # There is no environment without the extra at hand: its package is not to be found.
+    plugin = "neaptide_plugins.tensorboard.plugin"
+    monkeypatch.setattr(f"{plugin}.find_spec", lambda name: None)
+    done = neaptide("run", "tiny.toml", "--set", "plugins.tensorboard={}")
+    text = 'tensorboard is not installed: pip install "neaptide[tensorboard]"'
+    assert (2, f"error: {text} @ plugins.tensorboard\n") == (done.code, done.err)
 
 
 PLUGINS = """

@@ -46,11 +46,11 @@ def test_reading_never_imports_torch(folder: Path, arguments: tuple[str, ...]) -
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("ckpt", "list", "."), 1),
-        (("ckpt", "verify", "."), 1),
+        (("ckpt", "list", "."), 2),
+        (("ckpt", "verify", "."), 2),
         (("run", "missing.toml"), 2),
         (("run", "tiny.toml", "--set", "train.stpes=1"), 2),
-        (("run", "tiny.toml", "--resume", "nowhere"), 1),
+        (("run", "tiny.toml", "--resume", "nowhere"), 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -126,7 +126,7 @@ def test_resuming_from_nowhere_is_one_line(neaptide: Any, resume: str, suggestio
     done = neaptide("run", "tiny.toml", "--resume", resume)
     text = f"there is no checkpoint {resume!r} to resume from{suggestion}"
     expected = f"error: {text}; see neaptide ckpt list runs/tiny\n"
-    assert (1, expected) == (done.code, done.err)
+    assert (2, expected) == (done.code, done.err)
 
 
 def test_output_that_cannot_be_written_is_one_line(folder: Path) -> None:

@@ -1,0 +1,56 @@
+"""What Python code hands to a trainer, checked before anything is done with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import suggest
+from .phases import PHASES
+
+if TYPE_CHECKING:
+    from .phases import Phase
+
+
+def check_trained(model: object, optimizer: object, stateful: object) -> None:
+    """Raise TypeError unless a trainer can take these."""
+    if not isinstance(model, torch.nn.Module):
+        msg = f"model must be a torch.nn.Module (got {_kind(model)})"
+        raise TypeError(msg)
+    if not isinstance(optimizer, torch.optim.Optimizer | None):
+        msg = (
+            f"optimizer must be a torch.optim.Optimizer (got {_kind(optimizer)}); for one by name, "
+            f"leave it out and set optimizer.name in the config"
+        )
+        raise TypeError(msg)
+    if not isinstance(stateful, Mapping | None):
+        msg = f"stateful must be a dict of objects by name (got {_kind(stateful)})"
+        raise TypeError(msg)
+    for name, value in (stateful or {}).items():
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            msg = (
+                f"stateful[{name!r}] must have state_dict and load_state_dict (got {_kind(value)})"
+            )
+            raise TypeError(msg)
+
+
+def check_resume(resume: object) -> None:
+    """Raise TypeError unless this can name a checkpoint."""
+    if not isinstance(resume, str | os.PathLike | None):
+        msg = f"resume must be 'auto' or the path of a checkpoint (got {_kind(resume)})"
+        raise TypeError(msg)
+
+
+def phase_named(name: str) -> Phase:
+    """Return a phase; raise ValueError for an unknown name."""
+    if name not in PHASES:
+        msg = f"phase must be one of {', '.join(PHASES)} (got {name!r}){suggest(str(name), PHASES)}"
+        raise ValueError(msg)
+    return PHASES[name]
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} {value!r}" if isinstance(value, str | int) else str(type(value))

@@ -64,7 +64,7 @@ def batch_of(seed: int) -> torch.Tensor:
 
 
 def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return find_blocks(model, getattr(model, "pattern", "blocks.*"))
+    return find_blocks(model, getattr(model, "pattern", None))
 
 
 def optimizer_of(model: nn.Module, kind: str = "AdamW") -> torch.optim.Optimizer:

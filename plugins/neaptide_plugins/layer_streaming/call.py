@@ -273,6 +273,7 @@ class Call:
         if unit.inputs is not None:
             unit.inputs.bring(self)
         leaves = [kept.leaf() for kept in self.kept]
+        passed_on = _before_accumulation(leaves)
         unit.gradients.prepare(unit.block)
         with unit.using("backward"), _set_aside([*own, *self.shared]):
             parameters = [*own, *self.shared]
@@ -286,7 +287,9 @@ class Call:
                 self.hidden = self.hidden[:1] * self.batch.count
             unit.gradients.take(unit.block)
             shared = [parameter.grad for parameter in self.shared]
-        return [*shared, *(leaf.grad for leaf in leaves)]
+        if self.batch is not None:
+            passed_on.clear()
+        return [*shared, *(passed_on.get(i, leaf.grad) for i, leaf in enumerate(leaves))]
 
     def _backward(self, leaves: list[torch.Tensor], arrived: list[torch.Tensor | None]) -> None:
         for piece in range(1 if self.batch is None else self.batch.count):
@@ -354,6 +357,23 @@ def _set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.grad = None
             if gradient is not None and gradient.device == parameter.device:
                 parameter.grad = gradient
+
+
+def _before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return where gradients will be whose strides their leaf's `.grad` would not keep.
+
+    Kernels sum in another order over other strides, so that the next backward would see it.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for index, leaf in enumerate(leaves):
+        if leaf.requires_grad:
+
+            def look(gradient: torch.Tensor, index: int = index, leaf: torch.Tensor = leaf) -> None:
+                if gradient.layout != torch.strided or gradient.stride() != leaf.stride():
+                    found[index] = gradient
+
+            leaf.register_hook(look)  # type: ignore[no-untyped-call]  # torch leaves it so
+    return found
 
 
 def _nothing(_: torch.Tensor) -> None:

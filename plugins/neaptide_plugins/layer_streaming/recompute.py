@@ -63,7 +63,15 @@ class Recomputed:
         return sum(kept.tensor.nbytes for call in self.calls for kept in call.kept)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns, its tensors in the graph."""
+        """Return what the module returns, its tensors in the graph.
+
+        A model that is compiled around its blocks goes on eagerly in here.
+        """
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return self._called(*args, **kwargs)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
         streamed = [p for owner in self.block.needs for p in owner.parameters if p.requires_grad]
         shared = [parameter for parameter in self.shared if parameter.requires_grad]
         training = torch.is_grad_enabled()

@@ -67,6 +67,8 @@ def convert(source: Source) -> dict[str, Any]:
 def _train(source: Source) -> dict[str, Any]:
     size = source.take("train_batch_size", int)
     micro = source.look("train_micro_batch_size_per_gpu", int)
+    if size and micro:
+        _compare(source, size, micro, source.look("gradient_accumulation_steps", int))
     if size is None and micro is not None:
         source.take("train_micro_batch_size_per_gpu", int)
         size = micro * (source.take("gradient_accumulation_steps", int) or 1)
@@ -74,6 +76,20 @@ def _train(source: Source) -> dict[str, Any]:
         source.note("train_micro_batch_size_per_gpu", text)
     clip = source.take("gradient_clipping", float)
     return _present(batch_size=size, clip_norm=clip or None)
+
+
+def _compare(source: Source, size: int, micro: int, parts: int | None) -> None:
+    """Hold a batch against its parts, which DeepSpeed spreads over the GPUs."""
+    product = micro * (parts or 1)
+    if product and size % product:
+        by = f" x gradient_accumulation_steps {parts}" if parts else ""
+        source.refuse(
+            "train_batch_size",
+            f"{size} is no multiple of train_micro_batch_size_per_gpu {micro}{by}; change one",
+        )
+    elif parts and size > product:
+        text = f"{size // product} GPUs share it in DeepSpeed; here one has all of it"
+        source.note("train_batch_size", text)
 
 
 def _optimizer(source: Source) -> dict[str, Any]:
@@ -91,7 +107,7 @@ def _optimizer(source: Source) -> dict[str, Any]:
         option: source.take(f"optimizer.params.{option}", type_)
         for option, type_ in _OPTIONS[name].items()
     }
-    if options["weight_decay"] is None:
+    if options["weight_decay"] is None and not source.is_auto("optimizer.params.weight_decay"):
         options["weight_decay"] = 0.0  # DeepSpeed's default, which is not always torch's
     if source.look("optimizer.params.bias_correction", bool):
         source.take("optimizer.params.bias_correction", bool)

@@ -14,7 +14,7 @@ import attrs
 from neaptide.config import deepspeed
 from neaptide.config.hooks import structure_as
 from neaptide.config.tables import at, leaves
-from neaptide.config.values import Problem, dotted, gathering, hint, too_deep
+from neaptide.config.values import Problem, dotted, gathering, got, hint, too_deep
 from neaptide.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ class Source:
 
     def look(self, path: str, kind: type[T]) -> T | None:
         """Return a value, or None where it is absent; one of another type becomes a problem."""
-        value: Any = self.settings
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = self._at(path)
         if value is None or value == AUTO:
             return None
         if kind is int and isinstance(value, float) and value.is_integer():
@@ -57,12 +55,33 @@ class Source:
         ]
         return None
 
+    def is_auto(self, path: str) -> bool:
+        """Return whether a value, or a table that would hold it, is left to somebody else."""
+        return bool(self._at(path) == AUTO)
+
+    def _at(self, path: str) -> Any:
+        value: Any = self.settings
+        keys = path.split(".")
+        for depth, key in enumerate(keys):
+            if value is None or value == AUTO:
+                return value
+            if not isinstance(value, Mapping):
+                problem = Problem(f"expected a table (got {got(value)})", tuple(keys[:depth]))
+                self.problems.append(problem)
+                return None
+            value = value.get(key)
+        return value
+
     def take(self, path: str, kind: type[T]) -> T | None:
         """Return a value as `look` does; it now has a counterpart."""
         value = self.look(path, kind)
         if value is not None:
             self.taken.add(path)
         return value
+
+    def refuse(self, path: str, text: str) -> None:
+        """Say why the settings cannot be converted, at one key."""
+        self.problems.append(Problem(text, tuple(path.split("."))))
 
     def note(self, path: str, text: str) -> None:
         """Say what differs, or why there is no counterpart, for a key or all keys below it."""

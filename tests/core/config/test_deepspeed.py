@@ -71,7 +71,7 @@ def test_a_whole_configuration() -> None:
         "optimizer": {
             "name": "adamw",
             "lr": 3e-5,
-            "options": {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0},
+            "options": {"betas": [0.9, 0.95], "eps": 1e-8},
         },
         "schedule": {"name": "linear", "warmup_steps": 500},
         "plugins": {
@@ -227,6 +227,16 @@ def test_a_section(settings: dict[str, Any], section: str, expected: Any) -> Non
             False,
             "always adapts itself",
         ),
+        (
+            {
+                "train_batch_size": 48,
+                "train_micro_batch_size_per_gpu": 3,
+                "gradient_accumulation_steps": 4,
+            },
+            "train_batch_size",
+            True,
+            "4 GPUs share it",
+        ),
         ({"unheard_of": [1]}, "unheard_of", False, "no counterpart"),
         ({"odd key": {"x.y": 1}}, '"odd key"."x.y"', False, "no counterpart"),
     ],
@@ -252,6 +262,38 @@ def test_values_of_a_wrong_type_are_all_reported() -> None:
             "expected true or false (got 1, an integer) @ fp16.enabled",
         ]
     ) == sorted(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {
+                "train_batch_size": 10,
+                "train_micro_batch_size_per_gpu": 3,
+                "gradient_accumulation_steps": 4,
+            },
+            (
+                "10 is no multiple of train_micro_batch_size_per_gpu 3 x "
+                "gradient_accumulation_steps 4; change one @ train_batch_size"
+            ),
+        ),
+        (
+            {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 3},
+            (
+                "10 is no multiple of train_micro_batch_size_per_gpu 3; change one "
+                "@ train_batch_size"
+            ),
+        ),
+        ({"optimizer": "AdamW"}, 'expected a table (got "AdamW", a string) @ optimizer'),
+    ],
+)
+def test_what_contradicts_itself_or_deepspeed_is_refused(
+    settings: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        table_of(settings)
+    assert (problem,) == caught.value.problems
 
 
 def test_an_unknown_framework_is_refused() -> None:

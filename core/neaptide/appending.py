@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+LONGEST_LINE = 1 << 20
+"""Bytes of a line with its end. Whoever reads a run may leave longer ones out."""
+
+
 class AppendedFile:
     """Appends lines to the file at `path`, each with one write that nothing buffers.
 

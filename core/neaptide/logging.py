@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from .config.values import shorten
 from .jsonable import jsonable
 from .streams import Tolerant
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     Sink = Callable[[MutableMapping[str, Any]], None]
 
+_LONGEST_ERROR = 300
 CONSOLE = logging.getLogger("neaptide")
 
 
@@ -51,6 +53,16 @@ class _SinkLogger:
 
     def error(self, **event: Any) -> None:
         self._write(logging.ERROR, event)
+
+
+def said(error: BaseException) -> str:
+    """Return an error as events tell it: its type and text, in a line of about 300 characters."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - a stranger's class may raise anything
+        text = ""
+    kind = type(error).__name__
+    return shorten(f"{kind}: {text}" if text else kind, _LONGEST_ERROR)
 
 
 def readable(event: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import pluggy
 from . import hookspecs
 from .diagnosis import Finding
 from .errors import ConfigError, PluginError, suggest
+from .logging import said
 from .memory import Ledger
 from .middleware import blame, compose, returned_wrong
 from .phases import Phase
@@ -103,12 +104,14 @@ class HookManager:
 
     # -- ways of calling --------------------------------------------------------------------------
 
-    def _collect(self, hook: str, expected: Any, **given: Any) -> Iterator[tuple[str, Any]]:
+    def _collect(
+        self, hook: str, check: Callable[[Any, str, str], None] | None, **given: Any
+    ) -> Iterator[tuple[str, Any]]:
         for implementation in self._calls[hook]:
             try:
                 value = implementation(given)
-                if value is not None:
-                    _expect(value, expected, implementation.plugin, hook)
+                if value is not None and check is not None:
+                    check(value, implementation.plugin, hook)
             except Exception as error:
                 if not self._quarantined(implementation.plugin, hook, error):
                     raise
@@ -137,7 +140,7 @@ class HookManager:
 
     def around(self, hook: str, core: Callable[..., Any], run: Run) -> Callable[..., Any]:
         """Return `core` wrapped in the middleware the plugins return for `hook`."""
-        return compose(hook, core, self._collect(hook, object, run=run), self.spans)
+        return compose(hook, core, self._collect(hook, None, run=run), self.spans)
 
     def _quarantined(self, name: str, hook: str, error: Exception) -> bool:
         spec = self.specs.get(name)
@@ -146,9 +149,9 @@ class HookManager:
         if hook == "on_run_start" and isinstance(error, ConfigError):
             return False  # what was asked for cannot be: that is said before training, not after
         if name in self._quarantine:
-            self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=repr(error))
+            self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=said(error))
             return True
-        self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=repr(error))
+        self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=said(error))
         self._quarantine.add(name)  # it is called once more, to undo what it patched
         self._index()
         return True
@@ -232,7 +235,7 @@ class HookManager:
     def collect_metrics(self, step: int, phase: Phase) -> dict[str, float]:
         """Return every plugin's numbers as `"plugin.name"`."""
         metrics: dict[str, float] = {}
-        for plugin, values in self._collect("collect_metrics", Mapping, step=step, phase=phase):
+        for plugin, values in self._collect("collect_metrics", _numbers, step=step, phase=phase):
             metrics.update({f"{plugin}.{name}": value for name, value in values.items()})
         return metrics
 
@@ -251,6 +254,16 @@ def _expect(value: Any, expected: Any, plugin: str, hook: str) -> Any:
         return value
     kinds = expected if isinstance(expected, tuple) else (expected,)
     raise PluginError(returned_wrong(plugin, hook, kinds, value))
+
+
+def _numbers(value: Any, plugin: str, hook: str) -> None:
+    for name, number in _expect(value, Mapping, plugin, hook).items():
+        if not isinstance(number, int | float):  # a tensor would be read, and waited for, unseen
+            msg = (
+                f"plugin {plugin!r} must return numbers from {hook!r} "
+                f"(got {type(number).__name__} for {name!r}); a tensor's is tensor.item()"
+            )
+            raise PluginError(msg)
 
 
 def _check_hooks(spec: PluginSpec, plugin: Plugin[Any]) -> None:

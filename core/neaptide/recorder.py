@@ -12,6 +12,7 @@ import attrs
 from . import machine
 from .config import dumps, unstructure
 from .jsonable import jsonable
+from .logging import CONSOLE
 from .memory import PeakMeter
 from .rundir import RunDirectory
 from .steps import Outcome
@@ -92,7 +93,9 @@ class Recorder:
         if self._files is None:
             return
         if resumed is None:
-            self._files.start_afresh()
+            moved = self._files.start_afresh()
+            if moved is not None:
+                CONSOLE.warning("files of an earlier run's plugins and its report are in %s", moved)
         else:
             self._recorded = self._files.rewind(resumed.step)
             self._phase = (resumed.pending or resumed.schedule).phase

@@ -7,10 +7,12 @@ import json
 import math
 import os
 from contextlib import contextmanager, suppress
+from itertools import count
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
-from .appending import AppendedFile
+from .appending import LONGEST_LINE, AppendedFile
+from .config.values import shorten
 from .errors import RunDirectoryError
 from .jsonable import jsonable
 from .logging import CONSOLE
@@ -36,6 +38,7 @@ COLUMNS = (
 )
 _cells = attrgetter(*COLUMNS)
 _DIGITS = 15  # of a step; a longer number is damage
+_LONGEST_TEXT = 1000  # in a line that is too long
 _RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 
 
@@ -52,6 +55,8 @@ class RunDirectory:
         self._process = os.getpid()
         self._warned = False
         self._appended: dict[str, AppendedFile] = {}
+        # Looked for now: by the first step the plugins of this run may have files of their own.
+        self._earlier = _kept_files(self.path)
 
     def close(self) -> None:
         """Give the directory back."""
@@ -88,11 +93,25 @@ class RunDirectory:
 
         self._contained(path, forget)
 
-    def start_afresh(self) -> None:
-        """Remove the records of an earlier run; its checkpoints must be gone or refused before."""
+    def start_afresh(self) -> Path | None:
+        """Remove the records of an earlier run; its checkpoints must be gone or refused before.
+
+        Its report and its plugins' files are moved aside, into the folder `earlier-1` or the next
+        that is free. Returns the folder, None where there was nothing to move.
+        """
         with _prepared(self.path):
             for name in (*_RECORDS, "origins.json", "summary.json"):
                 (self.path / name).unlink(missing_ok=True)
+            now = _kept_files(self.path)
+            earlier = [path for path, file in self._earlier.items() if now.get(path) == file]
+            if not earlier:
+                return None
+            aside = _first_free(self.path / f"earlier-{number}" for number in count(1))
+            for path in earlier:
+                target = aside / path.relative_to(self.path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(target)
+        return aside
 
     def row(self, record: StepRecord) -> None:
         """Append a row to steps.csv, of a value that has its columns; None stays empty."""
@@ -100,8 +119,12 @@ class RunDirectory:
         self._append("steps.csv", ",".join(map(_cell, _cells(record))))
 
     def line(self, name: str, values: Mapping[str, Any]) -> None:
-        """Append one JSON line to the file `name`."""
-        self._append(name, json.dumps(jsonable(values)))
+        """Append one JSON line to the file `name`; texts are cut where it is too long to read."""
+        plain = jsonable(values)
+        line = json.dumps(plain)
+        if len(line) >= LONGEST_LINE:
+            line = json.dumps({key: _cut(value) for key, value in plain.items()})
+        self._append(name, line)
 
     def _append(self, name: str, line: str) -> None:
         if name not in self._appended:
@@ -125,6 +148,23 @@ class RunDirectory:
                 CONSOLE.warning(
                     "cannot write %s: %s; training goes on without it", path, error.strerror
                 )
+
+
+def _kept_files(directory: Path) -> dict[Path, tuple[int, int]]:
+    """Return what tells the report and each file of a plugin from one that replaces it."""
+    # A folder that is a link is somebody's own arrangement, and may lead to another disk.
+    of_plugins = (path for path in directory.glob("plugins/*/*") if not path.parent.is_symlink())
+    stats = {path: path.lstat() for path in (*directory.glob("report.html"), *of_plugins)}
+    return {path: (stat.st_dev, stat.st_ino) for path, stat in stats.items()}
+
+
+def _first_free(paths: Iterator[Path]) -> Path:
+    return next(path for path in paths if not os.path.lexists(path))
+
+
+def _cut(value: Any) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return value if len(text) <= _LONGEST_TEXT else shorten(text, _LONGEST_TEXT)
 
 
 def _cell(value: Any) -> str:

@@ -13,7 +13,7 @@ import structlog
 from pages import ROOT, blocks
 from support import tiny_trainer
 
-from neaptide.logging import CONSOLE, StderrHandler, json_lines, run_logger
+from neaptide.logging import CONSOLE, StderrHandler, json_lines, run_logger, said
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +37,20 @@ def test_every_event_reaches_the_sink() -> None:
         ("warning", "update.skipped", 4),
         ("error", "checkpoint.failed", 5),
     ] == [(event["level"], event["event"], event["step"]) for event in events]
+
+
+class Unspeakable(Exception):  # noqa: N818 - it is no error of ours
+    """Cannot be put into words."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_an_error_is_told_in_a_line_that_is_not_long() -> None:
+    assert "ValueError: a b" == said(ValueError("a\n  b"))
+    assert ("KeyError", "Unspeakable") == (said(KeyError()), said(Unspeakable()))
+    long = said(ValueError(f"begin {'x' * 10**6} end"))
+    assert (301, "ValueError: begin x", "x end") == (len(long), long[:19], long[-5:])
 
 
 def test_warnings_are_readable_lines_and_infos_are_silent(caplog: pytest.LogCaptureFixture) -> None:

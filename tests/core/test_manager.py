@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+import torch
 from support import (
     CYCLE,
     digest_after,
@@ -465,6 +466,33 @@ def test_metrics_carry_the_plugins_name(tmp_path: Path) -> None:
         assert {"racer.speed": 3.0} == trainer.hooks.collect_metrics(
             0, trainer.step(task.batches[0]).phase
         )
+
+
+@pytest.mark.parametrize("number", [torch.tensor(3.0), "3", None, 3j, [3.0]])
+def test_metrics_are_numbers(number: Any) -> None:
+    metrics = {"flag": True, "count": 3, "speed": number}
+    members = implementing("collect_metrics", lambda self: metrics)
+    trainer, batches = tiny_trainer(plugins=[stranger(plugin_with(**members), "racer")])
+    with trainer, pytest.raises(PluginError) as caught:
+        trainer.hooks.collect_metrics(0, trainer.step(batches[0]).phase)
+    expected = (
+        f"plugin 'racer' must return numbers from 'collect_metrics' "
+        f"(got {type(number).__name__} for 'speed'); a tensor's is tensor.item()"
+    )
+    assert expected == str(caught.value)
+
+
+def test_an_observer_whose_metrics_are_no_numbers_is_removed_with_a_short_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    members = implementing("collect_metrics", lambda self: {"a" * 10**6: "b"})
+    watcher = stranger(plugin_with(**members), "watcher", observer=True)
+    trainer, batches = tiny_trainer(plugins=[watcher])
+    with trainer:
+        assert {} == trainer.hooks.collect_metrics(0, trainer.step(batches[0]).phase)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("plugin.quarantined plugin=watcher hook=collect_metrics")
+    assert len(record.getMessage()) < 400
 
 
 def test_all_that_fails_at_the_end_comes_in_one_group() -> None:

@@ -7,17 +7,21 @@ import math
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import tiny_trainer
 
 from neaptide import RunDirectoryError, StepRecord
+from neaptide.appending import LONGEST_LINE
+from neaptide.replacing import replace_file
+from neaptide.report.files import objects
 from neaptide.rundir import COLUMNS, RunDirectory, jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 HOLD = """
 import sys
@@ -177,6 +181,76 @@ def test_starting_afresh_removes_the_records(directory: RunDirectory) -> None:
     directory.whole("summary.json", "{}")
     directory.start_afresh()
     assert [".lock"] == [path.name for path in directory.path.iterdir()]
+
+
+def texts(directory: Path) -> dict[str, str]:
+    """Return the text of every file but the lock, by its path."""
+    return {
+        str(path.relative_to(directory)): path.read_text(encoding="utf-8")
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_starting_afresh_moves_aside_what_earlier_runs_left(tmp_path: Path) -> None:
+    names = ("plugins/gone/deep/a.csv", "plugins/watch/snapshot.json", "report.html")
+    moved = []
+    for run in ("first", "second", "third"):
+        held = RunDirectory(tmp_path)
+        moved.append(held.start_afresh())
+        held.close()
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(run, encoding="utf-8")
+    assert [None, tmp_path / "earlier-1", tmp_path / "earlier-2"] == moved
+    expected = {"earlier-1": "first", "earlier-2": "second", ".": "third"}
+    assert {
+        str(Path(folder, name)): run for folder, run in expected.items() for name in names
+    } == texts(tmp_path)
+
+
+def test_starting_afresh_leaves_alone_what_plugins_have_begun_already(tmp_path: Path) -> None:
+    folder = tmp_path / "run/plugins/watch"
+    folder.mkdir(parents=True)
+    for name in ("old.csv", "replaced.csv"):
+        (folder / name).write_text("earlier", encoding="utf-8")
+    held = RunDirectory(tmp_path / "run")
+    (folder / "new.csv").write_text("own", encoding="utf-8")
+    replace_file(folder / "replaced.csv", b"own")
+    held.start_afresh()
+    held.close()
+    assert {
+        "earlier-1/plugins/watch/old.csv": "earlier",
+        "plugins/watch/new.csv": "own",
+        "plugins/watch/replaced.csv": "own",
+    } == texts(tmp_path / "run")
+
+
+def test_a_plugins_folder_that_is_a_link_is_somebody_elses(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/mine.csv").write_text("mine", encoding="utf-8")
+    (tmp_path / "run/plugins").mkdir(parents=True)
+    (tmp_path / "run/plugins/watch").symlink_to(tmp_path / "elsewhere")
+    held = RunDirectory(tmp_path / "run")
+    assert held.start_afresh() is None
+    held.close()
+
+
+def test_a_line_longer_than_readers_take_is_cut_and_read(directory: RunDirectory) -> None:
+    directory.line("events.jsonl", {"event": "e", "step": 1, "text": "x" * 100_000})
+    values = {"event": "e", "step": 2, "text": f"a{'x' * LONGEST_LINE}z", "all": [1] * LONGEST_LINE}
+    directory.line("events.jsonl", values)
+    damage: Counter[str] = Counter()
+    first, second = objects(directory.path / "events.jsonl", damage)
+    assert Counter() == damage
+    assert "x" * 100_000 == first["text"]
+    assert ("e", 2, "a", "z") == (
+        second["event"],
+        second["step"],
+        second["text"][0],
+        second["text"][-1],
+    )
+    assert {1001} == {len(second[key]) for key in ("text", "all")}
 
 
 def test_a_disk_that_takes_nothing_costs_rows_and_one_warning(

@@ -7,13 +7,13 @@ import json
 import tomllib
 from typing import TYPE_CHECKING, Any
 
+from neaptide.appending import LONGEST_LINE
+
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-LONGEST_LINE = 1 << 16
-"""Bytes of a line; longer ones are left out."""
 _LARGEST_FILE = 1 << 24  # of those that are read at once
 _DIGITS = 15  # of a step: the largest integers that floats tell apart
 
@@ -21,7 +21,8 @@ _DIGITS = 15  # of a step: the largest integers that floats tell apart
 def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
     """Give the whole lines of a file, one at a time; none where there is no such file.
 
-    A last line without its end is being written or was torn; it counts in `damage`, by file name.
+    A last line without its end is being written or was torn; it counts in `damage`, by file name,
+    as does a line longer than any that a run writes.
     """
     if not path.is_file():
         return

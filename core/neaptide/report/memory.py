@@ -16,7 +16,7 @@ from .text import clean, name
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 SUFFIX = "_bytes"
@@ -50,10 +50,10 @@ class MemoryTable:
             group.add(value)
 
 
-def memory_tables(directory: Path, damage: Counter[str]) -> list[MemoryTable]:
-    """Read the files of all plugins that keep to the convention."""
-    paths = sorted((directory / "plugins").glob("*/*.csv"))[:_FILES]
-    tables = (_read(path, directory, damage) for path in paths)
+def memory_tables(folders: Iterable[Path], damage: Counter[str]) -> list[MemoryTable]:
+    """Read the files that keep to the convention in the folders of plugins."""
+    paths = [path for folder in folders for path in sorted(folder.glob("*.csv"))][:_FILES]
+    tables = (_read(path, damage) for path in paths)
     return [table for table in tables if table is not None]
 
 
@@ -67,7 +67,7 @@ def tiers(header: Sequence[str]) -> dict[int, str]:
     }
 
 
-def _read(path: Path, directory: Path, damage: Counter[str]) -> MemoryTable | None:
+def _read(path: Path, damage: Counter[str]) -> MemoryTable | None:
     lines = rows(path, damage)
     header = next(lines, [])
     columns = tiers(header)
@@ -75,7 +75,7 @@ def _read(path: Path, directory: Path, damage: Counter[str]) -> MemoryTable | No
         damage.pop(path.name, None)  # another kind of file, in which nothing is damage
         return None
     step_at, phase_at, moment_at = map(header.index, _KEYS)
-    table = MemoryTable(clean(path.relative_to(directory)))
+    table = MemoryTable(clean("/".join(path.parts[-3:])))
     for cells in lines:
         step = step_of(cells[step_at])
         if step is None:

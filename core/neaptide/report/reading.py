@@ -40,7 +40,8 @@ class Events:
     refused: Course = attrs.field(factory=lambda: Course(100))
     """Loss before each refused jump."""
     ending: dict[str, Any] | None = None
-    in_a_row: int = 0
+    skipped: tuple[int, int] = (0, 0)
+    """The last update that was skipped, and how many in a row it was."""
 
 
 @attrs.define
@@ -82,7 +83,9 @@ def read_run(path: Path) -> RunFacts:
     _check(path)
     damage: Counter[str] = Counter()
     held = locked(path)
-    config = flat(toml_file(path / "config.toml", damage) or {})
+    table = toml_file(path / "config.toml", damage)
+    config = flat(table or {})
+    folders = _folders(path, table)
     steps, events = read_steps(path / "steps.csv", damage), _events(path / "events.jsonl", damage)
     summary = json_file(path / "summary.json", damage)
     status = status_of(
@@ -90,7 +93,8 @@ def read_run(path: Path) -> RunFacts:
         last_step=steps.last,
         summary=summary,
         ending=events.ending,
-        in_a_row=events.in_a_row,
+        # An update with a row of its own after the last skipped one was a good one.
+        in_a_row=events.skipped[1] if events.skipped[0] >= steps.last else 0,
         max_skipped=config.get("train.max_skipped"),
     )
     origins = json_file(path / "origins.json", damage) or {}
@@ -102,7 +106,7 @@ def read_run(path: Path) -> RunFacts:
         steps=steps,
         events=events,
         metrics=_metrics(path / "metrics.jsonl", damage),
-        memory=[t for t in (steps.memory, *memory_tables(path, damage)) if t.tracks],
+        memory=[t for t in (steps.memory, *memory_tables(folders, damage)) if t.tracks],
         summary=safe(summary) if summary and status.kind == "finished" else {},
         config=_cleaned(config),
         origins={key: str(value) for key, value in _cleaned(flat(origins, depth=1)).items()},
@@ -112,6 +116,16 @@ def read_run(path: Path) -> RunFacts:
         written=_written(path),
         damage={clean(name, _NAME): number for name, number in damage.items() if number},
     )
+
+
+def _folders(path: Path, config: dict[str, Any] | None) -> list[Path]:
+    """Return the folders of the plugins the run had; of all there are, where nothing says which."""
+    folders = sorted((path / "plugins").glob("*/"))
+    if not config:
+        return folders
+    enabled = config.get("plugins")
+    names = enabled if isinstance(enabled, dict) else {}
+    return [folder for folder in folders if folder.name in names]
 
 
 def _check(path: Path) -> None:
@@ -144,7 +158,7 @@ def _events(path: Path, damage: Counter[str]) -> Events:
         elif name in {"run.stopped", "run.failed"}:
             found.ending = line
         elif name == "update.skipped":
-            found.in_a_row = step_of(line.get("in_a_row")) or 0
+            found.skipped = step_of(line.get("step")) or 0, step_of(line.get("in_a_row")) or 0
         found.listed.add(_cleaned(line))
     return found
 

@@ -109,7 +109,11 @@ def test_numbers_beyond_all_scales_are_shown(write: Write, number: str) -> None:
 
 def test_lines_too_long_to_be_true_are_left_out(write: Write) -> None:
     path = write(
-        ["1,full,1.0,false,,,,,", "2," + "x" * 200_000 + ",1.0,false,,,,,", "3,full,1.0,false,,,,,"]
+        [
+            "1,full,1.0,false,,,,,",
+            "2," + "x" * 2_000_000 + ",1.0,false,,,,,",
+            "3,full,1.0,false,,,,,",
+        ]
     )
     run = read_run(path)
     assert ({"steps.csv": 1}, 3, 2) == (run.damage, run.steps.last, run.steps.updates)

@@ -37,6 +37,12 @@ TWO = (line(1), line(2))
         ({"events": [STOPPED]}, "stopped", "stopped by SIGTERM after update 2"),
         ({"events": [{**STOPPED, "step": 1}]}, "interrupted", "ended after update 2"),
         ({"events": [STOPPED], "summary": {"steps": 2}}, "finished", "finished"),
+        ({"events": [skipped(1, 3)], "config": "train.max_skipped = 2"}, "interrupted", "ended"),
+        (
+            {"events": [skipped(1, 3), STOPPED], "config": "train.max_skipped = 2"},
+            "stopped",
+            "stopped by SIGTERM after update 2",
+        ),
         (
             {"events": [skipped(2, 3)], "config": "train.max_skipped = 2"},
             "diverged",
@@ -109,6 +115,25 @@ def test_a_strangers_memory_is_read_by_convention(write: Write) -> None:
     )
     assert (200.0, 100.0, 300.0) == (fact["mean"], fact["min"], fact["max"])
     assert "Memory: disk" in run_page(run)
+
+
+@pytest.mark.parametrize(
+    ("config", "sources"),
+    [
+        ("[plugins.watch]", ["plugins/watch/m.csv"]),
+        ("seed = 0", []),
+        ("plugins = 5", []),
+        ("", ["plugins/other/m.csv", "plugins/watch/m.csv"]),
+        ("no toml", ["plugins/other/m.csv", "plugins/watch/m.csv"]),
+    ],
+)
+def test_memory_is_read_of_plugins_the_run_had(
+    write: Write, config: str, sources: list[str]
+) -> None:
+    memory = "step,phase,moment,disk_bytes\n1,full,swap,100\n"
+    files = {f"plugins/{name}/m.csv": memory for name in ("other", "watch")}
+    run = read_run(write(TWO, config=config, files=files))
+    assert ["steps.csv", *sources] == [table.source for table in run.memory]
 
 
 def test_jumps_and_their_verdicts(write: Write) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,12 +13,14 @@ from neaptide.recompute import Arguments, Kept, Surroundings
 
 from .captured import Outside
 from .hidden import Hidden
+from .leaves import before_accumulation, set_aside
 from .oom import is_out_of_memory
 from .pieces import Batch, joined
+from .probing import is_close, probe, ways_out
 from .tensors import Found, replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -78,11 +80,11 @@ class Call:
         self.whole = Batch.of(self.inputs, 1)
         if unit.micro_batches > 1:
             self.batch = Batch.of(self.inputs, unit.micro_batches)
-            self._probe()
+            probe(self)
         self.outside = Outside(self.inputs) if unit.watched < _WATCHED else None
         before = Surroundings.now(unit.buffers.before())
         hidden = Hidden.now(unit.block.module)
-        while (failed := self._tried(self._forward)) is not None:
+        while (failed := self.tried(self._forward)) is not None:
             before.set_random()
             hidden.bring_back()
             for entry in self.surroundings[0].buffers.entries:
@@ -105,7 +107,7 @@ class Call:
             self.watched = [(one.detach(), one._version) for one in bare]
         return bare
 
-    def _tried(self, action: Callable[[], None]) -> str | None:
+    def tried(self, action: Callable[[], None]) -> str | None:
         """Return None, or the allocator's message, once nothing of what failed is held any more."""
         try:
             action()
@@ -140,7 +142,7 @@ class Call:
             if self.batch is None or self.batch.count == 1:
                 self.batch = None
                 self._note()
-                self.result, self.came = self._run(self.args, self.kwargs, self.inputs)
+                self.result, self.came = self.run(self.args, self.kwargs, self.inputs)
                 self._check(self.came)
                 return
             results = []
@@ -149,7 +151,7 @@ class Call:
                 inputs = self.batch.piece(self.inputs, piece)
                 memo = {id(kept): given for kept, given in zip(self.kept, inputs, strict=True)}
                 args, kwargs = self.arguments.again([], memo)
-                result, came = self._run(args, kwargs, inputs)
+                result, came = self.run(args, kwargs, inputs)
                 self._check(came)
                 bare = {id(one): one.detach() for one in came}
                 results.append((replaced(result, bare), list(bare.values())))
@@ -163,7 +165,7 @@ class Call:
         if self.batch is not None and self.arguments.changed:
             msg = (
                 f"block {unit.block.name!r} changes an input in place, which its micro-batches "
-                f"cannot; {_ways_out(unit.block.name)}"
+                f"cannot; {ways_out(unit.block.name)}"
             )
             raise RuntimeError(msg)
 
@@ -179,57 +181,7 @@ class Call:
         )
         raise RuntimeError(msg)
 
-    def _probe(self) -> None:
-        """Compare pieces with the whole once, so that nothing is split that is no batch."""
-        unit, batch = self.unit, self.batch
-        if unit.probed or batch is None or batch.count == 1:
-            return
-        unit.probed = True
-        with self._evaluated():
-            whole: list[list[torch.Tensor]] = []
-            if self._tried(lambda: whole.append(self._outputs([self.inputs]))) is not None:
-                return  # the very reason for going through in pieces
-            pieces = [batch.piece(self.inputs, piece) for piece in range(batch.count)]
-            try:
-                parts = self._outputs(pieces, batch)
-                close = all(map(_is_close, whole[0], parts))
-            except RuntimeError as error:
-                msg = f"{error}; {_ways_out(unit.block.name)}"
-                raise RuntimeError(msg) from error
-        if not close:
-            msg = (
-                f"block {unit.block.name!r} returns something else for {batch.count} micro-batches "
-                f"than for the whole batch; {_ways_out(unit.block.name)}"
-            )
-            raise RuntimeError(msg)
-
-    def _outputs(
-        self, given: Sequence[Sequence[torch.Tensor]], batch: Batch | None = None
-    ) -> list[torch.Tensor]:
-        results = []
-        for inputs in given:
-            copies = [tensor.clone() for tensor in inputs]
-            memo = {id(kept): copy for kept, copy in zip(self.kept, copies, strict=True)}
-            args, kwargs = self.arguments.again([], memo)
-            results.append(self._run(args, kwargs, copies))
-        return results[0][1] if batch is None else joined(self.unit.block.name, results, batch)[1]
-
-    @contextmanager
-    def _evaluated(self) -> Iterator[None]:
-        """Without dropout and the like, and without a trace in random state or buffers."""
-        modules = [(module, module.training) for module in self.unit.block.module.modules()]
-        unit = self.unit
-        surroundings = Surroundings.now(unit.buffers.before())
-        with surroundings.restored(), Hidden.now(unit.block.module).restored():
-            try:
-                for module, _ in modules:
-                    module.training = False
-                yield
-            finally:
-                for module, training in modules:
-                    module.training = training
-
-    def _run(
+    def run(
         self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]
     ) -> tuple[Any, list[torch.Tensor]]:
         """Call the block; return its result and the distinct tensors that came out.
@@ -273,11 +225,11 @@ class Call:
         if unit.inputs is not None:
             unit.inputs.bring(self)
         leaves = [kept.leaf() for kept in self.kept]
-        passed_on = _before_accumulation(leaves)
+        passed_on = before_accumulation(leaves)
         unit.gradients.prepare(unit.block)
-        with unit.using("backward"), _set_aside([*own, *self.shared]):
+        with unit.using("backward"), set_aside([*own, *self.shared]):
             parameters = [*own, *self.shared]
-            while (failed := self._tried(lambda: self._backward(leaves, arrived))) is not None:
+            while (failed := self.tried(lambda: self._backward(leaves, arrived))) is not None:
                 for tensor in (*parameters, *leaves):
                     tensor.grad = None
                 unit.gradients.forget_pieces(unit.block)
@@ -312,7 +264,7 @@ class Call:
             inputs = whole if self.batch is None else self.batch.piece(whole, piece)
             memo = {id(kept): given for kept, given in zip(self.kept, inputs, strict=True)}
             args, kwargs = self.arguments.again([], memo)
-            _, outputs = self._run(args, kwargs, inputs)
+            _, outputs = self.run(args, kwargs, inputs)
         if len(outputs) != len(arrived) or not self._as_before(outputs):
             msg = (
                 f"block {self.unit.block.name!r} returned something else the second time, so it "
@@ -335,7 +287,7 @@ class Call:
         if self.watched is None or self.batch is not None:
             return True
         return all(
-            _is_close(before, output.detach())
+            is_close(before, output.detach())
             for (before, version), output in zip(self.watched, outputs, strict=True)
             if before._version == version
         )
@@ -344,52 +296,5 @@ class Call:
         return gradient if self.batch is None else self.batch.piece([gradient], piece)[0]
 
 
-@contextmanager
-def _set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let gradients of earlier backwards be, so that this one's are told apart."""
-    before = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = None
-            if gradient is not None and gradient.device == parameter.device:
-                parameter.grad = gradient
-
-
-def _before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return where gradients will be whose strides their leaf's `.grad` would not keep.
-
-    Kernels sum in another order over other strides, so that the next backward would see it.
-    """
-    found: dict[int, torch.Tensor] = {}
-    for index, leaf in enumerate(leaves):
-        if leaf.requires_grad:
-
-            def look(gradient: torch.Tensor, index: int = index, leaf: torch.Tensor = leaf) -> None:
-                if gradient.layout != torch.strided or gradient.stride() != leaf.stride():
-                    found[index] = gradient
-
-            leaf.register_hook(look)  # type: ignore[no-untyped-call]  # torch leaves it so
-    return found
-
-
 def _nothing(_: torch.Tensor) -> None:
     """Keep nothing of what a graph that is let go would save."""
-
-
-def _ways_out(block: str) -> str:
-    return f"set micro_batches = 1, or exclude {block!r} from layer streaming"
-
-
-def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not (one.is_floating_point() or one.is_complex()):
-        return torch.equal(one, other)
-    # Matrices of other shapes are summed in another order: a few hundred units in the last place.
-    tolerance = 512 * torch.finfo(one.dtype).eps
-    scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -34,7 +34,9 @@ class Outside:
         Parameters outside blocks may be used; those of other blocks, which `streams` tells, not.
         """
         own = self._leaves | {id(parameter) for parameter in known}
-        waiting = [(tensor.grad_fn, tensor.output_nr) for tensor in outputs if tensor.grad_fn]
+        waiting: list[tuple[Any, int]] = [
+            (tensor.grad_fn, tensor.output_nr) for tensor in outputs if tensor.grad_fn
+        ]
         seen = set(self._edges)
         while waiting:
             edge = waiting.pop()

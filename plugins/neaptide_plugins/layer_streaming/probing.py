@@ -1,0 +1,88 @@
+"""Finds out by trying whether a block's batch can be split."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from neaptide.recompute import Surroundings
+
+from .hidden import Hidden
+from .pieces import Batch, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .call import Call
+
+
+def probe(call: Call) -> None:
+    """Compare pieces with the whole once, so that nothing is split that is no batch."""
+    unit, batch = call.unit, call.batch
+    if unit.probed or batch is None or batch.count == 1:
+        return
+    unit.probed = True
+    with _evaluated(call):
+        whole: list[list[torch.Tensor]] = []
+        if call.tried(lambda: whole.append(_outputs(call, [call.inputs]))) is not None:
+            return  # the very reason for going through in pieces
+        pieces = [batch.piece(call.inputs, piece) for piece in range(batch.count)]
+        try:
+            parts = _outputs(call, pieces, batch)
+            close = all(map(is_close, whole[0], parts))
+        except RuntimeError as error:
+            msg = f"{error}; {ways_out(unit.block.name)}"
+            raise RuntimeError(msg) from error
+    if not close:
+        msg = (
+            f"block {unit.block.name!r} returns something else for {batch.count} micro-batches "
+            f"than for the whole batch; {ways_out(unit.block.name)}"
+        )
+        raise RuntimeError(msg)
+
+
+def _outputs(
+    call: Call, given: Sequence[Sequence[torch.Tensor]], batch: Batch | None = None
+) -> list[torch.Tensor]:
+    results = []
+    for inputs in given:
+        copies = [tensor.clone() for tensor in inputs]
+        memo = {id(kept): copy for kept, copy in zip(call.kept, copies, strict=True)}
+        args, kwargs = call.arguments.again([], memo)
+        results.append(call.run(args, kwargs, copies))
+    return results[0][1] if batch is None else joined(call.unit.block.name, results, batch)[1]
+
+
+@contextmanager
+def _evaluated(call: Call) -> Iterator[None]:
+    """Without dropout and the like, and without a trace in random state or buffers."""
+    modules = [(module, module.training) for module in call.unit.block.module.modules()]
+    unit = call.unit
+    surroundings = Surroundings.now(unit.buffers.before())
+    with surroundings.restored(), Hidden.now(unit.block.module).restored():
+        try:
+            for module, _ in modules:
+                module.training = False
+            yield
+        finally:
+            for module, training in modules:
+                module.training = training
+
+
+def ways_out(block: str) -> str:
+    """Return what to do about a batch that cannot be split."""
+    return f"set micro_batches = 1, or exclude {block!r} from layer streaming"
+
+
+def is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors differ by rounding alone."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    # Matrices of other shapes are summed in another order: a few hundred units in the last place.
+    tolerance = 512 * torch.finfo(one.dtype).eps
+    scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

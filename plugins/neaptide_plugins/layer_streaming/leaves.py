@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,10 +37,14 @@ def before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tenso
     found: dict[int, torch.Tensor] = {}
     for index, leaf in enumerate(leaves):
         if leaf.requires_grad:
-
-            def look(gradient: torch.Tensor, index: int = index, leaf: torch.Tensor = leaf) -> None:
-                if gradient.layout != torch.strided or gradient.stride() != leaf.stride():
-                    found[index] = gradient
-
+            # The strides alone: a hook that held its leaf would keep it until garbage is collected.
+            look = partial(_noted, found, index, leaf.stride())
             leaf.register_hook(look)  # type: ignore[no-untyped-call]  # torch leaves it so
     return found
+
+
+def _noted(
+    found: dict[int, torch.Tensor], index: int, strides: tuple[int, ...], gradient: torch.Tensor
+) -> None:
+    if gradient.layout != torch.strided or gradient.stride() != strides:
+        found[index] = gradient

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
 import torch
+from allocations import peak_of
 from hypothesis import given
 from hypothesis import strategies as st
 from support import same_bits
-from torch.profiler import ProfilerActivity, profile
 
 from neaptide_plugins.layer_streaming.loss import chunked_cross_entropy
 
@@ -227,21 +226,6 @@ def test_autocast_remembers_no_weight() -> None:
     assert before != after
 
 
-def peak(work: Any) -> int:
-    """Return the most bytes that tensors made by `work` took at once."""
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = work()
-    events = profiler.profiler.kineto_results.events()
-    changes = [event for event in events if event.name() == "[memory]"]
-    held = most = 0
-    for change in sorted(changes, key=lambda event: event.start_ns()):
-        held += change.nbytes()
-        most = max(most, held)
-    del kept
-    return most
-
-
 @pytest.mark.parametrize(
     ("dtype", "softcap", "factor"),
     [
@@ -263,8 +247,8 @@ def test_never_more_logits_than_a_chunk_has(
 
     of_gradients = vocabulary * width * (4 + dtype.itemsize) + hidden.nbytes
     small = 10 * tokens * 8
-    assert peak(work) < factor * chunk * vocabulary * 4 + of_gradients + small
-    assert peak(lambda: whole(hidden, weight, labels)) > tokens * vocabulary * 4
+    assert peak_of(work) < factor * chunk * vocabulary * 4 + of_gradients + small
+    assert peak_of(lambda: whole(hidden, weight, labels)) > tokens * vocabulary * 4
 
 
 def test_the_sums_become_the_gradients_without_a_copy() -> None:
@@ -275,7 +259,7 @@ def test_the_sums_become_the_gradients_without_a_copy() -> None:
     def work() -> None:
         chunked_cross_entropy(hidden, weight, labels).backward()
 
-    assert weight.nbytes <= peak(work) < weight.nbytes + 2 * logits + 64 * 1024
+    assert weight.nbytes <= peak_of(work) < weight.nbytes + 2 * logits + 64 * 1024
 
 
 def test_frozen_and_evaluated_heads_make_no_gradient_buffer() -> None:
@@ -285,9 +269,9 @@ def test_frozen_and_evaluated_heads_make_no_gradient_buffer() -> None:
         with torch.no_grad():
             return chunked_cross_entropy(hidden, weight, labels)
 
-    assert peak(evaluate) < weight.nbytes // 4
+    assert peak_of(evaluate) < weight.nbytes // 4
     weight.requires_grad_(False)
-    assert peak(lambda: chunked_cross_entropy(hidden, weight, labels)) < weight.nbytes // 4
+    assert peak_of(lambda: chunked_cross_entropy(hidden, weight, labels)) < weight.nbytes // 4
 
 
 H, W, B, L = inputs((3, 4), 5, 6)

@@ -1,0 +1,73 @@
+"""What the device holds, by torch's own allocator: the slots, and no more than one block beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from allocations import peak_of
+from torch import nn
+
+from neaptide import HybridTrainer
+
+WIDTH, BATCH, BLOCKS = 128, 256, 16
+
+
+class Block(nn.Module):
+    """Saves two activations of four times its input's size, besides the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+WEIGHTS = 4 * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
+INPUT = 4 * BATCH * WIDTH
+# Up's output, tanh's, and both of their gradients on the way back; in and out of the block.
+ACTIVATIONS = 4 * 4 * INPUT + 4 * INPUT
+
+WAYS: dict[str, dict[str, Any]] = {
+    "stored": {},
+    "in backward": {"update": "in_backward"},
+    "pieces": {"micro_batches": 4},
+    "inputs on the host": {"inputs": "host"},
+}
+
+
+def peak(settings: dict[str, Any] | None) -> int:
+    """Return the most bytes that a third step allocates beyond what was there before it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(BLOCKS)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"plugins": {} if settings is None else {"layer-streaming": settings}}
+    batch = torch.randn(BATCH, WIDTH)
+    with HybridTrainer(
+        model, optimizer, loss_fn=lambda net, x: net(x).square().mean(), config=config
+    ) as trainer:
+        for _ in range(2):
+            trainer.step(batch)
+        return peak_of(lambda: trainer.step(batch))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_takes_one_blocks_gradients_and_activations_and_the_inputs(way: str) -> None:
+    settings = WAYS[way]
+    activations = ACTIVATIONS
+    if "micro_batches" in settings:
+        # The pieces' outputs are joined, and a piece's gradient is there when it is added.
+        pieces, largest = settings["micro_batches"], WEIGHTS // 2
+        activations = ACTIVATIONS // pieces + 4 * INPUT + largest
+    # On a CPU what waits on the host is counted, too.
+    waiting = BLOCKS * INPUT
+    rounding = 64 << 10
+    assert peak(settings) <= WEIGHTS + activations + waiting + rounding
+
+
+def test_resident_training_takes_several_times_as_much() -> None:
+    """The bound above is no bound of the model's size."""
+    bound = WEIGHTS + ACTIVATIONS + BLOCKS * INPUT
+    assert peak(None) > 2 * bound

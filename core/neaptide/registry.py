@@ -107,6 +107,13 @@ def disabled_plugins() -> frozenset[str]:
     return frozenset(name.strip() for name in names if name.strip())
 
 
+def disabled_strangers() -> list[str]:
+    """Return what NEAPTIDE_DISABLED_PLUGINS names that is not installed, each with a suggestion."""
+    known = installed_plugins()
+    unknown = sorted(disabled_plugins() - set(known))
+    return [f"{name!r} is not installed{suggest(name, known)}" for name in unknown]
+
+
 def _read(entry: EntryPoint) -> Installed:
     shipped = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
     try:

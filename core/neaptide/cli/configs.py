@@ -16,7 +16,12 @@ from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
 from neaptide.enabling import configured
 from neaptide.errors import ConfigError
-from neaptide.registry import disabled_plugins, installed_plugins
+from neaptide.registry import (
+    DISABLED_VARIABLE,
+    disabled_plugins,
+    disabled_strangers,
+    installed_plugins,
+)
 
 from .convert import convert
 from .output import AsJson, Preset, Sets, print_json, print_table, print_text
@@ -43,6 +48,9 @@ def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) 
     if not files and preset is None:
         msg = "give a configuration file or --preset NAME (see neaptide presets list)"
         raise ConfigError(msg)
+    strangers = disabled_strangers()
+    if strangers:
+        LOG.warning("%s: %s; see neaptide plugins list", DISABLED_VARIABLE, ", ".join(strangers))
     return configuration.load(
         files,
         specs=installed_plugins(),

@@ -18,12 +18,12 @@ import attrs
 from neaptide.diagnosis import Finding
 from neaptide.errors import suggest
 from neaptide.machine import installed, torch_facts
-from neaptide.registry import DISABLED_VARIABLE, disabled_plugins, installed_plugins
+from neaptide.registry import DISABLED_VARIABLE, disabled_strangers
 
 from .requirements import is_older, missing_extras, pinned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from neaptide.machine import Torch
 
@@ -193,16 +193,15 @@ def _variable(name: str, value: str) -> Finding:
     if name == "CUDA_VISIBLE_DEVICES" and value in ("", "-1"):
         return Finding("note", name, f"{value!r} hides every GPU", f"unset {name}")
     if name == DISABLED_VARIABLE:
-        return _disabled(value, disabled_plugins() - set(installed_plugins()))
+        return _disabled(value)
     if name.startswith(_OURS) and not name.startswith(_CONFIG):
         detail = f"no such variable{suggest(name, [DISABLED_VARIABLE])}"
         return Finding("warning", name, detail, f"unset {name}")
     return Finding("ok", name, value)
 
 
-def _disabled(value: str, unknown: Iterable[str]) -> Finding:
-    wrong = sorted(unknown)
+def _disabled(value: str) -> Finding:
+    wrong = disabled_strangers()
     if not wrong:
         return Finding("ok", DISABLED_VARIABLE, value)
-    detail = f"{wrong[0]!r} is not installed{suggest(wrong[0], installed_plugins())}"
-    return Finding("warning", DISABLED_VARIABLE, detail, "neaptide plugins list")
+    return Finding("warning", DISABLED_VARIABLE, ", ".join(wrong), "neaptide plugins list")

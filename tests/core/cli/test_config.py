@@ -25,6 +25,22 @@ def test_check_names_the_plugins_in_order(neaptide: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "verb", [("config", "check"), ("run", "--quiet", "--set", "train.steps=1")]
+)
+def test_a_name_that_disables_nothing_is_told_of_once(
+    neaptide: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    verb: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("NEAPTIDE_DISABLED_PLUGINS", "profilr, ema,?")
+    assert 0 == neaptide(*verb, "tiny.toml").code
+    said = "'?' is not installed, 'profilr' is not installed (did you mean 'profiler'?)"
+    expected = f"NEAPTIDE_DISABLED_PLUGINS: {said}; see neaptide plugins list"
+    assert [("WARNING", expected)] == [(one.levelname, one.getMessage()) for one in caplog.records]
+
+
 def test_check_as_json(neaptide: Any) -> None:
     done = neaptide("config", "check", "tiny.toml", "--json")
     assert {"ok": True, "plugins": ["predictor-drift", "profiler"]} == json.loads(done.out)

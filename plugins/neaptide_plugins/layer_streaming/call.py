@@ -153,6 +153,7 @@ class Call:
                 args, kwargs = self.arguments.again([], memo)
                 result, came = self.run(args, kwargs, inputs)
                 self._check(came)
+                self._check_objects((args, kwargs), inputs)
                 bare = {id(one): one.detach() for one in came}
                 results.append((replaced(result, bare), list(bare.values())))
         self.result, self.came = joined(unit.block.name, results, self.batch)
@@ -166,6 +167,16 @@ class Call:
             msg = (
                 f"block {unit.block.name!r} changes an input in place, which its micro-batches "
                 f"cannot; {ways_out(unit.block.name)}"
+            )
+            raise RuntimeError(msg)
+
+    def _check_objects(self, passed: Any, inputs: Sequence[torch.Tensor]) -> None:
+        known = {id(tensor) for tensor in inputs}
+        if any(id(tensor) not in known for tensor in Found().look(passed).tensors):
+            name = self.unit.block.name
+            msg = (
+                f"block {name!r} puts tensors into an object it is passed (a cache), which its "
+                f"micro-batches cannot; {ways_out(name)}"
             )
             raise RuntimeError(msg)
 

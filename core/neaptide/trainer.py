@@ -13,7 +13,7 @@ from .defaults import try_optimizer
 from .enabling import configured
 from .errors import ConfigError, suggest
 from .fit import Fit
-from .logging import run_logger
+from .logging import run_logger, said
 from .loop import Loop
 from .memory import sample
 from .parameters import ParameterStore
@@ -326,8 +326,7 @@ class HybridTrainer:
         errors: list[BaseException] = []
         if hasattr(self, "run"):
             if error is not None and not isinstance(error, Interrupted):
-                said = f"{type(error).__name__}: {error}".strip()
-                self.run.log.info("run.failed", step=self.state.step, error=said)
+                self.run.log.info("run.failed", step=self.state.step, error=said(error))
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
             errors += self.hooks.on_run_end(self.run, error)

@@ -1,0 +1,172 @@
+"""A decoder in plain torch: RMSNorm, rotary positions, SwiGLU, causal attention, chunked loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+TOKENS_AT_ONCE = 2048
+"""Tokens whose logits exist together."""
+SPREAD = 0.02
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's sizes."""
+
+    blocks: int
+    width: int
+    heads: int
+    hidden: int
+    """Width of the SwiGLU's inner layer."""
+    vocabulary: int
+    tied: bool = False
+    """Whether the embedding is the head, too."""
+
+    @property
+    def block_parameters(self) -> int:
+        """Return the parameters of one block."""
+        return 4 * self.width**2 + 3 * self.width * self.hidden + 2 * self.width
+
+    @property
+    def outside_parameters(self) -> int:
+        """Return the parameters of embedding, last norm and head."""
+        return self.vocabulary * self.width * (1 if self.tied else 2) + self.width
+
+    @property
+    def parameters(self) -> int:
+        """Return all parameters."""
+        return self.blocks * self.block_parameters + self.outside_parameters
+
+    def operations(self, tokens: int, sequence: int) -> float:
+        """Return floating-point operations of a training step in which all is computed twice.
+
+        Two each for forward, computing it again, and both gradients; attention over the causal
+        half.
+        """
+        matrices = 4 * self.width**2 + 3 * self.width * self.hidden
+        attention = self.width * sequence  # scores and their sum over values: 2 * 2 * s / 2 * h / 2
+        head = self.width * self.vocabulary
+        return 8.0 * tokens * (self.blocks * (matrices + attention) + head)
+
+
+class Block(nn.Module):
+    """Attention and SwiGLU, each behind a norm and beside a residual."""
+
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__()
+        width, hidden = shape.width, shape.hidden
+        self.heads = shape.heads
+        self.norms = nn.ModuleList(nn.RMSNorm(width, eps=1e-5, **options) for _ in range(2))
+        self.mixed = nn.Linear(width, 3 * width, bias=False, **options)
+        self.out = nn.Linear(width, width, bias=False, **options)
+        self.gate = nn.Linear(width, hidden, bias=False, **options)
+        self.up = nn.Linear(width, hidden, bias=False, **options)
+        self.down = nn.Linear(hidden, width, bias=False, **options)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return `(batch, sequence, width)` of `x` of that shape."""
+        batch, sequence, width = x.shape
+        mixed = self.mixed(self.norms[0](x)).view(batch, sequence, 3, self.heads, -1)
+        query, key, value = mixed.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(
+            rotated(query, cosine, sine), rotated(key, cosine, sine), value, is_causal=True
+        )
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, sequence, width))
+        inner = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return `(batch, heads, sequence, size)` turned by each position's angles."""
+    one, other = x.chunk(2, dim=-1)
+    return torch.cat((one * cosine - other * sine, other * cosine + one * sine), dim=-1)
+
+
+class Decoder(nn.Module):
+    """Predicts each next token.
+
+    Args:
+        shape: its sizes.
+        dtype: of all parameters.
+        device: where they are made, one block after the other.
+        source: what draws the random numbers: a GPU does so many times faster.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        source: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        options: dict[str, Any] = {"dtype": dtype, "device": "meta"}
+        embedding = nn.Embedding(shape.vocabulary, shape.width, **options)
+        self.embedding = filled(embedding, device, source)
+        self.blocks = nn.ModuleList(
+            filled(Block(shape, **options), device, source) for _ in range(shape.blocks)
+        )
+        self.norm = filled(nn.RMSNorm(shape.width, eps=1e-5, **options), device, source)
+        head = nn.Linear(shape.width, shape.vocabulary, bias=False, **options)
+        if shape.tied:
+            head.weight = self.embedding.weight
+            self.head = head
+        else:
+            self.head = filled(head, device, source)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy in nats of int64 `(batch, sequence)` labels."""
+        x = self.embedding(tokens)
+        cosine, sine = angles(tokens.shape[1], self.shape.width // self.shape.heads, x)
+        for block in self.blocks:
+            x = block(x, cosine, sine)
+        hidden = self.norm(x).flatten(0, 1).split(TOKENS_AT_ONCE)
+        total = x.new_zeros((), dtype=torch.float32)
+        for piece, wanted in zip(hidden, labels.flatten().split(TOKENS_AT_ONCE), strict=True):
+            total = total + checkpoint(self._loss, piece, wanted, use_reentrant=False)
+        return total / labels.numel()
+
+    def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(self.head(hidden).float(), labels, reduction="sum")
+
+
+def angles(sequence: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, each `(sequence, size / 2)`, of dtype and device of `like`."""
+    pairs = torch.arange(0, size, 2, device=like.device, dtype=torch.float32)
+    positions = torch.arange(sequence, device=like.device, dtype=torch.float32)
+    turned = torch.outer(positions, ROTARY_BASE ** (-pairs / size))
+    return turned.cos().to(like.dtype), turned.sin().to(like.dtype)
+
+
+def filled(module: nn.Module, device: str | torch.device, source: str | torch.device) -> nn.Module:
+    """Return the module on `device`, with norms of one and the rest drawn at random."""
+    module.to_empty(device=device)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.copy_(torch.empty_like(parameter, device=source).normal_(0.0, SPREAD))
+    return module
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the model's own loss."""
+    return model(*batch)
+
+
+def batch_of(
+    shape: Shape, samples: int, sequence: int, device: str | torch.device, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Return random tokens and labels, each `(samples, sequence)`."""
+    random = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(shape.vocabulary, (2, samples, sequence), generator=random).to(device)
+    return drawn[0], drawn[1]

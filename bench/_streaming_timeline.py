@@ -1,0 +1,109 @@
+"""When blocks' copies ran and when they computed: a trace, and how much ran beside the other."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _decoder import Decoder, Shape, batch_of
+
+from neaptide.recompute import find_blocks
+from neaptide_plugins.layer_streaming.streaming import Settings, Streaming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Span = tuple[str, str, float, float]
+    """Lane, what ran, start and end in seconds of `time.perf_counter`."""
+
+COMPUTE = "compute"
+LEARNING = 2
+"""Steps before the order of blocks and the first state are known."""
+
+
+def timeline(
+    shape: Shape, samples: int, sequence: int, settings: Settings, steps: int
+) -> list[Span]:
+    """Return the spans of so many steps, all copies and every use of a block, by start."""
+    torch.manual_seed(0)
+    model = Decoder(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    spans: list[Span] = []
+    streaming = Streaming(
+        model,
+        find_blocks(model),
+        optimizer,
+        torch.device("cpu"),
+        settings,
+        listener=lambda *span: spans.append(span),
+    )
+    watch(streaming, spans)
+    batch = batch_of(shape, samples, sequence, "cpu", 0)
+    try:
+        for step in range(LEARNING + steps):
+            if step == LEARNING:
+                streaming.settle()
+                spans.clear()
+            model(*batch).backward()
+            streaming.gradients.flush()
+            streaming.step()
+            streaming.gradients.drop()
+            optimizer.zero_grad()
+        streaming.settle()
+    finally:
+        streaming.close()
+    return sorted(spans, key=lambda span: span[2])
+
+
+def watch(streaming: Streaming, spans: list[Span]) -> None:
+    """Note every use of a block on the device, without the wait for its weights before."""
+    use = streaming.residency.use
+
+    @contextmanager
+    def watched(block: Any, moment: Any) -> Iterator[None]:
+        with use(block, moment):
+            start = time.perf_counter()
+            try:
+                yield
+            finally:
+                spans.append((COMPUTE, f"{moment} {block.name}", start, time.perf_counter()))
+
+    streaming.residency.use = watched
+
+
+def overlap(spans: Sequence[Span]) -> float | None:
+    """Return the share of copies' time in which a block computed; None without copies."""
+    computed = [(start, end) for lane, _, start, end in spans if lane == COMPUTE]
+    copied = [(start, end) for lane, _, start, end in spans if lane != COMPUTE]
+    whole = sum(end - start for start, end in copied)
+    beside = sum(
+        max(0.0, min(end, until) - max(start, since))
+        for start, end in copied
+        for since, until in computed
+    )
+    return beside / whole if whole else None
+
+
+def trace(spans: Sequence[Span]) -> dict[str, Any]:
+    """Return the spans in the Trace Event format that Perfetto and chrome://tracing open."""
+    lanes = sorted({lane for lane, *_ in spans})
+    origin = min((start for _, _, start, _ in spans), default=0.0)
+    names = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": lane}}
+        for number, lane in enumerate(lanes)
+    ]
+    events = [
+        {
+            "ph": "X",
+            "name": what,
+            "cat": lane,
+            "pid": 1,
+            "tid": lanes.index(lane),
+            "ts": (start - origin) * 1e6,
+            "dur": (end - start) * 1e6,
+        }
+        for lane, what, start, end in spans
+    ]
+    return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}

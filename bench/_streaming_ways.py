@@ -1,0 +1,158 @@
+"""What `streaming.py` compares: resident training and every way to stream, as trainers."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _decoder import Decoder, Shape, batch_of, loss_fn
+from torch.profiler import ProfilerActivity, profile
+
+from neaptide import HybridTrainer
+from neaptide_plugins.layer_streaming.streaming import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RECOMPUTED = "resident, recompute"
+PLAIN = "resident"
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its batches."""
+
+    name: str
+    shape: Shape
+    samples: int
+    sequence: int
+
+
+SIZES = tuple(
+    Size(f"{blocks} x {width}", Shape(blocks, width, width // 32, 3 * width, 512), 8, 32)
+    for blocks, width in ((8, 64), (8, 192), (8, 384))
+)
+QUICK = (Size("4 x 32", Shape(4, 32, 2, 64, 64), 4, 8),)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to stream."""
+
+    update: str
+    optimizer_on: str
+    micro_batches: int
+    half_resident: bool
+
+    @property
+    def name(self) -> str:
+        """Say it in a table."""
+        where = "in backward" if self.update == "in_backward" else f"after, on {self.optimizer_on}"
+        resident = "half" if self.half_resident else "none"
+        return f"{where}; micro-batches {self.micro_batches}; resident {resident}"
+
+    def plugins(self, blocks: int) -> dict[str, dict[str, Any]]:
+        """Return the plugins of a config that streams so."""
+        settings: dict[str, Any] = {
+            "update": self.update,
+            "optimizer_on": self.optimizer_on,
+            "micro_batches": self.micro_batches,
+            "resident": blocks // 2 if self.half_resident else 0,
+        }
+        return {"layer-streaming": settings}
+
+    def settings(self, blocks: int) -> Settings:
+        """Return the same for the mechanism alone."""
+        return Settings(
+            micro_batches=self.micro_batches,
+            resident=blocks // 2 if self.half_resident else 0,
+            on_device=self.optimizer_on == "device",
+            in_backward=self.update == "in_backward",
+        )
+
+
+WAYS = tuple(
+    Way(update, where, micro_batches, half_resident)
+    for update, where in (
+        ("after_backward", "cpu"),
+        ("after_backward", "device"),
+        ("in_backward", "device"),
+    )
+    for micro_batches in (1, 4)
+    for half_resident in (False, True)
+)
+
+
+class Subject:
+    """A trainer on one size, stepped on the same batch."""
+
+    def __init__(self, size: Size, plugins: dict[str, dict[str, Any]]) -> None:
+        torch.manual_seed(0)
+        model = Decoder(size.shape)
+        self.trainer = HybridTrainer(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=1e-4),
+            loss_fn=loss_fn,
+            config={
+                "phases": {"warmup": {"steps": 0}},
+                "train": {"device": "cpu"},
+                "plugins": plugins,
+            },
+        )
+        self._batch = batch_of(size.shape, size.samples, size.sequence, "cpu", 0)
+        self._streaming = getattr(self.trainer.store, "streaming", None)
+
+    def step(self) -> None:
+        """Train once."""
+        self.trainer.step(self._batch)
+
+    def fetched(self) -> tuple[int, int]:
+        """Return the fetches so far, and those that were waited for."""
+        if self._streaming is None:
+            return 0, 0
+        return self._streaming.residency.fetches, self._streaming.residency.waited_for
+
+    def held(self) -> int:
+        """Return the bytes that lie on the device between two steps."""
+        optimizer = self.trainer.optimizer
+        streamed = set()
+        if self._streaming is not None:
+            streamed = {p for block in self._streaming.blocks for p in block.parameters}
+        there = [p for p in self.trainer.model.parameters() if p not in streamed]
+        state = [
+            value
+            for parameter in there
+            for value in optimizer.state.get(parameter, {}).values()
+            if isinstance(value, torch.Tensor)
+        ]
+        lent = 0 if self._streaming is None else sum(self._streaming.held().values())
+        return sum(tensor.nbytes for tensor in (*there, *state)) + lent
+
+
+def subjects(size: Size) -> dict[str, Subject]:
+    """Return resident training and every way to stream, by name."""
+    blocks = size.shape.blocks
+    ways = {way.name: Subject(size, way.plugins(blocks)) for way in WAYS}
+    recomputed = Subject(size, {"activation-checkpointing": {"interval": 1}})
+    return {PLAIN: Subject(size, {}), RECOMPUTED: recomputed, **ways}
+
+
+def most_allocated(action: Callable[[], Any]) -> int:
+    """Return the most bytes that torch's CPU allocator gave out at a time, beyond those before."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    found = profiler.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in found if is_memory(event))
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def is_memory(event: Any) -> bool:
+    """Return whether an event tells of an allocation."""
+    return event.name() == "[memory]"

@@ -1,0 +1,163 @@
+"""Streamed training beside resident training on a CPU: speed, peak bytes, fetches, overlap.
+
+    python bench/streaming.py [--json PATH] [--trace PATH] [--rounds N] [--quick]
+
+Every subject trains the same decoder with AdamW on one thread. In each round every subject makes
+the same number of steps, in an order that changes from round to round; ratios are taken round by
+round. "Device" is the CPU here, and RAM its other tier: what is measured is the work of streaming,
+not what it gains on a GPU. Peaks are counted by torch's profiler, not read from the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _streaming_timeline import overlap, timeline, trace
+from _streaming_ways import PLAIN, QUICK, RECOMPUTED, SIZES, WAYS, Size, Subject, subjects
+from _streaming_ways import most_allocated as most
+
+from neaptide.machine import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FEWEST_ROUNDS = 2
+_MIB = 2**20
+_HEAD = (
+    "| size | subject | steps/s | quartiles | x resident, recompute | x resident | peak MiB "
+    "| fetches (waited for) | overlap |"
+)
+
+
+def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return seconds a step by subject, one figure a round, after two steps of warm-up."""
+    order, shuffle = list(found), random.Random(0)  # noqa: S311 - an order, no secret
+    for subject in found.values():
+        for _ in range(2):
+            subject.step()
+    taken: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            start = time.perf_counter()
+            for _ in range(steps):
+                found[name].step()
+            taken[name].append((time.perf_counter() - start) / steps)
+    return taken
+
+
+def row(
+    size: Size, name: str, taken: dict[str, list[float]], subject: Subject, share: float | None
+) -> dict[str, Any]:
+    """Return a subject's figures on one size; counts are those of one more step."""
+    low, _, high = statistics.quantiles(taken[name], n=4)
+    held, before = subject.held(), subject.fetched()
+    peak = held + most(subject.step)
+    after = subject.fetched()
+    return {
+        "size": size.name,
+        "parameters": size.shape.parameters,
+        "tokens": size.samples * size.sequence,
+        "subject": name,
+        "steps_per_s": 1 / statistics.median(taken[name]),
+        "steps_per_s_quartiles": [1 / high, 1 / low],
+        "x_resident_recompute": ratio(taken[RECOMPUTED], taken[name]),
+        "x_resident": ratio(taken[PLAIN], taken[name]),
+        "peak_device_bytes": peak,
+        "held_device_bytes": held,
+        "fetches_a_step": after[0] - before[0],
+        "waited_for_a_step": after[1] - before[1],
+        "overlap": share,
+    }
+
+
+def ratio(base: Sequence[float], taken: Sequence[float]) -> dict[str, Any]:
+    """Return the speed relative to the base's, round by round: median and quartiles."""
+    low, middle, high = statistics.quantiles(
+        [one / other for one, other in zip(base, taken, strict=True)], n=4
+    )
+    return {"median": middle, "quartiles": [low, high]}
+
+
+def measured(size: Size, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Return every subject's row on one size."""
+    found = subjects(size)
+    taken = measure(found, rounds, steps)
+    shape = size.shape
+    shares = {
+        way.name: overlap(
+            timeline(shape, size.samples, size.sequence, way.settings(shape.blocks), steps)
+        )
+        for way in WAYS
+    }
+    rows = [row(size, name, taken, each, shares.get(name)) for name, each in found.items()]
+    for each in found.values():
+        each.trainer.close()
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as a table."""
+    lines = [_HEAD, re.sub(r"[^|]+", "---", _HEAD)]
+    for each in rows:
+        low, high = each["steps_per_s_quartiles"]
+        share = "" if each["overlap"] is None else f"{each['overlap']:.0%}"
+        fetches = f"{each['fetches_a_step']} ({each['waited_for_a_step']})"
+        lines.append(
+            f"| {each['size']} | {each['subject']} | {each['steps_per_s']:.1f} "
+            f"| {low:.1f}-{high:.1f} | {each['x_resident_recompute']['median']:.2f} "
+            f"| {each['x_resident']['median']:.2f} | {each['peak_device_bytes'] / _MIB:.2f} "
+            f"| {fetches} | {share} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print a table, write JSON and the trace."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures here")
+    parser.add_argument(
+        "--trace", type=Path, metavar="PATH", help="write lanes and blocks here, for Perfetto"
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=2, help="steps of a subject in a round")
+    parser.add_argument("--quick", action="store_true", help="one tiny size; for a first look")
+    options = parser.parse_args()
+    if options.rounds < _FEWEST_ROUNDS:
+        parser.error(
+            f"--rounds must be at least {_FEWEST_ROUNDS}: {options.rounds} has no quartiles"
+        )
+    torch.set_num_threads(1)
+    sizes = QUICK if options.quick else SIZES
+    load = [os.getloadavg()[0]]
+    rows = [row for size in sizes for row in measured(size, options.rounds, options.steps)]
+    load.append(os.getloadavg()[0])
+    print(table(rows))
+    if options.trace:
+        size, way = sizes[-1], WAYS[-4]
+        settings = way.settings(size.shape.blocks)
+        spans = timeline(size.shape, size.samples, size.sequence, settings, options.steps)
+        options.trace.write_text(json.dumps(trace(spans)) + "\n", encoding="utf-8")
+    if options.json:
+        report = {
+            "machine": facts(),
+            "threads": 1,
+            "load_before_and_after": load,
+            "rounds": options.rounds,
+            "steps": options.steps,
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -49,9 +49,10 @@ def convert(
     notation = _notation(target, to, default="toml" if from_ else None)
     with _naming(source, "@"):
         text = configuration.read_text(source)
-        table = configuration.by_suffix(source).parse(text)
+        read_as = configuration.by_suffix(source)
+        table = read_as.parse(text)
     remarks: list[dict[str, Any]] = []
-    notes = [COMMENTS] if "#" in text and configuration.by_suffix(source).name != "json" else []
+    notes = [COMMENTS] if read_as.has_comments(text) else []
     if from_ is not None:
         translation = configuration.translate(from_, table, installed_plugins().usable())
         table = translation.table

@@ -27,6 +27,8 @@ class Format:
     """Reads a document's syntax; its values may still be none that a configuration can hold."""
     write: Callable[[Mapping[str, Any]], str]
     """Writes a table that `values.plain` has passed."""
+    has_comments: Callable[[str], bool]
+    """Tells whether there are comments in a document that `parse` has read."""
 
     def loads(self, text: str) -> dict[str, Any]:
         """Read a document of plain values; raise ConfigError for anything else."""
@@ -42,9 +44,9 @@ class Format:
 FORMATS = {
     entry.name: entry
     for entry in (
-        Format("toml", (".toml",), toml.parse, toml.write),
-        Format("yaml", (".yaml", ".yml"), yaml.parse, yaml.write),
-        Format("json", (".json",), json.parse, json.write),
+        Format("toml", (".toml",), toml.parse, toml.write, toml.has_comments),
+        Format("yaml", (".yaml", ".yml"), yaml.parse, yaml.write, yaml.has_comments),
+        Format("json", (".json",), json.parse, json.write, lambda _: False),
     )
 }
 """The formats by name."""

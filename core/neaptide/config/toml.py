@@ -48,6 +48,11 @@ def parse(text: str) -> dict[str, Any]:
     return document
 
 
+def has_comments(text: str) -> bool:
+    """Return whether there is a comment in a document that `parse` has read."""
+    return any(token[0].startswith("#") for token in _TOKEN.finditer(text))
+
+
 def parse_value(text: str) -> Any:
     """Read one value as it stands after `key =`; what is no TOML value is itself, a string.
 

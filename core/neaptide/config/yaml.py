@@ -75,6 +75,21 @@ def parse(text: str) -> dict[str, Any]:
     return document
 
 
+def has_comments(text: str) -> bool:
+    """Return whether there is a comment in a document that `parse` has read."""
+    import yaml  # noqa: PLC0415 - as in `parse`
+
+    between, end = [], 0  # what stands outside of keys and values
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.ScalarEvent):
+            begin = event.start_mark.index
+            # A block's first line holds its indicator, and after that nothing but a comment.
+            header = text[begin:].partition("\n")[0] if event.style in {"|", ">"} else ""
+            between += [text[end:begin], header]
+            end = event.end_mark.index
+    return any("#" in part for part in (*between, text[end:]))
+
+
 def write(table: Mapping[str, Any]) -> str:
     """Write a table of plain values, its keys in their order."""
     return "".join(f"{line}\n" for line in _table_lines(table)) if table else "{}\n"

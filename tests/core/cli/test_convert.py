@@ -206,6 +206,30 @@ def test_without_a_target_it_is_printed_and_lost_comments_are_said(
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "lost"),
+    [
+        ("a.toml", 'a = "#1"\n\'#k\' = \'#\'\nb = """\n# no\n"""\nc = [1, 2]\n', False),
+        ("a.toml", 'a = "#1" #\n', True),
+        ("a.toml", "a = [\n1, # one\n2]\n", True),
+        ("a.toml", "#", True),
+        ("a.yaml", "a: x#1\n'#k': \"# no\"\nb: |\n  # no\nc: [1, '#']\n", False),
+        ("a.yaml", "a: 1 # one\n", True),
+        ("a.yaml", "a: [1, # one\n 2]\n", True),
+        ("a.yaml", "b: |  # header\n  text\n", True),
+        ("a.yaml", "b: >-\n  text\n\n# after\nc: 1\n", True),
+        ("a.yaml", "# only", True),
+        ("a.json", '{"a": "#1"}', False),
+    ],
+)
+def test_comments_are_told_from_what_looks_like_them(
+    neaptide: Any, folder: Path, name: str, text: str, *, lost: bool
+) -> None:
+    (folder / name).write_text(text, encoding="utf-8")
+    done = neaptide("config", "convert", name, "--to", "json")
+    assert (0, "note: comments are not carried over\n" if lost else "") == (done.code, done.err)
+
+
+@pytest.mark.parametrize(
     ("arguments", "error"),
     [
         (("tiny.toml",), "give a file to write, or --to with one of toml, yaml, json"),

@@ -54,9 +54,10 @@ Sources, later ones win:
 
 Unknown keys, wrong types and values out of range are errors. All of them are reported at once,
 each on a line with its path, its value and, for a typo, a suggestion. Nothing is converted
-silently: `1.9` is no integer and `"false"` is no boolean. `neaptide config check FILE` checks
-without building anything; `neaptide config show FILE` prints the whole result, with `--origin` also
-where each value came from.
+silently: `1.9` is no integer and `"false"` is no boolean. `neaptide config check FILE` checks what
+can be checked without torch. With `--imports` it also tries the optimizer's name and options, and
+imports plugins and factories. `neaptide config show FILE` prints the whole result, with `--origin`
+also where each value came from.
 
 In Python a configuration is a file name, a mapping of the same form, or a `RunConfig`.
 

@@ -16,7 +16,7 @@ from .resident import ResidentStore
 from .task import Data, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
@@ -97,13 +97,20 @@ class Defaults:
 
 def call_factory(name: str, options: Mapping[str, Any], where: str) -> Any:
     """Import `package.module:factory` and call it with `options`; ConfigError if it has none."""
+    factory = import_factory(name, options, where)
+    with _naming(name, where):
+        return factory(**options)
+
+
+def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callable[..., Any]:
+    """Import `package.module:factory`; ConfigError where it is not there or lacks an option."""
     factory = import_object(name, where)
     if not callable(factory):
         msg = f"{name!r} must be callable (got {type(factory).__name__}) @ {where}"
         raise ConfigError(msg)
     check_arguments(factory, options, where.replace("name", "options"))
-    with _naming(name, where):
-        return factory(**options)
+    made: Callable[..., Any] = factory
+    return made
 
 
 def import_object(name: str, where: str) -> Any:

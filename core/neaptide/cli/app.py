@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from neaptide.checkpoint.manifest import installed_version
-from neaptide.errors import NeaptideError, is_out_of_memory
+from neaptide.errors import ConfigError, NeaptideError, is_out_of_memory
 from neaptide.logging import StderrHandler
 from neaptide.signals import Interrupted
 from neaptide.streams import open_missing
@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = StderrHandler(logging.WARNING)
     logging.basicConfig(handlers=[handler], format="%(levelname)s: %(message)s")
     try:
+        _refuse_empty(given)
         result = build_app()(
             given,
             console=Console(),
@@ -89,6 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_text(json.dumps({key: text, "exit_code": code}))
         return code
     return result if isinstance(result, int) else 0
+
+
+def _refuse_empty(given: Sequence[str]) -> None:
+    if "" in given:
+        msg = "one of the arguments is empty (a variable that is not set?)"
+        raise ConfigError(msg)
 
 
 def _explained(error: BaseException) -> tuple[str, int]:

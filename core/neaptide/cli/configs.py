@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsons
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -62,9 +63,29 @@ def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) 
 
 
 @app.command
-def check(*files: Path, preset: Preset = None, set_: Sets = None, json: AsJson = False) -> None:
-    """Check everything that can be checked before a model is built."""
+def check(
+    *files: Path,
+    preset: Preset = None,
+    set_: Sets = None,
+    imports: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Import torch, plugins and factories, too, and try the optimizer's settings.",
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Check everything that can be checked without importing torch; with `--imports` the rest.
+
+    No model is built either way.
+    """
     config, ordered = effective(files, preset, set_)
+    if imports:
+        from .training import try_settings  # noqa: PLC0415 - imports torch
+
+        sys.path.insert(0, str(Path.cwd()))  # as `run` does
+        try_settings(config, ordered)
     names = [spec.name for spec in ordered]
     if json:
         print_json({"ok": True, "plugins": names})

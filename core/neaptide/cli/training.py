@@ -6,14 +6,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from neaptide import assembly
-from neaptide.logging import CONSOLE
+from neaptide.defaults import import_factory, try_optimizer
+from neaptide.enabling import split_name
+from neaptide.logging import CONSOLE, run_logger
 from neaptide.progress import progress
 from neaptide.trainer import HybridTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from neaptide.config import RunConfig
+    from neaptide.plugin import PluginSpec
 
 
 def train(
@@ -35,6 +38,17 @@ def train(
         with progress(config, style=style, stream=sys.stdout, device=trainer.run.device) as display:
             summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)
         return summary, _reports(trainer)
+
+
+def try_settings(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
+    """Create the plugins, try the optimizer on one weight and import the factories; no model."""
+    hooks = assembly.create_plugins(config, ordered, run_logger())
+    if hooks.left_to_core("configure_optimizer"):
+        try_optimizer(config.optimizer.name, config.optimizer.lr, config.optimizer.options)
+    for where, section in (("model.name", config.model), ("data.name", config.data)):
+        scheme, name = split_name(section.name, ordered)
+        if name and not scheme:
+            import_factory(name, section.options, where)
 
 
 def _reports(trainer: HybridTrainer) -> dict[str, str]:

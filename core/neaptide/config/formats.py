@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ def read_text(path: str | Path) -> str:
 
 def _content(path: Path) -> bytes:
     try:
+        _refuse_special(path.stat().st_mode)
         with path.open("rb") as file:
             return file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
@@ -95,9 +97,17 @@ def _content(path: Path) -> bytes:
     except IsADirectoryError as error:
         msg = "expected a file, found a directory"
         raise ConfigError(msg) from error
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         msg = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise ConfigError(msg) from error
+
+
+def _refuse_special(mode: int) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would be waited for
+        msg = "expected a file, found a pipe, a socket or a device"
+        raise ConfigError(msg)
 
 
 def _checked(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from neaptide.config.values import (
-    TOO_DEEP,
-    TOO_LONG,
-    dotted,
-    got,
-    shorten,
-    too_deep,
-)
+from neaptide.config.values import TOO_DEEP, TOO_LONG, got, shown, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from neaptide.config.values import KeyPath
-
-
-class _Repeating(dict[str, Any]):
-    """A table some of whose keys are written more than once."""
-
-    repeated: tuple[str, ...]
+# A string before a colon is a key; braces in strings are passed over with them.
+_TOKEN = re.compile(r"""(?P<key>"(?:[^"\\]|\\.)*+")\s*:|"(?:[^"\\]|\\.)*+"|[{}]""")
 
 
 def parse(text: str) -> dict[str, Any]:
     """Read a document's syntax and leave its values as JSON has them (null, NaN).
 
     Raises:
-        ConfigError: for a syntax error, with line and column; for keys written twice, with their
-            paths; for too deep a nesting, or a document that is no table.
+        ConfigError: with line and column, for a syntax error or keys written twice; for too deep a
+            nesting, or a document that is no table.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_table)
+        document = json.loads(text)
     except json.JSONDecodeError as error:
         msg = f"{error.msg} (at line {error.lineno}, column {error.colno})"
         raise ConfigError(msg) from error
@@ -46,9 +35,9 @@ def parse(text: str) -> dict[str, Any]:
         raise ConfigError(TOO_DEEP) from error
     if too_deep(document):
         raise ConfigError(TOO_DEEP)
-    repeated = [dotted(path) for path in _repeated(document, ())]
+    repeated = list(_repeated(text))
     if repeated:
-        raise ConfigError(*(f"the key is written twice @ {shorten(path)}" for path in repeated))
+        raise ConfigError(*repeated)
     if not isinstance(document, dict):
         msg = f"expected a table (got {got(document)})"
         raise ConfigError(msg)
@@ -60,24 +49,22 @@ def write(table: Mapping[str, Any]) -> str:
     return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
 
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) == len(pairs):
-        return table
-    repeating = _Repeating(table)
-    repeating.repeated = tuple(
-        key for key, times in Counter(key for key, _ in pairs).items() if times > 1
-    )
-    return repeating
+def _repeated(text: str) -> Iterator[str]:
+    """Yield a line for each key that a table of valid JSON holds a second time."""
+    tables: list[Counter[str]] = []
+    for token in _TOKEN.finditer(text):
+        match token[0][0]:
+            case "{":
+                tables.append(Counter())
+            case "}":
+                tables.pop()
+            case '"' if token["key"]:
+                key = json.loads(token["key"])
+                tables[-1][key] += 1
+                if tables[-1][key] == 2:  # noqa: PLR2004 - twice
+                    yield f"the key {shown(key)} is written twice {_place(text, token.start())}"
 
 
-def _repeated(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    match value:
-        case dict():
-            if isinstance(value, _Repeating):
-                yield from ((*path, key) for key in value.repeated)
-            for key, item in value.items():
-                yield from _repeated(item, (*path, key))
-        case list():
-            for index, item in enumerate(value):
-                yield from _repeated(item, (*path, index))
+def _place(text: str, position: int) -> str:
+    line = text.count("\n", 0, position) + 1
+    return f"(at line {line}, column {position - text.rfind(chr(10), 0, position)})"

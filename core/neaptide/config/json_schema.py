@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import attrs
@@ -11,7 +12,7 @@ from neaptide.config.type_schema import class_schema
 from neaptide.errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from neaptide.config.validator_schema import Schema
     from neaptide.plugin import PluginSpec
@@ -87,20 +88,22 @@ def _merged(parts: Mapping[str, _Part]) -> Schema:
             for (of, name), options in part.built.items()
             if of == kind
         }
-        _add_builders(sections[kind], built.items())
+        _add_builders(sections[kind], built)
     # JSON has no comments in which to name the schema to an editor.
     sections["$schema"] = {"type": "string", "description": "for editors; not a setting"}
     return {"$schema": DIALECT, "title": "Neaptide configuration", **schema}
 
 
-def _add_builders(section: Schema, built: Iterable[tuple[str, Schema]]) -> None:
+def _add_builders(section: Schema, cases: Mapping[str, Schema]) -> None:
     """Offer the names that plugins build, and check the options of each by its class."""
-    cases = dict(built)
     if not cases:
         return
     name = section["properties"]["name"]
+    # A scheme whose names are known takes no other; `package.module:factory` is anything else.
+    taken = "|".join(sorted({re.escape(case.partition(":")[0]) for case in cases}))
+    factory = {"type": "string", "pattern": f"^(?!({taken}):)"}
     section["properties"]["name"] = {
-        "anyOf": [{"enum": list(cases)}, {"type": "string"}],
+        "anyOf": [{"enum": list(cases)}, factory],
         **{key: value for key, value in name.items() if key != "type"},
     }
     section["allOf"] = [

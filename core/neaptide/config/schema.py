@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 VERSIONS = (1,)
 """Versions of the configuration format this Neaptide reads."""
 
+_BUILT = {"pattern": "^([^:]+:[\\s\\S]+)?$"}
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 
 
@@ -30,6 +31,16 @@ def _at_least(least: int) -> Validator:
 def _directory(_: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not value or "\0" in value:
         msg = f"{attribute.name!r} must be a path (got {value!r})"
+        raise ValueError(msg)
+
+
+def _built(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    first, _, second = value.partition(":")
+    if value and not (first and second):
+        msg = (
+            f"{attribute.name!r} must be 'scheme:name' of a plugin, such as 'builtin:…', or "
+            f"'package.module:factory' (got {value!r})"
+        )
         raise ValueError(msg)
 
 
@@ -79,7 +90,10 @@ class ModelSection:
     """The model to train, where the command line builds it."""
 
     name: str = field(
-        "", validator=_string, help="for instance `builtin:byte-gpt`, or `package.module:factory`"
+        "",
+        validator=and_(_string, _built),
+        schema=_BUILT,
+        help="for instance `builtin:byte-gpt`, or `package.module:factory`",
     )
     options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")
 
@@ -90,7 +104,8 @@ class DataSection:
 
     name: str = field(
         "",
-        validator=_string,
+        validator=and_(_string, _built),
+        schema=_BUILT,
         help="for instance `builtin:python-stdlib`, or `package.module:factory`",
     )
     options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from ast import literal_eval
 from datetime import date, time
 from typing import TYPE_CHECKING, Any
 
 import tomlkit
 
-from neaptide.config.values import MAX_DEPTH, TOO_DEEP, TOO_LONG, too_deep
+from neaptide.config.values import MAX_DEPTH, TOO_DEEP, TOO_LONG, dotted, shown, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ _TOKEN = re.compile(
 )
 
 
+_KEY = rf"{_PART}(?:[ \t]*\.[ \t]*{_PART})*+"
+_SETTING = re.compile(rf"^[ \t]*(?:({_KEY})[ \t]*=|\[+[ \t]*({_KEY})[ \t]*\])", re.MULTILINE)
+_TWICE = re.compile(
+    r"(?:(?:Cannot declare|Cannot mutate immutable namespace|Cannot redefine namespace) "
+    r"(?P<path>\(.*\))(?: twice)?|Duplicate inline table key (?P<key>.*)|Cannot overwrite a value)"
+    r" (?P<place>\(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\))"
+)
+
+
 def parse(text: str) -> dict[str, Any]:
     """Read a document's syntax and leave its values as TOML has them (nan, dates).
 
@@ -38,7 +48,7 @@ def parse(text: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(_said(str(error), text)) from error
     except ValueError as error:
         raise ConfigError(TOO_LONG) from error
     except RecursionError as error:
@@ -46,6 +56,26 @@ def parse(text: str) -> dict[str, Any]:
     if too_deep(document):
         raise ConfigError(TOO_DEEP)
     return document
+
+
+def _said(problem: str, text: str) -> str:
+    """Return what tomllib says of keys and tables written twice in words that name them."""
+    match = _TWICE.fullmatch(problem)
+    if match is None:
+        return problem
+    if match["path"]:
+        return f"the table {dotted(literal_eval(match['path']))} is written twice {match['place']}"
+    if match["key"]:
+        key = shown(literal_eval(match["key"]))
+    else:
+        lines = text.splitlines(keepends=True)
+        last = int(match["line"] or len(lines))
+        before = [*lines[: last - 1], lines[last - 1][: int(match["column"] or -1)]]
+        settings = list(_SETTING.finditer("".join(before)))
+        if not settings:
+            return problem
+        key = settings[-1][1] or settings[-1][2]
+    return f"the key {key} is written twice {match['place']}"
 
 
 def has_comments(text: str) -> bool:

@@ -179,7 +179,10 @@ def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
     for key in table:
         if not isinstance(key, str):
             reject(f"expected a string as the key (got {got(key)})")
-        _text(key)
+        try:
+            _text(key, "a key")
+        except Invalid as error:
+            raise Invalid(*(problem.under(key) for problem in error.problems)) from None
     return table.items()
 
 
@@ -196,11 +199,11 @@ def too_deep(value: object) -> bool:
     return False
 
 
-def _text(value: str) -> str:
+def _text(value: str, what: str = "a string") -> str:
     if "\0" in value:
-        reject(f"a string must not hold the NUL character (got {shown(value)})")
+        reject(f"{what} must not hold the NUL character (got {shown(value)})")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        reject(f"a string must be valid Unicode (got {shown(value)})")
+        reject(f"{what} must be valid Unicode (got {shown(value)})")
     return str.__str__(value)
 
 

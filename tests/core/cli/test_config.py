@@ -41,6 +41,30 @@ def test_a_name_that_disables_nothing_is_told_of_once(
     assert [("WARNING", expected)] == [(one.levelname, one.getMessage()) for one in caplog.records]
 
 
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("optimizer.name=adamwx", "unknown optimizer 'adamwx' (did you mean 'adamw'?)"),
+        ("optimizer.options.weight_decai=1", "unknown option 'weight_decai' (did you mean"),
+        ("model.name=tiny_task:modle", "'tiny_task' has no 'modle' (did you mean 'model'?)"),
+        ("data.options.sekonds=1", "unknown option 'sekonds' (did you mean 'seconds'?)"),
+    ],
+)
+def test_with_imports_what_needs_torch_is_checked(neaptide: Any, setting: str, error: str) -> None:
+    assert 0 == neaptide("config", "check", "tiny.toml", "--imports").code
+    assert 0 == neaptide("config", "check", "tiny.toml", "--set", setting).code
+    done = neaptide("config", "check", "tiny.toml", "--imports", "--set", setting)
+    assert (2, "") == (done.code, done.out)
+    assert done.err.startswith(f"error: {error}")
+
+
+@pytest.mark.parametrize("name", ["builtin", "a.b.c", ":b", "a:"])
+def test_a_name_without_a_scheme_or_module_is_refused(neaptide: Any, name: str) -> None:
+    done = neaptide("config", "check", "tiny.toml", "--set", f"model.name={name}")
+    assert 2 == done.code
+    assert f"or 'package.module:factory' (got {name!r}) @ model.name (from" in done.err
+
+
 def test_check_as_json(neaptide: Any) -> None:
     done = neaptide("config", "check", "tiny.toml", "--json")
     assert {"ok": True, "plugins": ["predictor-drift", "profiler"]} == json.loads(done.out)

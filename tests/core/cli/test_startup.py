@@ -104,6 +104,12 @@ def test_a_wrong_command_line_is_one_line_with_a_suggestion(
     assert (2, "", f"error: {error}{SEE}") == (done.code, done.out, done.err)
 
 
+def test_an_empty_argument_is_one_line(neaptide: Any) -> None:
+    done = neaptide("config", "check", "")
+    expected = "error: one of the arguments is empty (a variable that is not set?)\n"
+    assert (2, "", expected) == (done.code, done.out, done.err)
+
+
 def test_a_wrong_command_line_as_json(neaptide: Any) -> None:
     done = neaptide("presets", "lst", "--json")
     text = 'Unknown command "lst". Did you mean "list"? Available commands: list, show, copy'

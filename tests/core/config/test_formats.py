@@ -263,8 +263,21 @@ TAG = "tags such as !!int are not read; write the plain value"
             "a: ~\n",
             "expected a string, a number, a boolean, an array or a table (got None) @ a",
         ),
-        ("json", '{"a": {"b": 1, "b": 2}}', "the key is written twice @ a.b"),
-        ("json", '{"a": [{"b": 1, "b": 2}]}', "the key is written twice @ a[0].b"),
+        (
+            "json",
+            '{"a": {"b": 1,\n "b": 2}}',
+            'the key "b" is written twice (at line 2, column 2)',
+        ),
+        (
+            "json",
+            '{"a": [{"{": "}", "b": 1, "{": 2}]}',
+            'the key "{" is written twice (at line 1, column 27)',
+        ),
+        ("toml", "[a]\nb = 1\n[a]\n", "the table a is written twice (at line 3, column 3)"),
+        ("toml", "[a]\nb = 1\n[a.b]\n", "the key a.b is written twice (at line 3, column 5)"),
+        ("toml", "a = 1\na = [\n2]\n", "the key a is written twice (at line 3, column 3)"),
+        ("toml", "a = {b=1, b=2}", 'the key "b" is written twice (at line 1, column 14)'),
+        ("toml", "a = {b=1}\na.c = 2", "the table a is written twice (at end of document)"),
         ("json", "[1]", "expected a table (got an array)"),
         ("json", "", "Expecting value (at line 1, column 1)"),
         ("json", '{"a": NaN}', "expected a finite number (got nan) @ a"),
@@ -281,7 +294,11 @@ TAG = "tags such as !!int are not read; write the plain value"
             "tables and arrays may nest at most 50 deep",
         ),
         ("json", '{"a": "\\ud800"}', 'a string must be valid Unicode (got "\\ud800") @ a'),
-        ("json", '{"\\udc00": 1}', 'a string must be valid Unicode (got "\\udc00")'),
+        (
+            "json",
+            '{"\\udc00": 1}',
+            'a key must be valid Unicode (got "\\udc00") @ "\\udc00"',
+        ),
     ],
 )
 def test_what_is_refused(notation: str, document: str, line: str | None) -> None:
@@ -293,7 +310,10 @@ def test_what_is_refused(notation: str, document: str, line: str | None) -> None
 
 def test_every_key_that_json_repeats_is_named() -> None:
     document = '{"a": 1, "a": 2, "a": 3, "b": {"c": 1, "c": 1}}'
-    expected = ("the key is written twice @ a", "the key is written twice @ b.c")
+    expected = (
+        'the key "a" is written twice (at line 1, column 10)',
+        'the key "c" is written twice (at line 1, column 40)',
+    )
     assert expected == refusal("json", document)
 
 

@@ -82,6 +82,7 @@ plugins = st.builds(
     table=tables,
     path=text.map(Path),
 )
+built = st.just("") | text.map("module:{}x".format)
 configs = st.builds(
     RunConfig,
     seed=st.integers(0, 2**63 - 1),
@@ -91,8 +92,8 @@ configs = st.builds(
         keep=counts,
         progress=st.sampled_from(["auto", "plain", "quiet"]),
     ),
-    model=st.builds(ModelSection, name=text, options=tables),
-    data=st.builds(DataSection, name=text, options=tables),
+    model=st.builds(ModelSection, name=built, options=tables),
+    data=st.builds(DataSection, name=built, options=tables),
     train=st.builds(
         TrainSection,
         steps=counts,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_files_are_layers_in_order(tmp_path: Path) -> None:
             b"a = 1\nb = 2021-\n",
             "Expected newline or end of document after a statement (at line 2, column 9)",
         ),
-        ("a.toml", b"a = 1\na = 2\n", "Cannot overwrite a value (at line 2, column 6)"),
+        ("a.toml", b"a = 1\na = 2\n", "the key a is written twice (at line 2, column 6)"),
         ("a.toml", b"a = \xff\n", "not UTF-8 text (byte 0xff at offset 4)"),
         ("a.toml", b"#" * (1 << 20) + b"#", "larger than 1 MiB, which no configuration is"),
         ("a.toml", b"a = " + b"[" * 60 + b"]" * 60, "tables and arrays may nest at most 50 deep"),
@@ -100,6 +101,13 @@ def test_files_are_layers_in_order(tmp_path: Path) -> None:
 def test_unusable_files(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
+    assert line(from_files, [path]) == f"{problem} @ {path}"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.yaml"
+    os.mkfifo(path)
+    problem = "expected a file, found a pipe, a socket or a device"
     assert line(from_files, [path]) == f"{problem} @ {path}"
 
 

@@ -69,7 +69,7 @@ def test_tables_follow_the_values_before_them_in_the_order_of_their_keys() -> No
             "dates and times must be written as strings (got 1979-05-27) @ a",
         ),
         (r'a = "\u0000"', r'a string must not hold the NUL character (got "\u0000") @ a'),
-        (r'"\u0000" = 1', r'a string must not hold the NUL character (got "\u0000")'),
+        (r'"\u0000" = 1', r'a key must not hold the NUL character (got "\u0000") @ "\u0000"'),
         ("a = ", "Invalid value (at end of document)"),
     ],
 )

@@ -25,6 +25,7 @@ def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
     as does a line longer than any that a run writes.
     """
     if not path.is_file():
+        damage[path.name] += path.exists()  # a folder in its place, say
         return
     try:
         with path.open("rb") as file:
@@ -96,6 +97,7 @@ def toml_file(path: Path, damage: Counter[str]) -> dict[str, Any] | None:
 def _whole(path: Path, damage: Counter[str]) -> str | None:
     try:
         if not path.is_file():
+            damage[path.name] += path.exists()
             return None
         if path.stat().st_size <= _LARGEST_FILE:
             return path.read_bytes().decode("utf-8")

@@ -73,6 +73,8 @@ def _read(path: Path, damage: Counter[str]) -> MemoryTable | None:
     columns = tiers(header)
     if not columns or not set(_KEYS) <= set(header):
         damage.pop(path.name, None)  # another kind of file, in which nothing is damage
+        if not "".join(header).isprintable():
+            damage[path.name] += 1  # no kind of table
         return None
     step_at, phase_at, moment_at = map(header.index, _KEYS)
     table = MemoryTable(clean("/".join(path.parts[-3:])))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+MEMORY = "plugins/profiler/memory.csv"
 
 
 class Page(HTMLParser):
@@ -55,6 +58,22 @@ def test_a_run_is_summed_up(neaptide: Any, trained: Path) -> None:
     for word in ("speedup           not measured", "plugins/profiler/memory.csv", "jumps"):
         assert word in done.out
     assert done.out.endswith(f"page: {trained / 'report.html'}\n")
+
+
+def test_a_run_in_the_place_of_another_has_its_own_report(
+    neaptide: Any, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    neaptide("report", trained)
+    old = {name: (trained / name).read_bytes() for name in (MEMORY, "report.html")}
+    shutil.rmtree(trained / "checkpoints")
+    without = ("--set", "plugins.profiler.enabled=false", "--set", "run.dir=run", "--quiet")
+    assert 0 == neaptide("run", "tiny.toml", *without).code
+    assert [
+        f"files of an earlier run's plugins and its report are in {Path.cwd()}/run/earlier-1"
+    ] == [record.getMessage() for record in caplog.records]
+    assert old == {name: (trained / "earlier-1" / name).read_bytes() for name in old}
+    found = json.loads(neaptide("report", trained, "--json").out)
+    assert {"steps.csv"} == {row["source"] for row in found["memory"]}
 
 
 def test_several_runs_are_compared(neaptide: Any, trained: Path) -> None:

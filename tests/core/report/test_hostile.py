@@ -127,8 +127,16 @@ def test_what_is_no_file_is_not_read(write: Write) -> None:
     (path / "plugins").mkdir()
     (path / "plugins" / "x").touch()
     (path / "checkpoints").touch()
-    assert "interrupted" == read_run(path).status.kind
+    run = read_run(path)
+    assert "interrupted" == run.status.kind
+    assert {"events.jsonl": 1, "metrics.jsonl": 1, "config.toml": 1} == run.damage
     everything(path)
+
+
+def test_a_table_of_memory_that_is_bytes_is_damage(write: Write) -> None:
+    path = write(["1,full,1.0,false,,,,,"], files={"plugins/x/other.csv": "a,b\n1\n"})
+    (path / "plugins/x/memory.csv").write_bytes(bytes(range(256)) * 8)
+    assert {"memory.csv": 1} == read_run(path).damage
 
 
 @pytest.mark.parametrize("depth", [10, 100_000])

@@ -10,7 +10,8 @@ import torch
 from _decoder import Decoder, Shape, batch_of
 
 from neaptide.recompute import find_blocks
-from neaptide_plugins.layer_streaming.streaming import Settings, Streaming
+from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.streaming import Streaming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

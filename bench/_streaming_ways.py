@@ -11,7 +11,7 @@ from _decoder import Decoder, Shape, batch_of, loss_fn
 from torch.profiler import ProfilerActivity, profile
 
 from neaptide import HybridTrainer
-from neaptide_plugins.layer_streaming.streaming import Settings
+from neaptide_plugins.layer_streaming.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,8 @@ from support import same_bits
 
 from neaptide.recompute import find_blocks
 from neaptide_plugins.layer_streaming.lanes import ThreadLane
-from neaptide_plugins.layer_streaming.streaming import Settings, Streaming
+from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.streaming import Streaming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -1,13 +1,15 @@
-"""Where streaming puts what the core counts on the device."""
+"""What streaming holds where: for the ledger, and for who runs out of memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
+from .recompute import Recomputed
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import torch
 
     from neaptide import Ledger
 
@@ -48,6 +50,42 @@ def account(ledger: Ledger, owner: str, streaming: Streaming, *, backward: bool)
         held = _bytes(streaming.updates.buffers())
         ledger = ledger.add(owner, "optimizer.slots", "device", held)
     return ledger
+
+
+def held(streaming: Streaming) -> dict[str, int]:
+    """Return bytes on the device by what they are for, blocks' inputs that wait included."""
+    updates = streaming.updates
+    waiting = sum(unit.kept_bytes for unit in _recomputed(streaming))
+    return {
+        "slots": _bytes(streaming.residency.buffers()),
+        "staged gradients": _bytes(streaming.gradients.buffers()),
+        "optimizer slots": 0 if updates is None else _bytes(updates.buffers()),
+        "block inputs": waiting,
+    }
+
+
+def savings(streaming: Streaming) -> dict[str, int]:
+    """Return the bytes that a step down in each setting would save."""
+    largest = max(block.layout.bytes for block in streaming.blocks)
+    needed = max(len(block.needs) for block in streaming.blocks)
+    slots, device = len(streaming.residency.slots), streaming.residency.device
+    saved = {}
+    if slots > max(needed, 1):
+        saved[f"max_active_layers = {slots - 1}"] = largest
+    if streaming.resident:
+        saved["resident = 0"] = sum(block.layout.bytes for block in streaming.resident)
+    units = _recomputed(streaming)
+    if units and not streaming.settings.inputs_on_host:
+        saved["inputs = 'host'"] = held(streaming)["block inputs"]
+    if units and device.type == "cuda":
+        activations = torch.cuda.max_memory_allocated(device) - sum(held(streaming).values())
+        pieces = max(unit.micro_batches for unit in units)
+        saved[f"micro_batches = {2 * pieces}"] = max(0, activations) // 2
+    return saved
+
+
+def _recomputed(streaming: Streaming) -> list[Recomputed]:
+    return [unit for unit in streaming.units if isinstance(unit, Recomputed)]
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .residency import Block
+    from .block import Block
     from .updates import Updates
 
 Clip = Literal["per_tensor", "lagged", "none"]

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .block import Block
 from .layout import Layout
 from .loading import from_model, put
-from .residency import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

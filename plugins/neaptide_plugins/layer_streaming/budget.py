@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .streaming import Settings
+    from .settings import Settings
 
 
 @attrs.frozen

@@ -8,8 +8,8 @@ from neaptide.machine import memory
 
 from .blocks import parameters_outside
 from .budget import free_bytes, least, plan, shortage
+from .settings import Settings
 from .stepping import adoptable
-from .streaming import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

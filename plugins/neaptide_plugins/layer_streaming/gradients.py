@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .residency import Block
+    from .block import Block
 
     Gradient = torch.Tensor | None
 

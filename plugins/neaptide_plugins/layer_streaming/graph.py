@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from .block import Block
     from .gradients import Gradients
-    from .residency import Block, Residency
+    from .residency import Residency
 
 
 @attrs.frozen(eq=False)

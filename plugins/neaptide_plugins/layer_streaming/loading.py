@@ -11,7 +11,9 @@ from torch.utils import swap_tensors
 from .shards import Shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from .block import Block
 
     Fill = Callable[[nn.Parameter, torch.Tensor], None]
 
@@ -55,6 +57,25 @@ def from_model(parameter: nn.Parameter, place: torch.Tensor) -> None:
     """Fill `place` with what the parameter holds."""
     with torch.no_grad():
         place.copy_(parameter)
+
+
+def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, fill: Fill) -> None:
+    """Bring to `device` what does not stream: other parameters, and every buffer."""
+    if isinstance(fill, FromFiles):
+        fill.read_buffers(model, device)
+    streamed = {id(parameter) for block in blocks for parameter in block.parameters}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in streamed:
+                if parameter.is_meta or isinstance(fill, FromFiles):
+                    place = torch.empty_like(parameter.data, device=device)
+                    fill(parameter, place)
+                    put(parameter, place)
+                else:
+                    parameter.data = parameter.data.to(device)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device != device:
+                module._buffers[name] = buffer.to(device)
 
 
 def put(parameter: nn.Parameter, place: torch.Tensor) -> None:

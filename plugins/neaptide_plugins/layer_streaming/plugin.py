@@ -11,7 +11,7 @@ import torch
 from neaptide import ConfigError, DoesNotFitError, Plugin, hookimpl
 from neaptide.recompute import find_blocks
 
-from .accounting import account
+from .accounting import account, held, savings
 from .budget import spare_bytes
 from .checks import check_blocks, check_modules, check_slots
 from .choices import chosen, shortage_of
@@ -151,7 +151,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             if not is_out_of_memory(error):
                 raise
             streaming, where = self._streaming(), f"{phase.name}, {moment}"
-            text = explanation(str(error), where, streaming.held(), streaming.savings())
+            text = explanation(str(error), where, held(streaming), savings(streaming))
             raise torch.OutOfMemoryError(text) from error
 
     @hookimpl

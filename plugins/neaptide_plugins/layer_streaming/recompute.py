@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from neaptide.recompute import Arguments, Buffers
 
+    from .block import Block
     from .gradients import Gradients
     from .inputs import Inputs
     from .order import Moment
-    from .residency import Block, Residency
+    from .residency import Residency
 
 
 @attrs.define(eq=False)

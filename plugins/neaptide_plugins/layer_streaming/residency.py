@@ -5,71 +5,20 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import attrs
 import torch
 
-from .lanes import DONE, Lane, Ticket, computed
+from .block import Block, Slot
+from .lanes import computed
 from .order import Moment, Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import nn
+    from .lanes import Lane, Ticket
 
-    from .layout import Layout
 
 _NAN_BYTE = 0xFF
 """A tensor of these bytes is NaN in every floating-point dtype."""
-
-
-@attrs.define(eq=False)
-class Slot:
-    """A buffer on the device for one block's weights."""
-
-    flat: torch.Tensor
-    """uint8 `[bytes of the largest block]`."""
-    free: Ticket = DONE
-    """When what was computed from its former content is over."""
-    leaving: Ticket = DONE
-    """Of the last copy out of it."""
-    views: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
-    """By block."""
-
-
-@attrs.define(eq=False)
-class Block:
-    """A repeated part of the model, the parameters it owns, and where they are."""
-
-    index: int
-    name: str
-    module: nn.Module
-    parameters: list[nn.Parameter]
-    """Those no earlier block owns; each is in exactly one block."""
-    layout: Layout
-    host: torch.Tensor
-    """uint8 `[layout.bytes]`: where the weights are when nothing computes with them."""
-    views: list[torch.Tensor]
-    """The parameters' places in `host`."""
-    needs: list[Block] = attrs.field(factory=list)
-    """The owners of all parameters the block uses: itself, and owners of tied ones."""
-    slot: Slot | None = None
-    arrival: Ticket = DONE
-    """Of the copy into the slot."""
-    written: Ticket = DONE
-    """Of the last copy back to the host."""
-    stale: bool = False
-    """Whether the host has newer weights than the slot."""
-    users: int = 0
-    used: int = 0
-    """When last, for the least recently used one to leave first."""
-
-    def bind(self, views: Sequence[torch.Tensor]) -> None:
-        """Let the parameters lie in `views`."""
-        for parameter, view in zip(self.parameters, views, strict=True):
-            parameter.data = view
-
-    def __repr__(self) -> str:
-        return f"<Block {self.name!r}>"
 
 
 class Residency:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
-
-import attrs
-import torch
+from typing import TYPE_CHECKING, Any
 
 from neaptide.recompute import Buffers, Patch
 
@@ -18,7 +15,7 @@ from .graph import Preserved
 from .host_memory import Slab
 from .inputs import Inputs
 from .lanes import Lane, lane_for
-from .loading import FromFiles, from_model, put
+from .loading import FromFiles, from_model, place_rest
 from .recompute import Recomputed
 from .residency import Residency
 from .updates import Updates
@@ -26,35 +23,12 @@ from .updates import Updates
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from torch import nn
 
-    from .applying import Clip
+    from .block import Block
     from .lanes import Listener
-    from .loading import Fill
-    from .residency import Block
-
-
-@attrs.frozen(kw_only=True)
-class Settings:
-    """How blocks stream; the plugin's own settings, without those it answers itself."""
-
-    max_active_layers: int = 2
-    prefetch_distance: int = 1
-    resident: int = 0
-    mode: Literal["recompute", "graph"] = "recompute"
-    inputs_on_host: bool = False
-    micro_batches: int = 1
-    on_device: bool = False
-    """Whether the optimizer steps on the device."""
-    in_backward: bool = False
-    """Whether it does so inside the backward, so that gradients are not stored."""
-    clip: Clip = "none"
-    """How gradients are clipped inside the backward."""
-    max_norm: float | None = None
-    check_finite: bool = True
-    split_master: bool = False
-    poison: bool = False
-    """Overwrite slots that are given up with NaN, for tests."""
+    from .settings import Settings
 
 
 class Streaming:
@@ -108,9 +82,10 @@ class Streaming:
             lane=inwards,
             poison=settings.poison,
         )
-        self._resident = settings.resident
-        for block in self.blocks[len(self.blocks) - settings.resident :]:
-            self.residency.keep(block)
+        self.resident: list[Block] = []
+        """Those that stay on the device for good, the last ones first."""
+        for block in self.blocks[::-1][: settings.resident]:
+            self._stay_for_good(block)
         self.updates: Updates | None = None
         if settings.on_device:
             self.updates = Updates(
@@ -199,23 +174,25 @@ class Streaming:
 
     def stay(self, *, whole: bool) -> None:
         """Let all blocks stay on the device, or only those that are resident anyhow."""
-        for block in self.blocks[: len(self.blocks) - self._resident]:
+        for block in self.blocks:
             if whole:
                 self.residency.keep(block)
-            else:
+            elif block not in self.resident:
                 self.residency.let_go(block)
 
     def keep_last(self, spare: int) -> int:
         """Let as many more of the last blocks stay as `spare` bytes hold; return how many."""
-        count = 0
-        for block in reversed(self.blocks[: len(self.blocks) - self._resident]):
+        before = len(self.resident)
+        for block in self.blocks[::-1][before:]:
             spare -= block.layout.bytes
             if spare < 0:
                 break
-            self.residency.keep(block)
-            count += 1
-        self._resident += count
-        return count
+            self._stay_for_good(block)
+        return len(self.resident) - before
+
+    def _stay_for_good(self, block: Block) -> None:
+        self.residency.keep(block)
+        self.resident.append(block)
 
     def settle(self) -> None:
         """Wait until weights and state on the host are the newest."""
@@ -229,35 +206,6 @@ class Streaming:
         held = [*self.residency.buffers(), *self.gradients.buffers(), *self.gradients.stored()]
         return held if self.updates is None else [*held, *self.updates.buffers()]
 
-    def held(self) -> dict[str, int]:
-        """Return bytes on the device by what they are for, blocks' inputs that wait included."""
-        bytes_of = {
-            "slots": self.residency.buffers(),
-            "staged gradients": self.gradients.buffers(),
-            "optimizer slots": [] if self.updates is None else self.updates.buffers(),
-        }
-        held = {name: sum(each.nbytes for each in all_) for name, all_ in bytes_of.items()}
-        waiting = sum(unit.kept_bytes for unit in self.units if isinstance(unit, Recomputed))
-        return {**held, "block inputs": waiting}
-
-    def savings(self) -> dict[str, int]:
-        """Return the bytes that a step down in each setting would save."""
-        largest = max(block.layout.bytes for block in self.blocks)
-        needed = max(len(block.needs) for block in self.blocks)
-        slots = len(self.residency.slots)
-        saved = {}
-        if slots > max(needed, 1):
-            saved[f"max_active_layers = {slots - 1}"] = largest
-        if self._resident:
-            last = self.blocks[-self._resident :]
-            saved["resident = 0"] = sum(block.layout.bytes for block in last)
-        if self.residency.device.type == "cuda" and self.settings.mode == "recompute":
-            peak = torch.cuda.max_memory_allocated(self.residency.device)
-            activations = peak - sum(self.held().values())
-            pieces = max(unit.micro_batches for unit in self.units if isinstance(unit, Recomputed))
-            saved[f"micro_batches = {2 * pieces}"] = max(0, activations) // 2
-        return saved
-
     def close(self) -> None:
         """Stop streaming: the weights are on the host, where they stay; nothing is patched."""
         for patch in self._patches:
@@ -269,22 +217,3 @@ class Streaming:
         self.residency.close()
         for lane in self._lanes:
             lane.close()
-
-
-def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, fill: Fill) -> None:
-    """Bring to `device` what does not stream: other parameters, and every buffer."""
-    if isinstance(fill, FromFiles):
-        fill.read_buffers(model, device)
-    streamed = {id(parameter) for block in blocks for parameter in block.parameters}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) not in streamed:
-                if parameter.is_meta or isinstance(fill, FromFiles):
-                    place = torch.empty_like(parameter.data, device=device)
-                    fill(parameter, place)
-                    put(parameter, place)
-                else:
-                    parameter.data = parameter.data.to(device)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.device != device:
-                module._buffers[name] = buffer.to(device)

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide.recompute import find_blocks
-from neaptide_plugins.layer_streaming.streaming import Settings, Streaming
+from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.streaming import Streaming
 
 
 class Block(nn.Module):

@@ -25,7 +25,8 @@ from torch import nn
 from zoo_blocks import BLOCKS, Passed, given, linear, odd, returned, stacked
 from zoo_layers import LAYERS, WIDTH, Residual, Stack
 
-from neaptide_plugins.layer_streaming.streaming import Settings, Streaming
+from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.streaming import Streaming
 
 PLAIN = stacked(linear)
 

@@ -1,0 +1,33 @@
+"""How blocks stream, once everything is decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+if TYPE_CHECKING:
+    from .applying import Clip
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """How blocks stream; the plugin's own settings, without those it answers itself."""
+
+    max_active_layers: int = 2
+    prefetch_distance: int = 1
+    resident: int = 0
+    mode: Literal["recompute", "graph"] = "recompute"
+    inputs_on_host: bool = False
+    micro_batches: int = 1
+    on_device: bool = False
+    """Whether the optimizer steps on the device."""
+    in_backward: bool = False
+    """Whether it does so inside the backward, so that gradients are not stored."""
+    clip: Clip = "none"
+    """How gradients are clipped inside the backward."""
+    max_norm: float | None = None
+    check_finite: bool = True
+    split_master: bool = False
+    poison: bool = False
+    """Overwrite slots that are given up with NaN, for tests."""

@@ -79,14 +79,14 @@ def has_comments(text: str) -> bool:
     """Return whether there is a comment in a document that `parse` has read."""
     import yaml  # noqa: PLC0415 - as in `parse`
 
+    events: Iterable[Event] = yaml.parse(text, Loader=yaml.SafeLoader)
     between, end = [], 0  # what stands outside of keys and values
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.ScalarEvent):
-            begin = event.start_mark.index
+    for event in events:
+        if type(event).__name__ == "ScalarEvent":
+            before, begin, end = end, event.start_mark.index, event.end_mark.index
             # A block's first line holds its indicator, and after that nothing but a comment.
-            header = text[begin:].partition("\n")[0] if event.style in {"|", ">"} else ""
-            between += [text[end:begin], header]
-            end = event.end_mark.index
+            header = text[begin:end].partition("\n")[0] if event.style in {"|", ">"} else ""
+            between += [text[before:begin], header]
     return any("#" in part for part in (*between, text[end:]))
 
 

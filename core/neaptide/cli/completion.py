@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import App, Parameter
 
+from neaptide.config import FORMATS, FRAMEWORKS
+from neaptide.config.presets import names
 from neaptide.errors import NeaptideError
+from neaptide.registry import installed_plugins
 
+from . import configs, plugins, presets, run
+from .convert import convert
 from .output import AsJson, print_json, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 Shell = Literal["bash", "zsh", "fish"]
 SHELLS: tuple[Shell, ...] = get_args(Shell)
@@ -31,11 +36,13 @@ def completion_of(app: App) -> Callable[..., None]:
         ] = False,
         json: AsJson = False,
     ) -> None:
-        """Print the script that makes your shell complete verbs and options, or install it.
+        """Print the script that makes your shell complete verbs, options and names, or install it.
 
         `neaptide completion --install` is all most people need; a new shell then has it. For this
-        shell alone: `source <(neaptide completion bash)`.
+        shell alone: `source <(neaptide completion bash)`. Names are those of presets and of the
+        plugins installed now.
         """
+        _offer_names()
         chosen = shell or _shell_of(os.environ.get("SHELL", ""))
         if not install:
             script = app.generate_completion(shell=chosen)
@@ -55,6 +62,26 @@ def completion_of(app: App) -> Callable[..., None]:
             print_text(f"completion for {chosen} installed in {path}; open a new shell to have it")
 
     return completion
+
+
+def _offer_names() -> None:
+    """Have the words that verbs take besides others, such as names of presets, completed."""
+    for verb in (run.run, configs.check, configs.show):
+        _offer(verb, "preset", names())
+    for verb in (presets.show, presets.copy):
+        _offer(verb, "name", names())
+    _offer(run.run, "resume", ("auto",))
+    _offer(plugins.show, "name", installed_plugins())
+    _offer(convert, "from_", FRAMEWORKS)
+    _offer(convert, "to", FORMATS)
+
+
+def _offer(verb: Callable[..., Any], parameter: str, words: Iterable[str]) -> None:
+    """Add `words` to the type that scripts are made from; any other string is still taken."""
+    hint = get_type_hints(verb, include_extras=True)[parameter]
+    taken, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    offered: Any = Literal[tuple(words)] | taken
+    verb.__annotations__[parameter] = Annotated[(offered, *extras)] if extras else offered
 
 
 def _shell_of(variable: str) -> Shell:

@@ -20,7 +20,7 @@ from .files import write_new
 from .output import AsJson, print_json, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from neaptide.config import Format
 
@@ -42,8 +42,9 @@ def convert(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Convert a configuration to another format; an existing file is never overwritten.
+    """Convert a configuration, or a part of one, to another format.
 
+    A file that exists is never overwritten.
     Without TARGET it is printed. With `--from`, what has no counterpart is listed on stderr.
     """
     notation = _notation(target, to, default="toml" if from_ else None)
@@ -51,6 +52,9 @@ def convert(
         text = configuration.read_text(source)
         read_as = configuration.by_suffix(source)
         table = read_as.parse(text)
+    if from_ is None:
+        with _naming(source, "in"):
+            _check(table)
     remarks: list[dict[str, Any]] = []
     notes = [COMMENTS] if read_as.has_comments(text) else []
     if from_ is not None:
@@ -83,6 +87,19 @@ def convert(
         print_text(written)
     else:
         print_text(f"converted to {target}")
+
+
+def _check(table: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless this is a configuration, or a part of one."""
+    try:
+        own = {key: value for key, value in table.items() if key != "$schema"}
+        configuration.structure(own, installed_plugins())
+    except ConfigError as error:
+        framework = configuration.framework_of(table)
+        if framework is None:
+            raise
+        msg = f"these are settings of {framework}; add --from {framework}"
+        raise ConfigError(msg) from error
 
 
 def _notation(target: Path | None, to: str | None, default: str | None) -> Format:

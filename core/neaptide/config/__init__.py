@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neaptide.config.convert import structure, unstructure
 from neaptide.config.fields import field
-from neaptide.config.foreign import FRAMEWORKS, Source, Translation, translate
+from neaptide.config.foreign import FRAMEWORKS, Source, Translation, framework_of, translate
 from neaptide.config.formats import FORMATS, Format, by_name, by_suffix, read_text
 from neaptide.config.json_schema import json_schema
 from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
@@ -30,6 +30,7 @@ __all__ = [
     "by_suffix",
     "dumps",
     "field",
+    "framework_of",
     "from_env",
     "from_files",
     "from_preset",

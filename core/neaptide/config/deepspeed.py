@@ -13,6 +13,20 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "adagrad": {"eps": float, "weight_decay": float},
     "sgd": {"momentum": float, "weight_decay": float, "nesterov": bool, "dampening": float},
 }
+SIGNS = frozenset(
+    {
+        "bf16",
+        "fp16",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "scheduler",
+        "steps_per_print",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "zero_optimization",
+    }
+)
+"""Keys that DeepSpeed's configurations have and no other's."""
 _SHAPES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 _NONE = "no counterpart in this version"
 _NOTES = {

@@ -108,6 +108,7 @@ class Translation:
 
 FRAMEWORKS: dict[str, Callable[[Source], dict[str, Any]]] = {"deepspeed": deepspeed.convert}
 """What the core itself makes of each framework's settings."""
+_SIGNS = {"deepspeed": deepspeed.SIGNS}
 
 
 def translate(
@@ -136,6 +137,11 @@ def translate(
     if source.problems:
         raise ConfigError(*map(str, dict.fromkeys(source.problems)))
     return Translation({**table, **({"plugins": plugins} if plugins else {})}, _remarks(source))
+
+
+def framework_of(settings: Mapping[str, Any]) -> str | None:
+    """Return the framework whose own top-level keys are among these settings, if any."""
+    return next((name for name, keys in _SIGNS.items() if keys & settings.keys()), None)
 
 
 def _converter(spec: PluginSpec, framework: str) -> Callable[[Source], dict[str, Any] | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,11 @@ def neaptide(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         (["config", "sch"], "schema"),
         (["run", "--log", "js"], "json"),
         (["completion", "fi"], "fish"),
+        (["run", "--preset", "tiny"], "tiny-cpu"),
+        (["presets", "show", "tiny"], "tiny-cpu"),
+        (["plugins", "show", "em"], "ema"),
+        (["config", "convert", "--from", "de"], "deepspeed"),
+        (["config", "convert", "--to", "ya"], "yaml"),
     ],
     ids=" ".join,
 )
@@ -47,6 +53,12 @@ def test_bash_completes(tmp_path: Path, words: list[str], completed: str) -> Non
     command = ["bash", "-c", COMPLETE, "bash", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (f"{completed}\n", "") == (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_offered_names(shell: str) -> None:
+    script = neaptide("completion", shell).stdout
+    assert {"tiny-cpu", "ema", "deepspeed"} <= set(re.findall(r"[\w-]+", script))
 
 
 def test_the_shell_is_the_one_of_the_user() -> None:

@@ -154,7 +154,7 @@ sys.stdout.write(f"{code} {sorted({'yaml', 'torch'} & set(sys.modules))}")
     [
         (["config", "check", "tiny.toml"], "0 []"),
         (["config", "convert", "ds.json", "a.toml", "--from", "deepspeed"], "0 []"),
-        (["config", "convert", "ds.json", "a.yaml"], "0 []"),
+        (["config", "convert", "a.json", "a.yaml"], "0 []"),
         (["config", "convert", "a.yml", "b.json"], "0 ['yaml']"),
     ],
 )
@@ -165,6 +165,7 @@ def test_only_reading_yaml_imports_it(
 
     (folder / "ds.json").write_text(json.dumps(DEEPSPEED), encoding="utf-8")
     (folder / "a.yml").write_text("seed: 1\n", encoding="utf-8")
+    (folder / "a.json").write_text('{"seed": 1}', encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-c", LAZY, *arguments],
         capture_output=True,
@@ -217,14 +218,19 @@ def test_without_a_target_it_is_printed_and_lost_comments_are_said(
         ("a.yaml", "a: [1, # one\n 2]\n", True),
         ("a.yaml", "b: |  # header\n  text\n", True),
         ("a.yaml", "b: >-\n  text\n\n# after\nc: 1\n", True),
-        ("a.yaml", "# only", True),
+        ("a.yaml", "# first\na: 1", True),
         ("a.json", '{"a": "#1"}', False),
     ],
 )
 def test_comments_are_told_from_what_looks_like_them(
     neaptide: Any, folder: Path, name: str, text: str, *, lost: bool
 ) -> None:
-    (folder / name).write_text(text, encoding="utf-8")
+    within = {
+        "a.toml": f"[model.options]\n{text}",
+        "a.yaml": f"model:\n  options:\n{textwrap.indent(text, '    ')}",
+        "a.json": f'{{"model": {{"options": {text}}}}}',
+    }
+    (folder / name).write_text(within[name], encoding="utf-8")
     done = neaptide("config", "convert", name, "--to", "json")
     assert (0, "note: comments are not carried over\n" if lost else "") == (done.code, done.err)
 
@@ -241,7 +247,10 @@ def test_comments_are_told_from_what_looks_like_them(
         ),
         (("tiny.toml", "a.yml", "--to", "json"), "--to json contradicts the suffix of a.yml"),
         (("tiny.toml", "--to", "yml"), "unknown format 'yml' (did you mean 'yaml'?)"),
-        (("nan.toml", "--to", "json"), "expected a finite number (got nan) @ a in nan.toml"),
+        (
+            ("nan.toml", "--to", "json"),
+            "expected a finite number (got nan) @ model.options.a in nan.toml",
+        ),
         (
             ("ds.json", "--from", "deepsped"),
             "unknown framework 'deepsped' (did you mean 'deepspeed'?)",
@@ -260,7 +269,7 @@ def test_comments_are_told_from_what_looks_like_them(
 def test_what_cannot_be_converted_is_one_line_and_writes_nothing(
     neaptide: Any, folder: Path, arguments: tuple[str, ...], error: str
 ) -> None:
-    (folder / "nan.toml").write_text("a = nan\n", encoding="utf-8")
+    (folder / "nan.toml").write_text("model.options.a = nan\n", encoding="utf-8")
     (folder / "ds.json").write_text("{}", encoding="utf-8")
     (folder / "wrong.json").write_text('{"train_batch_size": "8"}', encoding="utf-8")
     (folder / "range.json").write_text('{"train_batch_size": 0}', encoding="utf-8")
@@ -306,3 +315,22 @@ def test_from_deepspeed(neaptide: Any, folder: Path) -> None:
         "carried": False,
         "text": "sharding and offload have no counterpart in this version",
     } in as_json["remarks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.json", json.dumps(DEEPSPEED), "these are settings of deepspeed; add --from deepspeed"),
+        ("a.json", '{"sed": 1}', "unknown key 'sed' (did you mean 'seed'?) @ sed"),
+        ("a.yaml", "train: {steps: many}", 'expected an integer (got "many", a string)'),
+    ],
+)
+def test_what_is_no_configuration_is_not_converted(
+    neaptide: Any, folder: Path, name: str, content: str, error: str
+) -> None:
+    (folder / name).write_text(content, encoding="utf-8")
+    done = neaptide("config", "convert", name, "b.toml")
+    assert (2, "") == (done.code, done.out)
+    assert done.err.startswith(f"error: {error}")
+    assert done.err.endswith(f" in {name}\n")
+    assert not (folder / "b.toml").exists()

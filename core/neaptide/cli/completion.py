@@ -66,14 +66,19 @@ def completion_of(app: App) -> Callable[..., None]:
 
 def _offer_names() -> None:
     """Have the words that verbs take besides others, such as names of presets, completed."""
-    for verb in (run.run, configs.check, configs.show):
-        _offer(verb, "preset", names())
-    for verb in (presets.show, presets.copy):
-        _offer(verb, "name", names())
-    _offer(run.run, "resume", ("auto",))
-    _offer(plugins.show, "name", installed_plugins())
-    _offer(convert, "from_", FRAMEWORKS)
-    _offer(convert, "to", FORMATS)
+    offers: tuple[tuple[Callable[..., Any], str, Iterable[str]], ...] = (
+        (run.run, "preset", names()),
+        (run.run, "resume", ("auto",)),
+        (configs.check, "preset", names()),
+        (configs.show, "preset", names()),
+        (convert, "from_", FRAMEWORKS),
+        (convert, "to", FORMATS),
+        (presets.show, "name", names()),
+        (presets.copy, "name", names()),
+        (plugins.show, "name", installed_plugins()),
+    )
+    for verb, parameter, words in offers:
+        _offer(verb, parameter, words)
 
 
 def _offer(verb: Callable[..., Any], parameter: str, words: Iterable[str]) -> None:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def peak_of(action: Callable[[], Any]) -> int:
     """Return the most bytes allocated at a time during `action`, beyond those before it."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
         kept = action()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]  # it has run
     changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]

@@ -42,7 +42,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(
     assert ["1", "2", "3", "4"] == updates[:4]  # the one shown last is recorded during the next
     assert {header.count(",")} == {row.count(",") for row in rows}
     refused = neaptide(*RUN, *SAVING)
-    assert 1 == refused.code
+    assert 2 == refused.code
     assert "holds checkpoints of an earlier run" in refused.err
     resumed = neaptide(*RUN, *SAVING, "--resume", "auto", "--allow-changes")
     assert 0 == resumed.code, resumed.err

@@ -56,31 +56,55 @@ class Shape:
         return 8.0 * tokens * (self.blocks * (matrices + attention) + head)
 
 
-class Block(nn.Module):
-    """Attention and SwiGLU, each behind a norm and beside a residual."""
+class Attention(nn.Module):
+    """Causal attention behind a norm and beside a residual."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
-        width, hidden = shape.width, shape.hidden
         self.heads = shape.heads
-        self.norms = nn.ModuleList(nn.RMSNorm(width, eps=1e-5, **options) for _ in range(2))
-        self.mixed = nn.Linear(width, 3 * width, bias=False, **options)
-        self.out = nn.Linear(width, width, bias=False, **options)
-        self.gate = nn.Linear(width, hidden, bias=False, **options)
-        self.up = nn.Linear(width, hidden, bias=False, **options)
-        self.down = nn.Linear(hidden, width, bias=False, **options)
+        self.norm = nn.RMSNorm(shape.width, eps=1e-5, **options)
+        self.mixed = nn.Linear(shape.width, 3 * shape.width, bias=False, **options)
+        self.out = nn.Linear(shape.width, shape.width, bias=False, **options)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return `(batch, sequence, width)` of `x` of that shape."""
         batch, sequence, width = x.shape
-        mixed = self.mixed(self.norms[0](x)).view(batch, sequence, 3, self.heads, -1)
+        mixed = self.mixed(self.norm(x)).view(batch, sequence, 3, self.heads, -1)
         query, key, value = mixed.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(
             rotated(query, cosine, sine), rotated(key, cosine, sine), value, is_causal=True
         )
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, sequence, width))
-        inner = self.norms[1](x)
+        return x + self.out(attended.transpose(1, 2).reshape(batch, sequence, width))
+
+
+class Mlp(nn.Module):
+    """SwiGLU behind a norm and beside a residual."""
+
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(shape.width, eps=1e-5, **options)
+        self.gate = nn.Linear(shape.width, shape.hidden, bias=False, **options)
+        self.up = nn.Linear(shape.width, shape.hidden, bias=False, **options)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=False, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(batch, sequence, width)` of `x` of that shape."""
+        inner = self.norm(x)
         return x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU: each of the two can stream as a block of its own."""
+
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__()
+        self.attention = Attention(shape, **options)
+        self.mlp = Mlp(shape, **options)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return `(batch, sequence, width)` of `x` of that shape."""
+        found: Tensor = self.mlp(self.attention(x, cosine, sine))
+        return found
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

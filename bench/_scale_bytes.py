@@ -1,0 +1,120 @@
+"""Bytes that a configuration needs on each tier, by shapes alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from _decoder import TOKENS_AT_ONCE
+
+if TYPE_CHECKING:
+    from _scale_configurations import Configuration
+
+PROCESS = 4 * 2**30
+"""What Python, torch and a CUDA context take of RAM."""
+STEPPED_AT_ONCE = 2**25
+STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
+"""Numbers the optimizer keeps for a parameter."""
+BF16, FP32 = 2, 4
+
+
+def state_bytes(configuration: Configuration) -> int:
+    """Return what the optimizer keeps beside a bfloat16 weight, its master's half included."""
+    states = STATES[configuration.optimizer]
+    return states * FP32 + BF16 if configuration.master == "split" else states * BF16
+
+
+def streamed_unit(configuration: Configuration) -> int:
+    """Return the parameters of the largest block that streams."""
+    shape = configuration.shape
+    mlp = 3 * shape.width * shape.hidden + shape.width
+    return (
+        max(mlp, shape.block_parameters - mlp) if configuration.halves else shape.block_parameters
+    )
+
+
+def units(configuration: Configuration) -> int:
+    """Return how many blocks stream."""
+    return configuration.shape.blocks * (2 if configuration.halves else 1)
+
+
+def inputs(configuration: Configuration) -> int:
+    """Return the bytes of one input of every block that is computed again."""
+    shape = configuration.shape
+    return units(configuration) * configuration.tokens * shape.width * BF16
+
+
+def host(configuration: Configuration) -> dict[str, int]:
+    """Return RAM by what it is for."""
+    shape, state = configuration.shape, state_bytes(configuration)
+    blocks = shape.blocks * shape.block_parameters
+    parts = {"process": PROCESS}
+    if configuration.subject == "streamed":
+        parts["weights"] = BF16 * blocks
+        parts["optimizer state"] = state * blocks
+        parts["one block on its way"] = BF16 * streamed_unit(configuration)
+        parts["block inputs"] = inputs(configuration)
+    elif configuration.subject == "fsdp2":
+        parts["fp32 weights, gradients and state"] = 16 * shape.parameters
+    elif configuration.subject == "torchao":
+        parts["bf16 weights, gradients and state"] = (
+            BF16 * 2 + BF16 * STATES[configuration.optimizer]
+        ) * shape.parameters
+    return {what: size for what, size in parts.items() if size}
+
+
+def device(configuration: Configuration, pieces: int) -> dict[str, int]:
+    """Return device memory by what it is for, with the batch in so many pieces.
+
+    What is computed with meanwhile (`activations`, `logits`, `stepping`) is an estimate.
+    """
+    shape, state = configuration.shape, state_bytes(configuration)
+    tokens = configuration.tokens // pieces
+    unit, outside = streamed_unit(configuration), shape.outside_parameters
+    parts = {
+        "activations": tokens * (16 * shape.width + 6 * shape.hidden) * BF16,
+        "logits": min(TOKENS_AT_ONCE, tokens) * shape.vocabulary * (BF16 + 3 * FP32),
+        "stepping": 4 * FP32 * min(unit, STEPPED_AT_ONCE),
+    }
+    if configuration.subject == "streamed":
+        states = STATES[configuration.optimizer]
+        parts["embedding and head, trained"] = (2 + states) * BF16 * outside
+        parts["slots"] = 2 * BF16 * unit
+        parts["one block's gradients"] = (BF16 if pieces == 1 else BF16 + FP32) * unit
+        parts["optimizer slots"] = 2 * state * unit
+        return parts
+    parts["block inputs"] = inputs(configuration) // pieces
+    if configuration.subject == "fsdp2":
+        parts["gathered"] = BF16 * (2 * unit + outside) + (BF16 + FP32) * (unit + outside)
+    elif configuration.subject == "torchao":
+        parts["weights"] = BF16 * shape.parameters
+        parts["gradients"] = BF16 * 2 * unit
+    else:
+        # Weights and gradients in bfloat16, the master and the state in float32.
+        kept = FP32 * (1 + STATES[configuration.optimizer])
+        parts["weights, gradients, master and state"] = (2 * BF16 + kept) * shape.parameters
+    return parts
+
+
+def pieces(configuration: Configuration, room: int | None) -> int:
+    """Return the fewest micro-batches that fit the device by this reckoning, else the most."""
+    choices = [
+        number
+        for number in range(1, configuration.samples + 1)
+        if configuration.samples % number == 0
+    ]
+    if configuration.subject == "torchao":
+        return 1  # it offloads gradients as they come, and so cannot add any up
+    if room is None:
+        return choices[0]
+    fitting = (one for one in choices if sum(device(configuration, one).values()) <= 0.9 * room)
+    return next(fitting, choices[-1])
+
+
+def shortage(configuration: Configuration, room: int | None) -> str | None:
+    """Return in a line why it does not fit RAM; None if it does."""
+    parts = host(configuration)
+    total = sum(parts.values())
+    if room is None or total <= room:
+        return None
+    listed = ", ".join(f"{what} {size / 1e9:.1f}" for what, size in parts.items())
+    return f"needs {total / 1e9:.1f} GB of RAM, {room / 1e9:.1f} GB is there: {listed} GB"

@@ -1,0 +1,152 @@
+"""Measures one configuration in this process."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _checks import first_line
+from _decoder import batch_of
+from _scale_bytes import device as device_bytes
+from _scale_bytes import host, pieces, shortage
+from _scale_configurations import GIGA, Configuration
+from _scale_rates import rates, roofline, wait
+from _scale_subjects import MODULES, SUBJECTS
+
+from neaptide.machine import memory
+
+if TYPE_CHECKING:
+    from _scale_subjects import Made
+
+WARM_UP = 2
+"""Steps until the order of blocks is known and the allocator has settled."""
+
+
+def plan(configuration: Configuration, room: int | None = None) -> dict[str, Any]:
+    """Return what would be run, with its computed bytes."""
+    cap = None if configuration.cap_gb is None else configuration.cap_gb * GIGA
+    number = pieces(configuration, cap)
+    return {
+        "key": configuration.key,
+        "case": configuration.case,
+        "model": configuration.model,
+        "parameters": configuration.shape.parameters,
+        "subject": configuration.subject,
+        "optimizer": configuration.optimizer,
+        "master": configuration.master,
+        "clip": configuration.clip,
+        "cap_gb": configuration.cap_gb,
+        "tokens": configuration.tokens,
+        "sequence": configuration.sequence,
+        "micro_batches": number,
+        "computed_device_bytes": device_bytes(configuration, number),
+        "computed_host_bytes": host(configuration),
+        "outcome": "not measured",
+        "reason": shortage(configuration, room),
+    }
+
+
+def refused(configuration: Configuration, device: torch.device) -> dict[str, Any] | None:
+    """Return the row of what cannot be measured here; None if it can."""
+    found = {**plan(configuration), "device": name_of(device)}
+    missing = MODULES.get(configuration.subject)
+    if missing is not None and find_spec(missing) is None:
+        return {**found, "outcome": "missing", "reason": f"pip install {missing}"}
+    reason = None if configuration.tiny else shortage(configuration, memory().room)
+    return None if reason is None else {**found, "outcome": "does not fit", "reason": reason}
+
+
+def measure(configuration: Configuration, device: torch.device) -> dict[str, Any]:
+    """Return the row of one configuration, however it ends."""
+    found = {**plan(configuration), "device": name_of(device)}
+    try:
+        return {**found, **trained(configuration, device, found["micro_batches"])}
+    except torch.OutOfMemoryError as error:
+        return {**found, "outcome": "out of memory", "reason": first_line(error)}
+    except Exception as error:  # noqa: BLE001 - that it fails, and how, is the finding
+        return {**found, "outcome": "failed", "reason": first_line(error)}
+
+
+def trained(configuration: Configuration, device: torch.device, number: int) -> dict[str, Any]:
+    """Cap the memory, measure the machine's rates, then train."""
+    if device.type == "cuda" and configuration.cap_gb is not None:
+        whole = torch.cuda.get_device_properties(device).total_memory
+        share = min(1.0, configuration.cap_gb * GIGA / whole)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+    measured = rates(device, tiny=configuration.tiny)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    made = SUBJECTS[configuration.subject](configuration, device, number)
+    batch = batch_of(configuration.shape, *configuration.batch, device, 0)
+    for _ in range(WARM_UP):
+        made.step(batch)
+    wait(device)
+    before = (0.0, 0.0) if made.moved is None else made.moved()
+    seconds = [timed_step(made, batch, device) for _ in range(configuration.steps)]
+    return {
+        "outcome": "smoke test" if configuration.tiny else "measured",
+        "torch": str(torch.__version__),
+        "seconds_a_step": seconds,
+        "tokens_per_s": batch[0].numel() / statistics.median(seconds),
+        "rates": measured,
+        **bounds(configuration, made, measured, before, seconds, batch[0].shape),
+        **peaks(device),
+        "settings": made.settings,
+    }
+
+
+def name_of(device: torch.device) -> str:
+    """Return the device's name, by which a rerun knows its rows."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def timed_step(made: Made, batch: tuple[torch.Tensor, torch.Tensor], device: torch.device) -> float:
+    """Return the seconds of a step, and of all it has started."""
+    start = time.perf_counter()
+    made.step(batch)
+    wait(device)
+    return time.perf_counter() - start
+
+
+def bounds(
+    configuration: Configuration,
+    made: Made,
+    measured: dict[str, float],
+    before: tuple[float, float],
+    seconds: list[float],
+    shape: torch.Size,
+) -> dict[str, Any]:
+    """Return what a step takes at least by the machine's rates, and the share of that reached."""
+    if configuration.subject not in ("streamed", "resident"):
+        return {"lanes_s": None, "binding_lane": None, "share_of_roofline": None}
+    h2d = d2h = 0.0
+    if made.moved is not None:
+        h2d, d2h = (
+            (after - earlier) / len(seconds)
+            for after, earlier in zip(made.moved(), before, strict=True)
+        )
+    operations = configuration.shape.operations(shape.numel(), shape[1])
+    lanes, binding, least = roofline(measured, operations, h2d, d2h)
+    return {
+        "h2d_bytes_a_step": h2d,
+        "d2h_bytes_a_step": d2h,
+        "operations_a_step": operations,
+        "lanes_s": lanes,
+        "binding_lane": binding,
+        "share_of_roofline": least / statistics.median(seconds),
+    }
+
+
+def peaks(device: torch.device) -> dict[str, int | None]:
+    """Return the most bytes on the device, in use and reserved, and of the process in RAM."""
+    gpu = device.type == "cuda"
+    return {
+        "peak_device_bytes": torch.cuda.max_memory_allocated(device) if gpu else None,
+        "reserved_device_bytes": torch.cuda.max_memory_reserved(device) if gpu else None,
+        "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }

@@ -42,7 +42,8 @@ class Streaming:
         weights: safetensors to read the weights from, see `Shards.open`; left out, the model has
             them.
         pin: register host memory with CUDA, so that copies run beside the computation.
-        lanes: makes a lane of a device and a name.
+        listener: told of each copy on a CPU's lanes, for a timeline.
+        lanes: makes a lane of a device and a name; left out, streams on a GPU and threads on a CPU.
     """
 
     def __init__(
@@ -142,23 +143,18 @@ class Streaming:
             self.optimizer.step()
             self.residency.refresh()
             return
-        streamed = {id(parameter) for block in self.blocks for parameter in block.parameters}
         if not self.settings.in_backward:
             for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
                 self._step(block, following)
-        rest = [
-            parameter
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) in streamed
-        ]
-        held = [parameter.grad for parameter in rest]
-        for parameter in rest:
+        # What is left is stepped where it lies; hooks on the step run for the whole update.
+        streamed = [parameter for block in self.blocks for parameter in block.parameters]
+        held = [parameter.grad for parameter in streamed]
+        for parameter in streamed:
             parameter.grad = None
         try:
             self.optimizer.step()
         finally:
-            for parameter, gradient in zip(rest, held, strict=True):
+            for parameter, gradient in zip(streamed, held, strict=True):
                 parameter.grad = gradient
 
     def _step(self, block: Block, following: Block | None) -> None:

@@ -10,11 +10,12 @@ import torch
 from _decoder import Decoder, Shape, batch_of
 
 from neaptide.recompute import find_blocks
-from neaptide_plugins.layer_streaming.settings import Settings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from neaptide_plugins.layer_streaming.settings import Settings
 
     Span = tuple[str, str, float, float]
     """Lane, what ran, start and end in seconds of `time.perf_counter`."""

@@ -11,6 +11,7 @@ from _decoder import Decoder, Shape, batch_of, loss_fn
 from torch.profiler import ProfilerActivity, profile
 
 from neaptide import HybridTrainer
+from neaptide_plugins.layer_streaming.accounting import held
 from neaptide_plugins.layer_streaming.settings import Settings
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Subject:
             for value in optimizer.state.get(parameter, {}).values()
             if isinstance(value, torch.Tensor)
         ]
-        lent = 0 if self._streaming is None else sum(self._streaming.held().values())
+        lent = 0 if self._streaming is None else sum(held(self._streaming).values())
         return sum(tensor.nbytes for tensor in (*there, *state)) + lent
 
 
@@ -142,7 +143,9 @@ def subjects(size: Size) -> dict[str, Subject]:
 def most_allocated(action: Callable[[], Any]) -> int:
     """Return the most bytes that torch's CPU allocator gave out at a time, beyond those before."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
         action()
     found = profiler.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in found if is_memory(event))

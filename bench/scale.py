@@ -107,7 +107,8 @@ def report(
     listed = compared([rows.get(each.key) or plan(each, room) for each in chosen])
     text = table(listed)
     if options.json:
-        content = {"machine": facts(), "tiny": options.tiny, "rows": listed}
+        machine = None if options.plan else facts()
+        content = {"machine": machine, "tiny": options.tiny, "rows": listed}
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if options.page:
         put_into(options.page, text)

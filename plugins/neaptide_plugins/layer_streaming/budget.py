@@ -75,7 +75,7 @@ def plan(
         device["one block's gradients"] = max(trained, default=0)
     host["optimizer state"] = sum(states)
     if settings.on_device:
-        device["optimizer slots"] = 2 * max(states, default=0)
+        device["optimizer slots"] = settings.optimizer_slots * max(states, default=0)
     return Plan(_nonzero(host), _nonzero(device))
 
 

@@ -63,6 +63,7 @@ def chosen(
         inputs_on_host=config.inputs == "host",
         micro_batches=config.micro_batches,
         on_device=bool(needing) or fast,
+        optimizer_slots=config.optimizer_slots,
         in_backward=in_backward,
         clip="none" if config.clip == "global" else config.clip,
         max_norm=train.clip_norm,

@@ -59,6 +59,12 @@ class LayerStreamingConfig:
         help="where streamed parameters are stepped; `auto` is the device where that is a GPU "
         "and the optimizer can stream its state",
     )
+    optimizer_slots: int = field(
+        2,
+        validator=ge(1),
+        help="blocks whose optimizer state is on the device at once; 1 takes half as much, and "
+        "waits",
+    )
     update: Literal["after_backward", "in_backward"] = field(
         "after_backward",
         help="when: after the backward, with gradients stored on the host, or inside it, block by "

@@ -22,6 +22,7 @@ class Settings:
     micro_batches: int = 1
     on_device: bool = False
     """Whether the optimizer steps on the device."""
+    optimizer_slots: int = 2
     in_backward: bool = False
     """Whether it does so inside the backward, so that gradients are not stored."""
     clip: Clip = "none"

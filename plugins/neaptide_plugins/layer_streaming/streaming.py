@@ -96,6 +96,7 @@ class Streaming:
                 outwards,
                 allocate,
                 split=settings.split_master,
+                slots=settings.optimizer_slots,
             )
         self.applying: Applying | None = None
         if self.updates and settings.in_backward:
@@ -161,7 +162,7 @@ class Streaming:
         updates = self.updates
         assert updates is not None, "asked for updates on the device only"
         if following is not None:
-            updates.prefetch(following)
+            updates.prefetch_next(following)
         if all(parameter.grad is None for parameter in block.parameters):
             return
         gradients = self.gradients.fetched(block)

@@ -53,6 +53,7 @@ class Updates:
         inwards: what copies to the device run on.
         outwards: what copies to the host run on.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        slots: blocks whose state is on the device at once; with one it comes when it is needed.
         split: keep the lower half of a float32 master for bfloat16 parameters.
     """
 
@@ -65,6 +66,7 @@ class Updates:
         allocate: Callable[[int], torch.Tensor],
         *,
         split: bool,
+        slots: int = 2,
     ) -> None:
         self._optimizer = optimizer
         self._residency = residency
@@ -74,7 +76,7 @@ class Updates:
         self._homes = {block.index: self._new_home(block, allocate) for block in residency.blocks}
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
         self._slots = [
-            _Slot(torch.empty(size, dtype=torch.uint8, device=self._device)) for _ in range(2)
+            _Slot(torch.empty(size, dtype=torch.uint8, device=self._device)) for _ in range(slots)
         ]
         self._next = cycle(self._slots)
         self.adopt()
@@ -86,6 +88,11 @@ class Updates:
     def stored(self) -> list[torch.Tensor]:
         """Return the state's places on the host."""
         return [home.flat for home in self._homes.values()]
+
+    def prefetch_next(self, block: Block) -> None:
+        """Start to bring the state of the block that is stepped next, if there is room."""
+        if len(self._slots) > 1:
+            self.prefetch(block)
 
     def prefetch(self, block: Block) -> None:
         """Start to bring a block's state to the device."""

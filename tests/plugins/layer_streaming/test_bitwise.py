@@ -95,6 +95,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "three slots, two ahead": {"max_active_layers": 3, "prefetch_distance": 2},
     "nothing ahead": {"prefetch_distance": 0},
     "device": {"on_device": True},
+    "one slot for state": {"on_device": True, "optimizer_slots": 1},
+    "one, in backward": {"on_device": True, "in_backward": True, "optimizer_slots": 1},
     "in backward": {"on_device": True, "in_backward": True},
     "kept": {"resident": 2},
     "kept, in backward": {"on_device": True, "in_backward": True, "resident": 2},

@@ -154,8 +154,11 @@ def test_what_is_no_file(checkpoint: Path, name: str) -> None:
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for name in ("nothing", "file"):
-        refused(tmp_path / name, f"cannot read .*{name}/manifest.json")
+    refused(tmp_path / "file", "cannot read .*file/manifest.json")
+    (problem,) = verify(tmp_path / "nothing")
+    assert "cannot read " in problem
+    with pytest.raises(CheckpointError, match="there is no checkpoint .*nothing; neaptide ckpt"):
+        load(tmp_path / "nothing")
 
 
 def test_many_problems_are_shown_in_part(checkpoint: Path) -> None:

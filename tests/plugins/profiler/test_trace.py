@@ -229,8 +229,12 @@ def test_somebody_elses_timeline_goes_on(tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_trace_that_cannot_be_written_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "plugins/profiler/trace-00000002-00000003.json").mkdir(parents=True)
-    trainer = run(tmp_path, trace=[2, 3])
+    trainer, batches = tiny_trainer(config_of(tmp_path, trace=[2, 3]), [STEADY_PREDICTOR])
+    with trainer:
+        for batch in batches[:12]:
+            trainer.step(batch)
+            in_the_way = tmp_path / "plugins/profiler/trace-00000002-00000003.json"
+            in_the_way.mkdir(parents=True, exist_ok=True)
     assert "the trace could not be written: IsADirectoryError" in caplog.text
     assert 12 == trainer.state.step
     assert "host" in trainer.report("profiler")

@@ -157,7 +157,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     refused(tmp_path / "file", "cannot read .*file/manifest.json")
     (problem,) = verify(tmp_path / "nothing")
     assert "cannot read " in problem
-    with pytest.raises(CheckpointError, match="there is no checkpoint .*nothing; neaptide ckpt"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*nothing; neaptide ckpt"):
         load(tmp_path / "nothing")
 
 

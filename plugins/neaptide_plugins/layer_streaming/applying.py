@@ -10,6 +10,7 @@ from .clipping import add_squares, clip_per_tensor, coefficient, latest_finite, 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -52,6 +53,10 @@ class Applying:
     def prefetch(self, block: Block) -> None:
         """Start to bring what the step of a block needs."""
         self._updates.prefetch(block)
+
+    def using(self, block: Block) -> AbstractContextManager[None]:
+        """Have a block on the device meanwhile."""
+        return self._updates.using(block)
 
     def __call__(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
         """Step a block that is in use on the device."""

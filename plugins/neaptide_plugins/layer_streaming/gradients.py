@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import cycle
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +14,7 @@ from .layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -26,6 +28,9 @@ class Apply(Protocol):
 
     def prefetch(self, block: Block) -> None:
         """Start to bring what using a block's gradients will need."""
+
+    def using(self, block: Block) -> AbstractContextManager[None]:
+        """Have a block on the device meanwhile, where no backward of its has it there."""
 
     def __call__(self, block: Block, gradients: list[Gradient]) -> None:
         """Use a block's gradients, on the device; None for a parameter without one."""
@@ -44,7 +49,7 @@ class Home:
     """Where a block's gradients lie on the host."""
 
     parameters: list[nn.Parameter]
-    """The trainable ones."""
+    """The trainable ones, and those that were."""
     layout: Layout
     flat: torch.Tensor
     views: list[torch.Tensor]
@@ -126,6 +131,11 @@ class Gradients:
             for parameter in owner.parameters:
                 self._sums.pop(parameter, None)
 
+    def pass_over(self, block: Block) -> None:
+        """Count off a use whose backward was not asked for gradients of parameters."""
+        for owner in block.needs:
+            self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
+
     def take(self, block: Block) -> None:
         """Take the gradients of the block's own and tied parameters: this use is over."""
         for owner in block.needs:
@@ -141,10 +151,12 @@ class Gradients:
             else:
                 self._finished(owner, total)
 
+    @torch.no_grad()
     def arrived(self, block: Block, place: int) -> None:
-        """Take the gradient of one parameter, which is complete, where the graph is kept.
+        """Take the gradient of one parameter, where the graph is kept.
 
-        It is gathered with the block's others until one of another block arrives.
+        It is gathered with the block's others until one of another block arrives. On a GPU each use
+        has its own, as a parameter that was on the host in between has two accumulators.
         """
         parameter = block.parameters[place]
         gradient, parameter.grad = parameter.grad, None
@@ -152,7 +164,8 @@ class Gradients:
             self._finish_arriving()
         if self._arriving is None:
             self._arriving = block, [None] * len(block.parameters)
-        self._arriving[1][place] = gradient
+        gathered = self._arriving[1]
+        gathered[place] = _sum(gathered[place], None if gradient is None else gradient.detach())
 
     def _finish_arriving(self) -> None:
         if self._arriving is not None:
@@ -164,7 +177,9 @@ class Gradients:
         self._finish_arriving()
         for index, total in list(self._pending.items()):
             del self._pending[index]
-            self._finished(self._blocks[index], total)
+            block = self._blocks[index]
+            with nullcontext() if self._apply is None else self._apply.using(block):
+                self._finished(block, total)
         self._uses.clear()
         for home in self._homes.values():
             home.written.finish()
@@ -193,15 +208,22 @@ class Gradients:
 
     def fetched(self, block: Block) -> list[Gradient]:
         """Return a block's gradients on the device, valid until two more are fetched."""
-        home, staging = self.home(block), next(self._next)
-        staging.free.wait()
+        home = self.home(block)
+        home.written.finish()
+        for place, parameter in enumerate(home.parameters):
+            if parameter.grad is None:
+                home.present.discard(place)
+            elif parameter.grad is not home.views[place]:  # somebody's own, in its place
+                home.views[place].copy_(parameter.grad)
+                home.present.add(place)
+        staging = self._staged(home)
         device, host = staging.flat[: home.layout.bytes], home.flat
 
         def fetch() -> None:
             device.copy_(host, non_blocking=True)
 
         name = f"fetch gradients of {block.name}"
-        self._lane.submit(name, fetch, (home.written, computed(self._device))).wait()
+        self._lane.submit(name, fetch, (computed(self._device),)).wait()
         found: dict[int, torch.Tensor] = {}
         for place, view in enumerate(home.layout.views(device)):
             if place in home.present:
@@ -209,13 +231,24 @@ class Gradients:
         return [found.get(id(parameter)) for parameter in block.parameters]
 
     def home(self, block: Block) -> Home:
-        """Return the block's place on the host, made anew where other parameters train now."""
-        wanted = [parameter for parameter in block.parameters if parameter.requires_grad]
-        home = self._homes.get(block.index)
-        if home is None or [id(one) for one in wanted] != [id(one) for one in home.parameters]:
-            layout = Layout.of(wanted)
-            flat = self._allocate(layout.bytes)
-            home = self._homes[block.index] = Home(wanted, layout, flat, layout.views(flat))
+        """Return the block's place on the host, made anew where more parameters train now."""
+        old = self._homes.get(block.index)
+        roomy = {} if old is None else dict(zip(old.parameters, old.views, strict=True))
+        wanted = [one for one in block.parameters if one.requires_grad or one in roomy]
+        if old is not None and len(wanted) == len(roomy):
+            return old
+        layout = Layout.of(wanted)
+        flat = self._allocate(layout.bytes)
+        home = self._homes[block.index] = Home(wanted, layout, flat, layout.views(flat))
+        if old is not None:
+            old.written.finish()
+            held = {old.parameters[place] for place in old.present}
+            home.present = {place for place, one in enumerate(wanted) if one in held}
+            for place in home.present:
+                parameter, before = wanted[place], roomy[wanted[place]]
+                home.views[place].copy_(before)
+                if parameter.grad is before:
+                    parameter.grad = home.views[place]
         return home
 
     # -- inside --------------------------------------------------------------------------------
@@ -237,10 +270,8 @@ class Gradients:
             self._store(block, gradients)
 
     def _store(self, block: Block, gradients: list[Gradient]) -> None:
-        home, staging = self.home(block), next(self._next)
-        if staging.flat.nbytes < home.layout.bytes:
-            staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
-        staging.free.wait()
+        home = self.home(block)
+        staging = self._staged(home)
         device, host = staging.flat[: home.layout.bytes], home.flat
         if home.present:
 
@@ -261,6 +292,14 @@ class Gradients:
 
         ticket = self._lane.submit(f"gradients of {block.name}", leave, (computed(self._device),))
         staging.free = home.written = ticket
+
+    def _staged(self, home: Home) -> _Staging:
+        """Return a buffer that nothing uses any more, large enough."""
+        staging = next(self._next)
+        staging.free.wait()  # before its memory goes, too, where a larger one takes its place
+        if staging.flat.nbytes < home.layout.bytes:
+            staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
+        return staging
 
     def _new_staging(self, size: int) -> _Staging:
         return _Staging(torch.empty(size, dtype=torch.uint8, device=self._device))

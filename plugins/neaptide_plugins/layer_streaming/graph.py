@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from neaptide.recompute import ChangedInPlaceError
 
+from .recompute import weights_changed
 from .tensors import Found, replaced
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class _Weight:
     strides: tuple[int, ...]
     offset: int
     """In bytes, from the block's first one."""
+    changes: int
+    """Of which update it is."""
 
 
 @attrs.frozen(eq=False)
@@ -91,14 +94,19 @@ class Preserved:
         if owner is None:
             return _Kept(tensor, tensor._version)
         offset = int(tensor.storage_offset()) * tensor.element_size()
-        return _Weight(owner, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        return _Weight(owner, tensor.dtype, shape, strides, offset, owner.changes)
 
     def _unpack(self, saved: _Weight | _Kept) -> torch.Tensor:
         if isinstance(saved, _Weight):
+            if saved.changes != saved.block.changes:
+                raise ChangedInPlaceError(weights_changed(saved.block.name))
             flat = self.residency.visit(saved.block, self.block)
             typed = flat[saved.offset :]
             typed = typed[: typed.nbytes // saved.dtype.itemsize * saved.dtype.itemsize]
-            return typed.view(saved.dtype).as_strided(saved.shape, saved.strides)
+            weight = typed.view(saved.dtype).as_strided(saved.shape, saved.strides)
+            # A graph of the backward (create_graph) would hold what soon is another block's.
+            return weight.clone() if torch.is_grad_enabled() else weight
         if saved.tensor._version != saved.version:
             msg = (
                 f"a tensor that the backward of block {self.block.name!r} needs was changed in "

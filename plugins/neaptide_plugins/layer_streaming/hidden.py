@@ -13,8 +13,10 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OWN = frozenset([*vars(nn.Module()), "forward", "_compiled_call_impl", "_is_full_backward_hook"])
-"""What torch and the streaming itself keep in a module."""
+_OWN = frozenset(
+    [*vars(nn.Module()), "forward", "_compiled_call_impl", "_is_full_backward_hook"]
+) - {"training"}
+"""What torch and the streaming itself keep in a module, its mode aside."""
 
 
 @attrs.frozen(eq=False)

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from neaptide.recompute import Kept
+from neaptide.recompute import ChangedInPlaceError, Kept
 
 from .lanes import DONE, Lane, Ticket, computed
 
@@ -65,7 +65,7 @@ class Inputs:
             here = tensor.device.type == self._device.type
             if isinstance(kept, Kept) and tensor.requires_grad and here:
                 call.waiting.append((kept, self._moved(tensor, version, kept)))
-                kept.tensor = torch.empty(0, dtype=tensor.dtype)
+                kept.tensor = _emptied(kept.tensor)
         if call.waiting:
             self._calls.append(weakref.ref(call))
 
@@ -74,6 +74,13 @@ class Inputs:
         for _, waiting in call.waiting:
             self._fetch(waiting)
         for kept, waiting in call.waiting:
+            if kept.tensor._version != kept.version:
+                # Perhaps while it was copied.
+                msg = (
+                    f"an input of block {call.unit.block.name!r} was changed in place between its "
+                    f"forward and backward; make the change on a copy, or exclude the block"
+                )
+                raise ChangedInPlaceError(msg)
             waiting.arrival.wait()
             assert waiting.device is not None, "it was fetched"
             kept.tensor, kept.version = waiting.device, waiting.device._version
@@ -117,6 +124,7 @@ class Inputs:
         def copy() -> None:
             device.copy_(place, non_blocking=True)
 
+        self._inwards.hold(device)  # nobody waits for it where its backward does not come
         after = (computed(self._device), waiting.left)
         waiting.arrival = self._inwards.submit("inputs return", copy, after)
         waiting.device = device
@@ -131,6 +139,13 @@ class Inputs:
     def _returned(self, host: torch.Tensor, ticket: Ticket) -> None:
         # The fetches were waited for, on the stream on which the next copy waits in turn.
         self._pool.setdefault(host.nbytes, []).append((host, ticket))
+
+
+def _emptied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without storage that counts the changes of the original."""
+    emptied = tensor.detach()
+    emptied.data = tensor.new_empty(0)
+    return emptied
 
 
 def _shaped(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,6 +16,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     Listener = Callable[[str, str, float, float], None]
     """`listener(lane, what, start, end)`: times of `time.perf_counter`."""
@@ -102,11 +104,12 @@ class ThreadLane:
 
 
 class _Recorded:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event, self._device = event, device
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        # The lane's device: another one may be the current device.
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def finish(self) -> None:
         self._event.synchronize()
@@ -131,7 +134,7 @@ class StreamLane:
                 work()
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             event.record(self._stream)
-        return _Recorded(event)
+        return _Recorded(event, self._device)
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Tell the allocator that the stream reads it."""
@@ -147,10 +150,15 @@ def lane_for(device: torch.device, name: str, listener: Listener | None = None) 
     return StreamLane(device) if device.type == "cuda" else ThreadLane(name, listener)
 
 
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current device meanwhile."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def computed(device: torch.device) -> Ticket:
     """Return a ticket for everything that has been asked of `device` so far."""
     if device.type != "cuda":
         return DONE
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     event.record(torch.cuda.current_stream(device))
-    return _Recorded(event)
+    return _Recorded(event, device)

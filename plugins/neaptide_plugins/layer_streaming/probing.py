@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from .call import Call
 
+_SAMPLE = 4096
+"""Elements that tell whether a tensor is another one."""
+
 
 def probe(call: Call) -> None:
     """Compare pieces with the whole once, so that nothing is split that is no batch."""
@@ -74,6 +77,14 @@ def _evaluated(call: Call) -> Iterator[None]:
 def ways_out(block: str) -> str:
     """Return what to do about a batch that cannot be split."""
     return f"set micro_batches = 1, or exclude {block!r} from layer streaming"
+
+
+def sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Return copies of some elements: a tensor that leaves the device is not held there by them."""
+    bare = tensor.detach()
+    if bare.layout != torch.strided or bare.numel() <= _SAMPLE:
+        return bare.clone()
+    return bare.reshape(-1)[:: -(-bare.numel() // _SAMPLE)].clone()
 
 
 def is_close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch.autograd.function import once_differentiable
 
-from neaptide.recompute import record
+from neaptide.recompute import ChangedInPlaceError, record
 
 from .call import Call
+from .lanes import current
 from .tensors import Found, replaced
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Recomputed:
     probed: bool = False
     hooked: bool = True
     """Whether what its forward's graph saves is dropped at once: not where it uses torch.func."""
-    watched: int = 0
-    """Calls whose second forward is compared with the first."""
+    seen: int = 0
+    """Calls with gradients so far."""
     calls: weakref.WeakSet[Call] = attrs.field(factory=weakref.WeakSet)
     """Those between their forward and their backward."""
 
@@ -86,12 +86,21 @@ class Recomputed:
         # The first call tells whether inputs are changed; until then they are kept as copies.
         arguments, _ = record(args, kwargs, _nowhere, copied=self.changes_inputs is not False)
         inputs = [tensor for tensor, _, _ in arguments.passed]
-        call = Call(self, arguments, args, kwargs, inputs, shared)
+        call = Call(self, arguments, args, kwargs, inputs, shared, self.weights())
         self.calls.add(call)
         anchor = torch.zeros((), requires_grad=bool(streamed))
         outputs = _Function.apply(call, anchor, *shared, *inputs)  # type: ignore[no-untyped-call]  # torch leaves it so
         self.gradients.expect(self.block)
         return call.finish(outputs)
+
+    def weights(self) -> tuple[int, ...]:
+        """Return which weights the block has now: they change at an update."""
+        return tuple(owner.changes for owner in self.block.needs)
+
+    def check_weights(self, before: tuple[int, ...]) -> None:
+        """Raise ChangedInPlaceError where the block has other weights by now."""
+        if before != self.weights():
+            raise ChangedInPlaceError(weights_changed(self.block.name))
 
     @contextmanager
     def using(self, moment: Moment) -> Iterator[None]:
@@ -101,7 +110,8 @@ class Recomputed:
         own = [(owner, one) for owner in self.block.needs for one in owner.parameters]
         versions = [one._version for _, one in own]
         try:
-            with self.residency.use(self.block, moment):
+            # Its random state is that of the current device.
+            with current(self.residency.device), self.residency.use(self.block, moment):
                 yield
         finally:
             torch.set_autocast_cache_enabled(cached)
@@ -160,17 +170,52 @@ class _Function(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         call, ctx.call = ctx.call, None  # what it keeps is let go of, block by block
         if call is None:
             msg = (
                 f"block {ctx.name!r} is run backward a second time: its inputs are kept for one "
                 f"backward only (retain_graph, or a tensor of the block's graph that another part "
-                f"of the model holds on to)"
+                f"of the model holds on to); set mode = 'graph'"
             )
             raise RuntimeError(msg)
-        return (None, None, *call.backward(gradients))
+        anchor, _ = ctx.next_functions[0]
+        own_too = anchor is None or torch._C._will_engine_execute_node(anchor)
+        twice = torch.is_grad_enabled()
+        with torch.no_grad():
+            found = call.backward(gradients, own_too=own_too)
+        return (None, None, *(_once(ctx.name, found) if twice else found))
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that cannot be differentiated; what torch has for it lets constant ones pass."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.name = name
+        return tuple(gradient.view_as(gradient) for gradient in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
+        msg = (
+            f"block {ctx.name!r} is differentiated twice (create_graph), which computing it again "
+            f"does not allow for; set mode = 'graph', or exclude the block"
+        )
+        raise RuntimeError(msg)
+
+
+def _once(name: str, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    given = [one.detach().requires_grad_() for one in gradients if one is not None]
+    guarded = iter(_Once.apply(name, *given))  # type: ignore[no-untyped-call]  # torch leaves it so
+    return [None if one is None else next(guarded) for one in gradients]
+
+
+def weights_changed(block: str) -> str:
+    """Return what to say of a backward through weights that are not there any more."""
+    return (
+        f"the weights of block {block!r} have changed since the forward whose backward this is (an "
+        f"update in between?); run the backward first"
+    )
 
 
 def _nowhere(_: torch.Tensor) -> None:

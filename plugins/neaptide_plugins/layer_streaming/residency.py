@@ -120,6 +120,7 @@ class Residency:
         """Note that a block's new weights are on their way to the host."""
         assert block.slot is not None, "they leave from its slot"
         block.slot.leaving = block.written = ticket
+        block.changes += 1
 
     def owner(self, tensor: torch.Tensor) -> Block | None:
         """Return the block in whose slot `tensor` lies, if any."""
@@ -165,6 +166,7 @@ class Residency:
 
     def changed(self, block: Block) -> None:
         """Forget a block's copy on the device; a kept one is fetched anew when next used."""
+        block.changes += 1
         if block.slot is None:
             return
         if self._is_kept(block):
@@ -178,9 +180,9 @@ class Residency:
         if slot is None:
             return
         assert not block.users, "a block in use does not leave"
+        block.arrival.finish()  # before others get its memory
         slot.views.pop(block.index, None) if slot not in self.slots else None
         if slot in self.slots:
-            block.arrival.finish()
             slot.free = computed(self.device)
             if self._poison:
                 flat = slot.flat
@@ -197,7 +199,10 @@ class Residency:
     # -- inside --------------------------------------------------------------------------------
 
     def _new_slot(self, size: int) -> Slot:
-        return Slot(torch.empty(size, dtype=torch.uint8, device=self.device))
+        flat = torch.empty(size, dtype=torch.uint8, device=self.device)
+        # The allocator gives memory that is still computed with: what comes later waits by itself,
+        # a lane does not.
+        return Slot(flat, free=computed(self.device))
 
     def _is_kept(self, block: Block) -> bool:
         return block.slot is not None and block.slot not in self.slots

@@ -14,6 +14,7 @@ from .stepping import LO, Item, state_layout, step_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -75,9 +76,9 @@ class Updates:
         self._split = split
         self._homes = {block.index: self._new_home(block, allocate) for block in residency.blocks}
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
-        self._slots = [
-            _Slot(torch.empty(size, dtype=torch.uint8, device=self._device)) for _ in range(slots)
-        ]
+        flats = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(slots)]
+        # Until what was computed in the same memory before is over.
+        self._slots = [_Slot(flat, free=computed(self._device)) for flat in flats]
         self._next = cycle(self._slots)
         self.adopt()
 
@@ -88,6 +89,10 @@ class Updates:
     def stored(self) -> list[torch.Tensor]:
         """Return the state's places on the host."""
         return [home.flat for home in self._homes.values()]
+
+    def using(self, block: Block) -> AbstractContextManager[None]:
+        """Have a block on the device for its step."""
+        return self._residency.use(block, "update")
 
     def prefetch_next(self, block: Block) -> None:
         """Start to bring the state of the block that is stepped next, if there is room."""

@@ -1,0 +1,164 @@
+"""Backwards off the beaten track: the resident gradients, or one line that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from streamed import (
+    CPU,
+    WAYS,
+    Sleepy,
+    assert_same,
+    batch_of,
+    blocks_of,
+    optimizer_of,
+    train,
+)
+from torch import nn
+from torch.nn import functional
+from zoo_blocks import linear, odd, stacked
+from zoo_layers import WIDTH, Stack
+
+from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.streaming import Streaming
+
+PLAIN = stacked(linear)
+MORE = {**WAYS, "graph": {"mode": "graph"}, "graph, device": {"mode": "graph", "on_device": True}}
+
+
+def dropped(block: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + functional.dropout(block.linear(x), 0.5, block.training)
+
+
+@pytest.mark.parametrize("way", MORE)
+def test_a_use_whose_result_is_left_alone(way: str) -> None:
+    def call(model: Any, step: int) -> torch.Tensor:
+        model.blocks[3](batch_of(50 + step).requires_grad_())
+        return model(batch_of(step))
+
+    assert_same(train(PLAIN, None, call=call), train(PLAIN, MORE[way], call=call))
+
+
+@pytest.mark.parametrize("way", MORE)
+def test_a_model_set_to_evaluate_before_the_backward(way: str) -> None:
+    def call(model: nn.Module, step: int) -> torch.Tensor:
+        model.train()
+        loss = model(batch_of(step))
+        model.eval()
+        with torch.no_grad():
+            model(batch_of(9))
+        return loss
+
+    make = stacked(dropped)
+    assert_same(train(make, None, call=call, steps=5), train(make, MORE[way], call=call, steps=5))
+
+
+@pytest.mark.parametrize("way", MORE)
+def test_gradients_of_inputs_alone_leave_the_parameters_as_they_are(way: str) -> None:
+    def call(model: nn.Module, step: int) -> torch.Tensor:
+        x = batch_of(step).requires_grad_()
+        (slope,) = torch.autograd.grad(model(x), x)
+        return model(x.detach() + 0.1 * slope.sign())
+
+    assert_same(train(PLAIN, None, call=call), train(PLAIN, MORE[way], call=call))
+
+
+class Ending(Stack):
+    """What comes out of its last block is summed: that gradient depends on nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(odd(lambda block, x: x + block.linear(x).tanh()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def penalized(model: nn.Module, step: int) -> torch.Tensor:
+    x = batch_of(step).requires_grad_()
+    loss = model(x)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + slope.square().sum()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_second_derivative_ends_in_a_line_with_a_way_out(way: str) -> None:
+    for make in (PLAIN, Ending):
+        with pytest.raises(RuntimeError, match=r"block 'blocks\.\d' is differentiated twice") as it:
+            train(make, WAYS[way], call=penalized)
+        assert "\n" not in str(it.value)
+        assert "mode = 'graph'" in str(it.value)
+
+
+@pytest.mark.parametrize("way", ["graph", "graph, device"])
+def test_a_second_derivative_where_the_graph_is_kept(way: str) -> None:
+    for make in (PLAIN, Ending):
+        resident = train(make, None, call=penalized)
+        assert_same(resident, train(make, MORE[way], call=penalized))
+
+
+@pytest.mark.parametrize("way", MORE)
+def test_weights_that_an_update_has_changed_since_the_forward(way: str) -> None:
+    torch.manual_seed(0)
+    model = Ending()
+    streaming = Streaming(
+        model,
+        blocks_of(model),
+        optimizer_of(model),
+        CPU,
+        Settings(poison=True, **MORE[way]),
+        lanes=lambda _, name: Sleepy(name),
+    )
+    first, second = model(batch_of(0)), model(batch_of(1))
+    first.backward()
+    streaming.gradients.flush()
+    streaming.step()
+    with pytest.raises(RuntimeError, match=r"block 'blocks\.\d'.* changed") as caught:
+        second.backward()
+    assert "\n" not in str(caught.value)
+    streaming.close()
+
+
+@pytest.mark.parametrize("where", [False, True])
+def test_an_input_changed_in_place_after_the_block(where: bool) -> None:  # noqa: FBT001 - pytest's
+    class Changing(Stack):
+        def __init__(self) -> None:
+            super().__init__(odd(lambda block, x: block.linear(x * 2)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for block in self.blocks:
+                x += block(x)
+            return self.head(x).square().mean()
+
+    with pytest.raises(RuntimeError, match="changed in place"):
+        train(Changing, {"inputs_on_host": where})
+
+
+def test_chance_of_its_own_that_begins_late_is_refused() -> None:
+    generator = torch.Generator()
+
+    def late(block: Any, x: torch.Tensor) -> torch.Tensor:
+        block.seen += 1
+        noise = torch.rand(WIDTH, generator=generator) if block.seen > 3 else 1
+        return x + block.linear(x) * noise
+
+    make = stacked(late, seen=lambda: torch.zeros(()))
+    with pytest.raises(RuntimeError, match="returned something else the second time"):
+        train(make, {}, steps=10)
+
+
+def test_two_uses_in_a_row_whose_gradients_arrive_one_after_the_other() -> None:
+    """On a GPU each use has an accumulator of its own, as the parameter was elsewhere between."""
+    model = PLAIN()
+    streaming = Streaming(model, blocks_of(model), optimizer_of(model), CPU, Settings(mode="graph"))
+    block = streaming.blocks[1]
+    for value in (1.0, 2.0):
+        block.parameters[0].grad = torch.full_like(block.parameters[0], value)
+        streaming.gradients.arrived(block, 0)
+    streaming.gradients.flush()
+    assert torch.equal(torch.full_like(block.parameters[0], 3.0), block.parameters[0].grad)
+    streaming.close()

@@ -1,0 +1,89 @@
+"""How long a provider takes: medians of repeated runs, on copies of what an op would write to."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .agreement import disagreements
+from .timings import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .provider import Provider
+    from .query import Query
+    from .spec import OpSpec
+
+_WARM_UP = 3
+_SECONDS = 0.1
+_AT_LEAST = 5
+
+
+def time_providers(
+    spec: OpSpec, providers: Iterable[Provider], query: Query, arguments: Sequence[Any]
+) -> tuple[tuple[Timing, ...], dict[str, str]]:
+    """Time each provider in each of its configs; return timings, fastest first, and refusals.
+
+    One that does not agree with the reference on the op's samples is refused, not timed. The
+    arguments' copies are written to again and again: what is timed is work, not its result.
+    """
+    device = _device(arguments)
+    timings: list[Timing] = []
+    refused: dict[str, str] = {}
+    for provider in providers:
+        for config in provider.configs(query) or ({},):
+            wrong = _wrong(spec, provider, device, config)
+            if wrong:
+                refused[provider.name] = wrong
+                continue
+            seconds = median_seconds(
+                lambda run=provider.run, config=config: run(*arguments, **config),  # type: ignore[misc]  # bound at once
+                device,
+            )
+            timings.append(Timing(provider.name, provider.version, config, seconds))
+    return tuple(sorted(timings, key=lambda timing: timing.seconds)), refused
+
+
+def median_seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the median seconds of one call; on a GPU by events, each call beginning when idle."""
+    for _ in range(_WARM_UP):
+        run()
+    once = _timed(run, device)
+    return statistics.median(
+        _timed(run, device)
+        for _ in range(max(_AT_LEAST, min(200, int(_SECONDS / max(once, 1e-9)))))
+    )
+
+
+def _timed(run: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch leaves it so
+        torch.cuda.synchronize(device)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize(device)
+        return float(start.elapsed_time(end)) / 1e3
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _wrong(spec: OpSpec, provider: Provider, device: torch.device, config: Any) -> str | None:
+    for sample in spec.samples(device):
+        problems = disagreements(spec, provider, sample.arguments, config)
+        if problems:
+            return f"{sample.name}: {problems[0]}"
+    return None
+
+
+def _device(arguments: Sequence[Any]) -> torch.device:
+    for value in arguments:
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, torch.Tensor):
+                return each.device
+    return torch.device("cpu")

@@ -1,0 +1,132 @@
+"""What is asked of a provider: everything but the numbers in the tensors."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ALIGNMENT = 16
+
+
+@attrs.frozen
+class TensorFacts:
+    """One tensor argument, or a list of them taken together."""
+
+    dtype: torch.dtype | None
+    """None where those of a list differ, and of an empty list."""
+    shape: tuple[int, ...]
+    """Of a list: `(elements,)`, all together."""
+    contiguous: bool
+    aligned: bool
+    """It starts at a multiple of 16 bytes."""
+    requires_grad: bool = False
+    count: int | None = None
+    """How many tensors a list has; None for a tensor."""
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return torch.Size(self.shape).numel()
+
+
+@attrs.frozen
+class Query:
+    """One call as a provider sees it before it runs; equal for calls that cannot differ to it."""
+
+    op: str
+    device: str
+    """`"cpu"` or `"cuda"`; `"mixed"` where tensors lie on several."""
+    capability: tuple[int, int] | None
+    """CUDA's, such as `(9, 0)`."""
+    tensors: tuple[tuple[str, TensorFacts | None], ...]
+    """By argument; None for an optional tensor that is not given."""
+    options: tuple[tuple[str, Any], ...]
+    """Arguments that are no tensors."""
+    deterministic: bool
+    """`torch.use_deterministic_algorithms` is on."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the facts of a tensor, or the value of another argument."""
+        for known, value in (*self.tensors, *self.options):
+            if known == name:
+                return value
+        raise KeyError(name)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Short names of the tensors' dtypes, in the order of the arguments."""
+        return tuple(
+            "-"
+            if facts is None
+            else "mixed"
+            if facts.dtype is None
+            else str(facts.dtype).removeprefix("torch.")
+            for _, facts in self.tensors
+        )
+
+    @property
+    def bucket(self) -> int:
+        """The elements of the largest tensor, rounded up to a power of two."""
+        largest = max((facts.elements for _, facts in self.tensors if facts is not None), default=0)
+        return 1 << max(0, largest - 1).bit_length() if largest else 0
+
+
+def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
+    """Return the query of a call: `arguments` in the order of `names`, all of them given."""
+    tensors: list[tuple[str, TensorFacts | None]] = []
+    options: list[tuple[str, Any]] = []
+    devices: set[torch.device] = set()
+    for name, value in zip(names, arguments, strict=True):
+        if isinstance(value, torch.Tensor):
+            tensors.append((name, _facts(value)))
+            devices.add(value.device)
+        elif _is_list_of_tensors(value):
+            tensors.append((name, _facts_together(value)))
+            devices.update(tensor.device for tensor in value)
+        else:
+            options.append((name, tuple(value) if isinstance(value, list) else value))
+    kinds = {device.type for device in devices}
+    device = kinds.pop() if len(devices) == 1 else "mixed" if devices else "cpu"
+    capability = capability_of(next(iter(devices)).index or 0) if device == "cuda" else None
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return Query(op, device, capability, tuple(tensors), tuple(options), deterministic)
+
+
+@cache
+def capability_of(index: int) -> tuple[int, int]:
+    """Return a CUDA device's capability."""
+    return torch.cuda.get_device_capability(index)
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(element, torch.Tensor) for element in value
+    )
+
+
+def _facts(tensor: torch.Tensor) -> TensorFacts:
+    return TensorFacts(
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.is_contiguous(),
+        tensor.data_ptr() % _ALIGNMENT == 0,
+        tensor.requires_grad,
+    )
+
+
+def _facts_together(tensors: Sequence[torch.Tensor]) -> TensorFacts:
+    dtypes = {tensor.dtype for tensor in tensors}
+    return TensorFacts(
+        dtypes.pop() if len(dtypes) == 1 else None,
+        (sum(tensor.numel() for tensor in tensors),),
+        all(tensor.is_contiguous() for tensor in tensors),
+        all(tensor.data_ptr() % _ALIGNMENT == 0 for tensor in tensors),
+        any(tensor.requires_grad for tensor in tensors),
+        len(tensors),
+    )

@@ -1,0 +1,94 @@
+"""What an op is: its reference, which alone says what it computes, and what torch must know."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+NAMESPACE = "neaptide"
+_NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
+# torch's functionalization passes every argument by its name to a function with these of its own.
+_TAKEN = frozenset({"mode", "self"})
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """Arguments to try an op on: small ones for checks, large ones for timings."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    """In the order of the schema, fresh tensors that the op may write to."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class OpSpec:
+    """One op: what it computes, and how providers of it are judged."""
+
+    name: str = attrs.field()
+    """`"quantize_int8"`, in the namespace `neaptide`, or `"yours::name"`."""
+    summary: str
+    """One line for `neaptide kernels list`."""
+    reference: Callable[..., Any]
+    """Plain torch on any device, float64 included; its annotations give the schema."""
+    fake: Callable[..., Any]
+    """Returns empty tensors of the results' shapes and dtypes for the same arguments."""
+    samples: Callable[[torch.device], Iterable[Sample]]
+    """Yields small arguments, by which `check_provider` judges and a first launch is tried."""
+    large: Callable[[torch.device], Iterable[Sample]]
+    """Yields arguments of the sizes that training has, for `kernels bench` and `tune`."""
+    mutates: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    """Arguments written in place."""
+    check: Callable[..., None] | None = None
+    """Raises ValueError for arguments that do not go together, before any provider runs."""
+    setup_context: Callable[..., None] | None = None
+    """`setup_context(ctx, inputs, output)`, as `torch.library.register_autograd` takes it."""
+    backward: Callable[..., Any] | None = None
+    """`backward(ctx, *gradients)`; without one the op has no derivative."""
+    flops: Callable[..., int] | None = None
+    """`flops(*shapes, out_shape)` for `torch.utils.flop_counter`."""
+    traffic: Callable[..., int] | None = None
+    """`traffic(*arguments)`: bytes it must at least read and write, for bandwidth in a bench."""
+    tolerances: Mapping[torch.dtype, float] = attrs.field(factory=dict)
+    """By dtype of a result: `|result - reference| / |reference|` (norms) that is still right.
+
+    The reference is computed in float64 then. A dtype that is not there must agree to the bit with
+    the reference at the arguments' own dtypes.
+    """
+    agree: Callable[[Any, Any], Iterable[str]] | None = None
+    """`agree(expected, got)` yields what is wrong, where norms cannot tell; over tensors as
+    `agreement.outcome` lists them."""
+    deterministic: bool = True
+    """The reference gives the same bits each time."""
+
+    @name.validator
+    def _check_name(self, _: Any, value: str) -> None:
+        if not _NAME.fullmatch(value):
+            msg = f"an op's name is lower_case or namespace::lower_case (got {value!r})"
+            raise ValueError(msg)
+
+    @property
+    def qualified(self) -> str:
+        """The name with its namespace, as `torch.ops` has it."""
+        return self.name if "::" in self.name else f"{NAMESPACE}::{self.name}"
+
+    def schema(self) -> str:
+        """Return the schema that the reference's annotations give."""
+        schema: str = torch.library.infer_schema(self.reference, mutates_args=self.mutates)
+        return schema
+
+
+def argument_names(op: Any) -> tuple[str, ...]:
+    """Return the names of an op's arguments; ValueError where torch.compile would trip on one."""
+    names = tuple(argument.name for argument in op._schema.arguments)  # noqa: SLF001 - no public name
+    taken = _TAKEN.intersection(names)
+    if taken:
+        name = op._schema.name  # noqa: SLF001 - as above
+        msg = f"op {name}: torch.compile takes the name {min(taken)!r} for itself; rename it"
+        raise ValueError(msg)
+    return names

@@ -1,0 +1,109 @@
+"""What was measured on this machine, by op, dtypes and size, in a JSON file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from neaptide.errors import NeaptideError
+from neaptide.replacing import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .query import Query
+
+_VERSION = 1
+
+
+@attrs.frozen
+class Timing:
+    """One way to run an op, and how long it took."""
+
+    provider: str
+    version: str
+    """The provider's; a timing of another one counts no longer."""
+    config: Mapping[str, Any]
+    seconds: float
+    """Median of the repetitions."""
+
+
+def default_path() -> Path:
+    """Return where timings are kept: `$NEAPTIDE_CACHE_DIR`, else the user's cache directory."""
+    own = os.environ.get("NEAPTIDE_CACHE_DIR")
+    if own:
+        return Path(own) / "kernels.json"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "neaptide" / "kernels.json"
+
+
+def key_of(query: Query) -> str:
+    """Return under what a query's timings are kept.
+
+    The exact shape is not in it: a table of one batch size must serve the next.
+    """
+    machine = torch.cuda.get_device_name() if query.device == "cuda" else "cpu"
+    parts = (machine, torch.__version__, query.op, *query.dtypes, str(query.bucket))
+    return "|".join(parts)
+
+
+def read(path: Path) -> dict[str, tuple[Timing, ...]]:
+    """Return what a file holds, nothing where there is none; NeaptideError where it is damaged."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        msg = f"cannot read the kernels' timings in {path}: {error.strerror}"
+        raise NeaptideError(msg) from error
+    try:
+        content = json.loads(text)
+        if content["version"] != _VERSION:
+            return {}
+        return {
+            key: tuple(
+                Timing(
+                    str(one["provider"]), str(one["version"]), one["config"], float(one["seconds"])
+                )
+                for one in timings
+            )
+            for key, timings in content["timings"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"the kernels' timings in {path} are damaged; delete the file and tune again"
+        raise NeaptideError(msg) from error
+
+
+def merge(path: Path, measured: Mapping[str, tuple[Timing, ...]]) -> None:
+    """Add timings to a file that other processes may be writing at the same time.
+
+    A key's timings are replaced as a whole, the last writer's standing.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_name(f"{path.name}.lock")):
+            timings = {**read(path), **measured}
+            content = {
+                "version": _VERSION,
+                "timings": {
+                    key: [attrs.asdict(one) for one in timings[key]] for key in sorted(timings)
+                },
+            }
+            replace_file(path, json.dumps(content, indent=1).encode())
+    except OSError as error:
+        msg = f"cannot write the kernels' timings to {path}: {error.strerror}"
+        raise NeaptideError(msg) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,27 @@
+"""All ops that ship with Neaptide: importing this defines them, and imports no Triton."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import int8
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from neaptide.kernels import Provider
+
+    from .shipping import Shipped
+
+_FOLDERS = (int8,)
+
+
+def triton_providers() -> tuple[Provider, ...]:
+    """Return the Triton provider of every op that has one."""
+    return tuple(provider for folder in _FOLDERS for provider in folder.TRITON)
+
+
+def shipped() -> Iterator[Shipped]:
+    """Yield every kernel as it is launched, to be compiled without a GPU."""
+    for folder in _FOLDERS:
+        yield from folder.shipped()

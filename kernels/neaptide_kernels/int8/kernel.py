@@ -1,0 +1,127 @@
+"""Int8 by groups in Triton: tiles of whole groups, or of pieces of groups that are too long."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from neaptide_kernels.device import narrow, round_half_even, uniform
+
+_SMALLEST: tl.constexpr = tl.constexpr(2.0**-120)
+
+
+@triton.jit
+def _encode(values, inverse, zero, positions, first_key, second_key, affine, stochastic):
+    scaled = values * inverse
+    if stochastic:
+        scaled = tl.floor(scaled + uniform(first_key, second_key, positions))
+    else:
+        scaled = round_half_even(scaled)
+    least = -128.0 if affine else -127.0
+    # NaN compares false: what cannot be scaled has the code 0.
+    codes = scaled + zero
+    codes = tl.where(codes == codes, codes, 0.0)
+    return tl.minimum(tl.maximum(codes, least), 127.0).to(tl.int8)
+
+
+@triton.jit
+def _parameters(low, high, affine):
+    if affine:
+        low = tl.minimum(low, 0.0)
+        extent = tl.maximum(high, 0.0) * 0.5 - low * 0.5
+        codes = 127.5
+    else:
+        extent = tl.maximum(-low, high)
+        codes = 127.0
+    extent = tl.where(extent < _SMALLEST, 0.0, extent)
+    nothing = extent == 0.0
+    extent = tl.where(extent == float("inf"), float("nan"), extent)
+    codes = tl.zeros_like(extent) + codes
+    scale = tl.div_rn(extent, codes)
+    inverse = tl.div_rn(codes, tl.where(nothing, float("inf"), extent))
+    zero = tl.zeros_like(extent)
+    if affine:
+        zero = -128.0 - round_half_even(low * inverse)
+        zero = tl.where((zero == zero) & (extent != 0.0), zero, 0.0)
+        zero = tl.minimum(tl.maximum(zero, -128.0), 127.0)
+    return scale, inverse, zero
+
+
+@triton.jit
+def quantize_groups(
+    x, codes, scale, zero, elements, groups, group, first_key, second_key,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, AFFINE: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """Quantize `ROWS` groups of at most `WIDTH` elements: each element is read once."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    positions = rows[:, None] * group + columns[None, :]
+    inside = (columns < group)[None, :] & (positions < elements)
+    values = tl.load(x + positions, mask=inside, other=0.0).to(tl.float32)
+    broken = tl.max((values != values).to(tl.int32), 1) != 0
+    low = tl.where(broken, float("nan"), tl.min(values, 1))
+    high = tl.where(broken, float("nan"), tl.max(values, 1))
+    scales, inverse, zeros = _parameters(low, high, AFFINE)
+    result = _encode(
+        values,
+        inverse[:, None],
+        zeros[:, None],
+        positions,
+        first_key,
+        second_key,
+        AFFINE,
+        STOCHASTIC,
+    )
+    tl.store(codes + positions, result, mask=inside)
+    tl.store(scale + rows, scales, mask=rows < groups)
+    tl.store(zero + rows, zeros.to(tl.int8), mask=rows < groups)
+
+
+@triton.jit
+def extremes(x, low, high, elements, group, pieces, WIDTH: tl.constexpr):
+    """Write least and largest of one piece of `WIDTH` elements of a long group; NaN wins."""
+    program = tl.program_id(0).to(tl.int64)
+    columns = (program % pieces) * WIDTH + tl.arange(0, WIDTH)
+    positions = (program // pieces) * group + columns
+    values = tl.load(x + positions, mask=(columns < group) & (positions < elements), other=0.0)
+    values = values.to(tl.float32)
+    broken = tl.max((values != values).to(tl.int32), 0) != 0
+    tl.store(low + program, tl.where(broken, float("nan"), tl.min(values, 0)))
+    tl.store(high + program, tl.where(broken, float("nan"), tl.max(values, 0)))
+
+
+@triton.jit
+def encode_pieces(
+    x, codes, inverse, zero, elements, group, pieces, first_key, second_key,
+    WIDTH: tl.constexpr, AFFINE: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """Write the codes of one piece of a long group, whose parameters are known."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program // pieces
+    columns = (program % pieces) * WIDTH + tl.arange(0, WIDTH)
+    positions = row * group + columns
+    inside = (columns < group) & (positions < elements)
+    values = tl.load(x + positions, mask=inside, other=0.0).to(tl.float32)
+    result = _encode(
+        values, tl.load(inverse + row), tl.load(zero + row), positions, first_key, second_key,
+        AFFINE, STOCHASTIC,
+    )  # fmt: skip
+    tl.store(codes + positions, result, mask=inside)
+
+
+@triton.jit
+def decode(
+    codes, scale, zero, out, elements, groups, group, pieces,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, HAS_ZERO: tl.constexpr,
+):  # fmt: skip
+    """Write the values of `ROWS` groups, or of a piece of them."""
+    program = tl.program_id(0).to(tl.int64)
+    rows = (program // pieces) * ROWS + tl.arange(0, ROWS)
+    columns = (program % pieces) * WIDTH + tl.arange(0, WIDTH)
+    positions = rows[:, None] * group + columns[None, :]
+    inside = (columns < group)[None, :] & (positions < elements)
+    values = tl.load(codes + positions, mask=inside, other=0).to(tl.float32)
+    if HAS_ZERO:
+        values -= tl.load(zero + rows, mask=rows < groups, other=0).to(tl.float32)[:, None]
+    values *= tl.load(scale + rows, mask=rows < groups, other=0.0)[:, None]
+    tl.store(out + positions, narrow(values, out.dtype.element_ty), mask=inside)

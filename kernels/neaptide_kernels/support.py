@@ -1,0 +1,48 @@
+"""Whether Triton can run a call here, and if not, why; imports Triton only to ask."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from neaptide.kernels import Query
+
+OLDEST = (3, 6)
+_LEAST_CAPABILITY = (8, 0)
+
+
+@cache
+def triton_version() -> str | None:
+    """Return the version of the installed Triton, or None."""
+    for distribution in ("triton", "pytorch-triton", "triton-windows"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def no_triton(query: Query) -> str:
+    """Return why Triton cannot run a call at all; empty where it can."""
+    installed = triton_version()
+    if installed is None:
+        return 'Triton is not installed: pip install "neaptide[triton]"'
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return f'Triton {installed} is older than {oldest}: pip install -U "neaptide[triton]"'
+    if query.device == "cuda":
+        capability = query.capability or (0, 0)
+        if capability < _LEAST_CAPABILITY:
+            return f"the GPU's capability {capability[0]}.{capability[1]} is below 8.0"
+        return ""
+    if query.device == "cpu":
+        return "" if _interprets() else "Triton runs on a GPU, these tensors are on the CPU"
+    return f"tensors are on {query.device}"
+
+
+def _interprets() -> bool:
+    import triton  # noqa: PLC0415 - only where it is installed
+
+    return bool(triton.knobs.runtime.interpret)

@@ -21,6 +21,7 @@ from .tensors import Found, replaced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
     from torch.utils.hooks import RemovableHandle
 
     from .block import Block
@@ -56,10 +57,19 @@ class Preserved:
     forward: Callable[..., Any]
     residency: Residency
     gradients: Gradients
-    _hooked: dict[int, RemovableHandle] = attrs.field(factory=dict)
+    hooked: dict[nn.Parameter, RemovableHandle]
+    """The parameters of all units that tell of their gradients."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns."""
+        """Return what the module returns.
+
+        A model that is compiled around its blocks goes on eagerly in here.
+        """
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return self._called(*args, **kwargs)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             with self.residency.use(self.block, "infer"):
                 return self._apart(self.forward(*args, **kwargs))
@@ -68,26 +78,27 @@ class Preserved:
             self.residency.use(self.block, "forward"),
             saved_tensors_hooks(self._pack, self._unpack),
         ):
-            return self._apart(self.forward(*args, **kwargs))
-
-    def remove(self) -> None:
-        """Take the hooks off the parameters."""
-        for handle in self._hooked.values():
-            handle.remove()
-        self._hooked.clear()
+            returned = self._apart(self.forward(*args, **kwargs))
+        for tensor in Found().look(returned).tensors:
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return returned
 
     def _hook_parameters(self) -> None:
         for owner in self.block.needs:
             for place, parameter in enumerate(owner.parameters):
-                # What an earlier backward has left is on the host, and added to there.
-                parameter.grad = None
-                if parameter.requires_grad and owner is self.block and place not in self._hooked:
-                    hook = partial(self._arrived, place)
-                    self._hooked[place] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it so
+                if parameter.requires_grad and parameter not in self.hooked:
+                    hook = partial(self._arrived, owner, place)
+                    self.hooked[parameter] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it so
 
-    def _arrived(self, place: int, parameter: torch.Tensor) -> None:
-        del parameter  # the block has it, too
-        self.gradients.arrived(self.block, place)
+    def _begin(self, _: torch.Tensor) -> None:
+        # What an earlier backward has left is on the host, and added to there.
+        for owner in self.block.needs:
+            for parameter in owner.parameters:
+                parameter.grad = None
+
+    def _arrived(self, owner: Block, place: int, _: torch.Tensor) -> None:
+        self.gradients.arrived(owner, place)
 
     def _pack(self, tensor: torch.Tensor) -> _Weight | _Kept:
         owner = self.residency.owner(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
     from .block import Block
     from .lanes import Listener
@@ -74,7 +76,16 @@ class Streaming:
         place_rest(model, self.blocks, device, fill)
         make = lanes or partial(lane_for, listener=listener)
         self._lanes = [make(device, name) for name in ("to device", "to host")]
-        inwards, outwards = self._lanes
+        self._hooked: dict[nn.Parameter, RemovableHandle] = {}
+        self._patches: list[Patch] = []
+        with ExitStack() as stack:
+            # No copy may be on its way when the memory it reads is given back.
+            stack.callback(self._leave)
+            self._set_up(device, allocate)
+            stack.pop_all()
+
+    def _set_up(self, device: torch.device, allocate: Callable[[int], torch.Tensor]) -> None:
+        settings, (inwards, outwards) = self.settings, self._lanes
         self.residency = Residency(
             self.blocks,
             device,
@@ -90,7 +101,7 @@ class Streaming:
         self.updates: Updates | None = None
         if settings.on_device:
             self.updates = Updates(
-                optimizer,
+                self.optimizer,
                 self.residency,
                 inwards,
                 outwards,
@@ -112,8 +123,6 @@ class Streaming:
             Inputs(device, inwards, outwards, allocate) if settings.inputs_on_host else None
         )
         self.units: list[Recomputed | Preserved] = []
-        self._patches: list[Patch] = []
-        self._removals: list[Callable[[], None]] = []
         for block in self.blocks:
             patch = Patch(block.module)
             unit = self._unit(block, patch.forward)
@@ -123,9 +132,7 @@ class Streaming:
 
     def _unit(self, block: Block, forward: Callable[..., Any]) -> Recomputed | Preserved:
         if self.settings.mode == "graph":
-            unit = Preserved(block, forward, self.residency, self.gradients)
-            self._removals.append(unit.remove)
-            return unit
+            return Preserved(block, forward, self.residency, self.gradients, self._hooked)
         return Recomputed(
             block,
             forward,
@@ -205,12 +212,17 @@ class Streaming:
 
     def close(self) -> None:
         """Stop streaming: the weights are on the host, where they stay; nothing is patched."""
+        with ExitStack() as stack:
+            stack.callback(self._leave)
+            self.settle()
+            self.residency.close()
+
+    def _leave(self) -> None:
         for patch in self._patches:
             patch.remove()
-        for remove in self._removals:
-            remove()
-        self._patches, self._removals = [], []
-        self.settle()
-        self.residency.close()
+        self._patches = []
+        for handle in self._hooked.values():
+            handle.remove()
+        self._hooked.clear()
         for lane in self._lanes:
             lane.close()

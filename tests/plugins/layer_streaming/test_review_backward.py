@@ -13,6 +13,7 @@ from streamed import (
     assert_same,
     batch_of,
     blocks_of,
+    different,
     optimizer_of,
     train,
 )
@@ -162,3 +163,99 @@ def test_two_uses_in_a_row_whose_gradients_arrive_one_after_the_other() -> None:
     streaming.gradients.flush()
     assert torch.equal(torch.full_like(block.parameters[0], 3.0), block.parameters[0].grad)
     streaming.close()
+
+
+@pytest.mark.parametrize("way", ["graph", "graph, device"])
+def test_two_backwards_of_one_graph_where_it_is_kept(way: str) -> None:
+    def call(model: nn.Module, step: int) -> torch.Tensor:
+        loss = model(batch_of(step))
+        loss.backward(retain_graph=True)
+        return loss
+
+    assert_same(train(PLAIN, None, call=call), train(PLAIN, MORE[way], call=call))
+
+
+@pytest.mark.parametrize("way", [way for way in MORE if "in backward" not in way])
+def test_two_forwards_and_then_their_backwards_in_either_order(way: str) -> None:
+    def trained(settings: dict[str, Any] | None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = PLAIN()
+        optimizer = optimizer_of(model)
+        streaming = None
+        if settings is not None:
+            chosen = Settings(poison=True, **settings)
+            streaming = Streaming(
+                model, blocks_of(model), optimizer, CPU, chosen, lanes=lambda _, name: Sleepy(name)
+            )
+        for step in range(4):
+            losses = [model(batch_of(2 * step + part)) for part in range(2)]
+            for loss in losses[:: 1 if step % 2 else -1]:
+                loss.backward()
+                if streaming is not None:
+                    streaming.gradients.flush()
+            if streaming is None:
+                optimizer.step()
+            else:
+                streaming.step()
+                streaming.gradients.drop()
+            optimizer.zero_grad()
+        if streaming is not None:
+            streaming.close()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    assert [] == different(trained(None), trained(MORE[way]))
+
+
+def test_outputs_that_wait_for_the_check_are_not_held_where_inputs_leave() -> None:
+    """A step's checks take no more of the device than the steps after them."""
+    torch.manual_seed(0)
+    model = stacked(linear)()
+    chosen = Settings(inputs_on_host=True)
+    streaming = Streaming(model, blocks_of(model), optimizer_of(model), CPU, chosen)
+    big = batch_of(0).repeat(400, 1, 1)
+    loss = model(big)
+    calls = [call for unit in streaming.units for call in unit.calls]
+    held = [sample.numel() for call in calls for sample in call.watched]
+    assert held
+    assert max(held) <= 4096 < big.numel()
+    loss.backward()
+    streaming.close()
+
+
+@pytest.mark.parametrize("way", MORE)
+def test_hooks_on_parameters_see_each_gradient(way: str) -> None:
+    def make() -> nn.Module:
+        model = PLAIN()
+        for parameter in model.blocks.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+        return model
+
+    assert_same(train(make, None), train(make, MORE[way]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["graph", "graph, device"])
+def test_a_model_compiled_as_a_whole_whose_graph_is_kept(way: str) -> None:
+    def call(model: nn.Module, step: int) -> torch.Tensor:
+        return torch.compile(model, backend="aot_eager")(batch_of(step))
+
+    torch._dynamo.reset()
+    resident = train(PLAIN, None, call=call)
+    torch._dynamo.reset()
+    assert_same(resident, train(PLAIN, MORE[way], call=call))
+
+
+@pytest.mark.parametrize("way", MORE)
+def test_a_tied_weight_whose_first_block_is_never_used(way: str) -> None:
+    class Tied(Stack):
+        def __init__(self) -> None:
+            super().__init__(odd(linear))
+            self.blocks[2].linear.weight = self.blocks[0].linear.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for block in self.blocks[1:]:
+                x = block(x)
+            return self.head(x).square().mean()
+
+    assert_same(train(Tied, None), train(Tied, MORE[way]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _REPEATED = 2
 
@@ -20,9 +20,10 @@ def find_blocks(
     """Return the model's blocks in order, as (qualified name, module).
 
     Without a `pattern`: the children of every ModuleList and Sequential that holds at least two of
-    the same class with parameters, the outermost such container where they nest. A pattern is
-    matched against whole qualified names, `*` within one of them. ValueError where a pattern
-    matches nothing.
+    the same class with parameters, the outermost such container where they nest. What has no
+    forward, such as a ModuleList in a ModuleList, is never called: its own children count in its
+    place. A pattern is matched against whole qualified names, `*` within one of them. ValueError
+    where a pattern matches nothing, or what has no forward.
     """
     named = [(name, module) for name, module in model.named_modules() if name]
     if pattern is None:
@@ -31,6 +32,9 @@ def find_blocks(
         found = [(name, module) for name, module in named if _matches(name, pattern)]
         if not found:
             raise ValueError(_unmatched(pattern, [name for name, _ in named]))
+        for name, module in found:
+            if not _has_forward(module):
+                raise ValueError(_uncalled(name, module, pattern))
     for entry in exclude:
         if not any(_matches(name, entry) for name, _ in found):
             raise ValueError(_unmatched(entry, [name for name, _ in found]))
@@ -49,9 +53,7 @@ def _repeated_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
             continue
         if any(name.startswith(f"{outer}.") or not outer for outer in chosen):
             continue
-        children = [
-            (f"{name}.{key}" if name else key, child) for key, child in module.named_children()
-        ]
+        children = list(_called_children(name, module))
         classes = [type(child) for _, child in children if any(True for _ in child.parameters())]
         repeated = {cls for cls in classes if classes.count(cls) >= _REPEATED}
         members = [(path, child) for path, child in children if type(child) in repeated]
@@ -59,6 +61,26 @@ def _repeated_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
             chosen.append(name)
             blocks += members
     return blocks
+
+
+def _called_children(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for key, child in module.named_children():
+        path = f"{name}.{key}" if name else key
+        if _has_forward(child):
+            yield path, child
+        else:
+            yield from _called_children(path, child)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _uncalled(name: str, module: nn.Module, pattern: str) -> str:
+    return (
+        f"{name!r} is a {type(module).__name__}, which has no forward and is never called; name "
+        f"what is in it, such as '{pattern}.*'"
+    )
 
 
 def _matches(name: str, pattern: str) -> bool:

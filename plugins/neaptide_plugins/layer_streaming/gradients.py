@@ -108,6 +108,7 @@ class Gradients:
 
     def prepare(self, block: Block) -> None:
         """Begin a backward of the block."""
+        self._check_outside(block.needs)  # on a GPU, what is on the host would be lost in it
         if self._apply is not None:
             for owner in block.needs:
                 self._apply.prefetch(owner)
@@ -181,6 +182,7 @@ class Gradients:
             with nullcontext() if self._apply is None else self._apply.using(block):
                 self._finished(block, total)
         self._uses.clear()
+        self._check_outside(self._blocks)
         for home in self._homes.values():
             home.written.finish()
             for place, parameter in enumerate(home.parameters):
@@ -252,6 +254,23 @@ class Gradients:
         return home
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _check_outside(self, blocks: Sequence[Block]) -> None:
+        """Raise where a parameter has a gradient that no use of its block has left."""
+        for block in blocks:
+            home = self._homes.get(block.index)
+            views = {} if home is None else dict(zip(home.parameters, home.views, strict=True))
+            for parameter in block.parameters:
+                if parameter.grad is not None and parameter.grad is not views.get(parameter):
+                    named = block.module.named_parameters()
+                    name = next(name for name, each in named if each is parameter)
+                    msg = (
+                        f"parameter {name!r} of block {block.name!r} has a gradient from outside "
+                        f"the block's forward (a penalty on weights, or a part of the block called "
+                        f"by itself), which cannot be streamed; name what is called by blocks, or "
+                        f"exclude {block.name!r}"
+                    )
+                    raise RuntimeError(msg)
 
     def _finished(self, block: Block, gradients: list[Gradient]) -> None:
         if all(gradient is None for gradient in gradients):

@@ -49,6 +49,15 @@ def test_a_module_in_the_list_twice_is_one_block() -> None:
     assert ["0", "1"] == names(nn.ModuleList([one, other, one, other]))
 
 
+def test_what_is_never_called_is_no_block_but_what_is_in_it() -> None:
+    pairs = nn.ModuleList(nn.ModuleList([nn.LayerNorm(2), *linears(1)]) for _ in range(2))
+    assert ["0.0", "0.1", "1.0", "1.1"] == names(pairs)
+    named = nn.ModuleList(nn.ModuleDict({"deep": nn.ModuleList(linears(1))}) for _ in range(2))
+    assert ["0.deep.0", "1.deep.0"] == names(named)
+    with pytest.raises(ValueError, match=r"'0' is a ModuleList, which has no forward .*'\*\.\*'"):
+        names(pairs, "*")
+
+
 @pytest.mark.parametrize(
     ("pattern", "exclude", "expected"),
     [

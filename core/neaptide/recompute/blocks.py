@@ -60,7 +60,9 @@ def _repeated_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if members:
             chosen.append(name)
             blocks += members
-    return blocks
+    # One module may have two places: in a container, and in a block of another container.
+    inner = {id(part) for _, block in blocks for part in block.modules() if part is not block}
+    return [(name, block) for name, block in blocks if id(block) not in inner]
 
 
 def _called_children(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

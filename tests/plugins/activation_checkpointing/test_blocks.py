@@ -49,6 +49,13 @@ def test_a_module_in_the_list_twice_is_one_block() -> None:
     assert ["0", "1"] == names(nn.ModuleList([one, other, one, other]))
 
 
+def test_a_list_that_blocks_share_is_theirs() -> None:
+    shared = nn.ModuleList(linears(2))
+    layers = nn.ModuleList(nn.Sequential(*linears(1), shared[0], shared[1]) for _ in range(2))
+    model = nn.ModuleDict({"shared": shared, "layers": layers})
+    assert ["layers.0", "layers.1"] == names(model)
+
+
 def test_what_is_never_called_is_no_block_but_what_is_in_it() -> None:
     pairs = nn.ModuleList(nn.ModuleList([nn.LayerNorm(2), *linears(1)]) for _ in range(2))
     assert ["0.0", "0.1", "1.0", "1.1"] == names(pairs)

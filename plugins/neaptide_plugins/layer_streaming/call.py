@@ -252,7 +252,8 @@ class Call:
             unit.gradients.prepare(unit.block)
         else:
             asked = [*self.shared, *(leaf for leaf in leaves if leaf.requires_grad)]
-        with unit.using("backward"), set_aside([*own, *self.shared]):
+        # Set aside where they lie: on the host, but for shared ones.
+        with set_aside([*own, *self.shared]), unit.using("backward"):
             parameters = [*own, *self.shared]
             while (
                 failed := self.tried(lambda: self._backward(leaves, arrived, asked))

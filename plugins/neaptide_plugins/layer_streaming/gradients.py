@@ -55,6 +55,8 @@ class Home:
     views: list[torch.Tensor]
     present: set[int] = attrs.field(factory=set)
     """Which parameters have a gradient."""
+    shown: bool = False
+    """Whether they have had it as `.grad` since the last backward."""
     written: Ticket = DONE
 
 
@@ -108,10 +110,19 @@ class Gradients:
 
     def prepare(self, block: Block) -> None:
         """Begin a backward of the block."""
+        self.resume(block)
         self._check_outside(block.needs)  # on a GPU, what is on the host would be lost in it
         if self._apply is not None:
             for owner in block.needs:
                 self._apply.prefetch(owner)
+
+    def resume(self, block: Block) -> None:
+        """Before a backward of the block, drop gradients that were taken from their parameters."""
+        for owner in block.needs:
+            home = self._homes.get(owner.index)
+            if home is not None and home.shown:
+                gone = {p for p in home.present if home.parameters[p].grad is None}
+                home.present, home.shown = home.present - gone, False
 
     def add_piece(self, block: Block) -> None:
         """Put `.grad` of one micro-batch away: low precision is summed in float32."""
@@ -185,6 +196,7 @@ class Gradients:
         self._check_outside(self._blocks)
         for home in self._homes.values():
             home.written.finish()
+            home.shown = True
             for place, parameter in enumerate(home.parameters):
                 parameter.grad = home.views[place] if place in home.present else None
 

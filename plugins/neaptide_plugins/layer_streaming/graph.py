@@ -92,6 +92,7 @@ class Preserved:
                     self.hooked[parameter] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it so
 
     def _begin(self, _: torch.Tensor) -> None:
+        self.gradients.resume(self.block)
         # What an earlier backward has left is on the host, and added to there.
         for owner in self.block.needs:
             for parameter in owner.parameters:

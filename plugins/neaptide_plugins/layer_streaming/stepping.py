@@ -195,8 +195,9 @@ def _settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, torch.Tensor) and value.dim():
             message = (
                 f"the optimizer now keeps {name!r} for a parameter of shape "
-                f"{tuple(item.weight.shape)}, for which there is no room: an option that was off "
-                "when its state was laid out (a momentum of 0?) has been turned on"
+                f"{tuple(item.weight.shape)}, for which there is no room: since its state was laid "
+                "out, the parameter was added (add_param_group) or an option turned on (a momentum "
+                "of 0?); begin with it, or step on the CPU"
             )
             raise ValueError(message)
         else:

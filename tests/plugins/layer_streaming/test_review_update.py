@@ -92,10 +92,16 @@ def exchange(model: Any, step: int) -> None:
         bias.grad = None
 
 
+def empty(model: Any, step: int) -> None:
+    if step > 0:
+        model.blocks[1].linear.weight.grad = None
+
+
 CHANGES: dict[str, tuple[Any, Any, Any]] = {
     "frozen between backwards": (nothing, freeze, nothing),
     "frozen before the update": (nothing, nothing, freeze),
     "thawed later": (thaw, nothing, nothing),
+    "gradients taken between backwards": (nothing, empty, nothing),
     "gradients exchanged": (nothing, nothing, exchange),
 }
 
@@ -105,3 +111,24 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {
 def test_the_update_is_the_resident_one(way: str, change: str) -> None:
     expected = trained(None, *CHANGES[change])
     assert [] == different(expected, trained(WAYS[way], *CHANGES[change]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_parameter_added_to_the_optimizer_later_is_stepped_or_told_of(way: str) -> None:
+    torch.manual_seed(0)
+    model = PLAIN()
+    late = list(model.blocks[1].parameters())
+    others = [one for one in model.parameters() if all(one is not other for other in late)]
+    optimizer = torch.optim.AdamW(others, lr=1e-2)
+    streaming = Streaming(model, blocks_of(model), optimizer, CPU, Settings(**WAYS[way]))
+    optimizer.add_param_group({"params": late})
+    before = late[0].clone()
+    model(batch_of(0)).backward()
+    streaming.gradients.flush()
+    if WAYS[way].get("on_device"):
+        with pytest.raises(ValueError, match=r"add_param_group.*begin with it, or step on the CPU"):
+            streaming.step()
+    else:
+        streaming.step()
+        assert not torch.equal(before, late[0])
+    streaming.close()

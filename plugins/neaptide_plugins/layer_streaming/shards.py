@@ -98,8 +98,8 @@ class Shards:
         missing = [name for name, target in targets.items() if id(target) not in ids]
         surplus = [name for name in self._files if name not in targets]
         for what, names, way_out in (
-            ("lack", missing, "is it another model's? `ignore` leaves what stays as it is"),
-            ("hold", surplus, "which the model has no place for; `ignore` passes over them"),
+            ("lack", missing, "is it another model's? Write the files with it"),
+            ("hold", surplus, "which the model has no place for; write the files without it"),
         ):
             left = [name for name in names if not any(fnmatchcase(name, one) for one in patterns)]
             if left:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .diagnosis import Finding
     from .history import History
+    from .kernels import KernelScope
     from .memory import Ledger
     from .parameters import ParameterStore
     from .phases import Phase, PhaseSchedule
@@ -51,6 +52,15 @@ def build_model(spec: ModelSpec) -> nn.Module | Task | None:
 @hookspec(firstresult=True)
 def build_data(spec: DataSpec) -> Data | None:
     """Build the training and validation batches a config names, once the trainer is assembled."""
+
+
+@hookspec
+def register_kernels(kernels: KernelScope) -> None:
+    """Add providers of ops with `kernels.add`, or ask for some with `kernels.use`.
+
+    Runs before any tensor of the run is computed with; all of it is undone when the run ends. Also
+    called without a run, on a plugin with default settings, by `neaptide kernels`.
+    """
 
 
 @hookspec

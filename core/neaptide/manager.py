@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from .history import History
+    from .kernels import KernelScope
     from .parameters import ParameterStore
     from .phases import PhaseSchedule
     from .plugin import Plugin, PluginSpec
@@ -157,6 +158,10 @@ class HookManager:
         return True
 
     # -- the hooks whose answers the core works with ----------------------------------------------
+
+    def register_kernels(self, kernels: KernelScope) -> None:
+        """Let every plugin add its providers of ops."""
+        self.notify("register_kernels", kernels=kernels)
 
     def convert_model(self, model: Any) -> None:
         """Let every plugin patch the model."""

@@ -13,6 +13,7 @@ from .defaults import try_optimizer
 from .enabling import configured
 from .errors import ConfigError, suggest
 from .fit import Fit
+from .kernels import KERNELS, KernelScope
 from .logging import run_logger, said
 from .loop import Loop
 from .memory import sample
@@ -113,12 +114,14 @@ class HybridTrainer:
         self._closed = False
         self._begun = self._loaded = self._stepping = False
         self.config = config
+        self._kernels = KernelScope(KERNELS)
         self._recorder = Recorder(config)
         log = run_logger(self._recorder.event)
         try:
             if config.train.deterministic:
                 torch.use_deterministic_algorithms(mode=True)
             self.hooks = assembly.create_plugins(config, ordered, log)
+            self.hooks.register_kernels(self._kernels)
             task: Task = build(self.hooks)
             self.model = task.module
             placed = assembly.is_placed(self.hooks)
@@ -330,6 +333,7 @@ class HybridTrainer:
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
             errors += self.hooks.on_run_end(self.run, error)
+        self._kernels.close()
         self._recorder.close()
         if self.config.train.deterministic:
             torch.use_deterministic_algorithms(mode=False)

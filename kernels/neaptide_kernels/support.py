@@ -26,20 +26,30 @@ def triton_version() -> str | None:
 
 def no_triton(query: Query) -> str:
     """Return why Triton cannot run a call at all; empty where it can."""
+    return no_triton_on(query.device, query.capability)
+
+
+def no_triton_on(device: str, capability: tuple[int, int] | None) -> str:
+    """Return why Triton cannot run on a kind of device; empty where it can.
+
+    Args:
+        device: `"cpu"` or `"cuda"`.
+        capability: of the GPU.
+    """
     installed = triton_version()
     if installed is None:
         return 'Triton is not installed: pip install "neaptide[triton]"'
     if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return f'Triton {installed} is older than {oldest}: pip install -U "neaptide[triton]"'
-    if query.device == "cuda":
-        capability = query.capability or (0, 0)
-        if capability < _LEAST_CAPABILITY:
-            return f"the GPU's capability {capability[0]}.{capability[1]} is below 8.0"
+    if device == "cuda":
+        major, minor = capability or (0, 0)
+        if (major, minor) < _LEAST_CAPABILITY:
+            return f"the GPU's capability {major}.{minor} is below 8.0"
         return ""
-    if query.device == "cpu":
-        return "" if _interprets() else "Triton runs on a GPU, these tensors are on the CPU"
-    return f"tensors are on {query.device}"
+    if device == "cpu":
+        return "" if _interprets() else "Triton runs on a GPU, not on the CPU"
+    return f"Triton does not run on {device} tensors"
 
 
 def _interprets() -> bool:

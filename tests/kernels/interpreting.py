@@ -34,7 +34,7 @@ def main(name: str) -> None:
         if provider.op != name:
             continue
         for sample in op.spec.samples(torch.device("cpu")):
-            arguments = op.complete(sample.arguments)
+            arguments = op.spec.complete(sample.arguments)
             answer = provider.supports(KERNELS.query(name, arguments))
             if answer is not True:
                 continue
@@ -77,7 +77,7 @@ def _different(
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _fresh(value: Any) -> Any:

@@ -17,7 +17,7 @@ def finite_samples(op: Op) -> list[Sample]:
     """Return a few samples whose results torch's checks can compare: NaN is not equal to itself."""
     chosen = []
     for sample in op.spec.samples(CPU):
-        results = outcome(op.spec, op.spec.reference, cloned(op.complete(sample.arguments)))
+        results = outcome(op.spec, op.spec.reference, cloned(op.spec.complete(sample.arguments)))
         if all(not tensor.is_floating_point() or tensor.isfinite().all() for _, tensor in results):
             chosen.append(sample)
     return chosen[:: max(1, len(chosen) // 6)]
@@ -41,8 +41,8 @@ def test_compiles_into_one_graph(op: Op) -> None:
     sample = finite_samples(op)[0]
     compiled = torch.compile(op.__call__, fullgraph=True, backend="aot_eager")
 
-    expected = outcome(op.spec, op.spec.reference, cloned(op.complete(sample.arguments)))
-    got = outcome(op.spec, compiled, cloned(op.complete(sample.arguments)))
+    expected = outcome(op.spec, op.spec.reference, cloned(op.spec.complete(sample.arguments)))
+    got = outcome(op.spec, compiled, cloned(op.spec.complete(sample.arguments)))
 
     for (name, right), (_, result) in zip(expected, got, strict=True):
         torch.testing.assert_close(result, right, msg=lambda text, name=name: f"{name}: {text}")
@@ -51,7 +51,7 @@ def test_compiles_into_one_graph(op: Op) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_providers_for_a_cpu_agree(op: Op) -> None:
     for sample in op.spec.samples(CPU):
-        arguments = op.complete(sample.arguments)
+        arguments = op.spec.complete(sample.arguments)
         for provider in KERNELS.providers(op.spec.name):
             if provider.supports(KERNELS.query(op.spec.name, arguments)) is True:
                 assert [] == disagreements(op.spec, provider, arguments), (

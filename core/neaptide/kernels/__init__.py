@@ -4,11 +4,13 @@
 has no op of its own.
 """
 
-from .agreement import disagreements, outcome, relative_error
+from .agreement import copied, disagreements, outcome, relative_error
+from .choosing import Choice, Explanation, Judged
 from .op import Op
 from .provider import REFERENCE, Provider, Support
 from .query import Query, TensorFacts
-from .registry import Choice, Explanation, Judged, KernelError, Kernels, KernelWarning, Tuning
+from .registry import KernelError, Kernels, KernelWarning, Tuning
+from .scope import KernelScope
 from .spec import OpSpec, Sample
 from .timings import Timing
 
@@ -22,6 +24,7 @@ __all__ = [
     "Explanation",
     "Judged",
     "KernelError",
+    "KernelScope",
     "KernelWarning",
     "Kernels",
     "Op",
@@ -33,6 +36,7 @@ __all__ = [
     "TensorFacts",
     "Timing",
     "Tuning",
+    "copied",
     "define",
     "disagreements",
     "outcome",

@@ -23,10 +23,11 @@ def disagreements(
     Results are what it returns and what it mutates. Arguments are left as they are; an exception
     of the provider is its disagreement, one of the reference is raised.
     """
+    arguments = spec.complete(arguments)
     precise = bool(spec.tolerances)
-    expected = outcome(spec, spec.reference, [_copied(each, precise=precise) for each in arguments])
+    expected = outcome(spec, spec.reference, [copied(each, precise=precise) for each in arguments])
     try:
-        copies = [_copied(each, precise=False) for each in arguments]
+        copies = [copied(each) for each in arguments]
         got = outcome(spec, provider.run, copies, config)
     except Exception as error:  # noqa: BLE001 - a stranger's kernel may raise anything
         return [f"raised {type(error).__name__}: {' '.join(str(error).split())}"]
@@ -50,7 +51,7 @@ def outcome(
     """Run, and return the results by name: `result 0` and so on, then what was mutated."""
     returned = run(*arguments, **(config or {}))
     results = [(f"result {place}", tensor) for place, tensor in enumerate(_tensors(returned))]
-    for argument, value in zip(_names(spec), arguments, strict=True):
+    for argument, value in zip(spec.names, arguments, strict=True):
         if argument in spec.mutates:
             results += [
                 (f"{argument}[{place}]", tensor) for place, tensor in enumerate(_tensors(value))
@@ -90,13 +91,19 @@ def _compare(
         yield f"relative error {error:.2g} is more than {allowed:.2g} ({got.dtype})"
 
 
-def _copied(value: Any, *, precise: bool) -> Any:
-    """Return a copy that shares no memory; `precise` makes floating tensors float64."""
+def copied(value: Any, *, precise: bool = False) -> Any:
+    """Return a copy of an argument that lies in memory as it does; `precise` makes it float64."""
     if isinstance(value, torch.Tensor):
-        copy = value.detach().clone()
-        return copy.double() if precise and copy.is_floating_point() else copy
+        if precise and value.is_floating_point():
+            return value.detach().double().clone()
+        if not value.numel():
+            return value.detach().clone()
+        shape, strides = value.shape, value.stride()
+        span = 1 + sum(step * (size - 1) for step, size in zip(strides, shape, strict=True))
+        # clone() alone closes gaps and expands what is expanded.
+        return value.detach().as_strided((span,), (1,)).clone().as_strided(shape, strides)
     if isinstance(value, list | tuple):
-        return [_copied(each, precise=precise) for each in value]
+        return [copied(each, precise=precise) for each in value]
     return value
 
 
@@ -106,8 +113,3 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Iterable) and not isinstance(value, str):
         for each in value:
             yield from _tensors(each)
-
-
-def _names(spec: OpSpec) -> tuple[str, ...]:
-    code = spec.reference.__code__
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

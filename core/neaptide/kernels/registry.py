@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,14 +13,15 @@ import torch
 from neaptide.errors import NeaptideError, is_out_of_memory, suggest
 
 from . import timings as tables
-from .agreement import disagreements
+from .agreement import copied, disagreements
+from .choosing import ASKED, Choice, Explanation, Judged, configured, fastest
 from .measuring import time_providers
 from .op import Op
 from .provider import REFERENCE, Provider
 from .query import query_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .query import Query
@@ -40,36 +42,12 @@ class KernelWarning(RuntimeWarning):
     """A provider failed and is not used any more; the reference takes over."""
 
 
-@attrs.frozen
-class Choice:
-    """The provider of a call, how it is called, and why it is this one."""
+@attrs.frozen(eq=False)
+class _Asked:
+    """What one `using` asks for."""
 
-    provider: Provider
-    config: Mapping[str, Any]
-    why: str
-
-
-@attrs.frozen
-class Judged:
-    """One provider in an explanation."""
-
-    provider: str
-    usable: bool
-    reason: str
-    """Why it is refused; empty where it is usable."""
-    priority: int
-    seconds: float | None
-    """What was measured for calls of this size; None where nothing was."""
-
-
-@attrs.frozen
-class Explanation:
-    """Which provider would run a call, and what keeps each of the others from it."""
-
-    op: str
-    chosen: str
-    why: str
-    providers: tuple[Judged, ...]
+    providers: Mapping[str, str]
+    tuning: Tuning | None
 
 
 class Kernels:
@@ -78,13 +56,13 @@ class Kernels:
     def __init__(self, path: Path | None = None) -> None:
         self._ops: dict[str, Op] = {}
         self._providers: dict[str, dict[str, Provider]] = {}
+        self._added: Counter[tuple[str, str]] = Counter()
         self._quarantined: dict[tuple[str, str], str] = {}
         self._tried: set[tuple[str, str, str]] = set()
-        self._requested: dict[str, str] = {}
+        self._asked: list[_Asked] = []
         self._choices: dict[Query, Choice] = {}
         self._path = path
         self._timings: dict[str, tuple[Timing, ...]] | None = None
-        self._tuning: Tuning = "cached"
 
     # -- what there is --------------------------------------------------------------------------
 
@@ -100,33 +78,42 @@ class Kernels:
         return op
 
     def add(self, provider: Provider) -> None:
-        """Add a provider; ValueError where the op is unknown or has one of that name."""
+        """Add a provider; ValueError where the op is unknown or has another one of that name.
+
+        One that is added twice, by two runs say, stays until it is removed twice.
+        """
         known = self._providers.get(provider.op)
         if known is None:
             msg = f"there is no op {provider.op!r}{suggest(provider.op, self._ops)}"
             raise ValueError(msg)
-        if provider.name in known:
-            msg = (
-                f"op {provider.op!r} has a provider {provider.name!r} already; choose another name"
-            )
+        if known.get(provider.name, provider) is not provider:
+            msg = f"op {provider.op!r} has a provider {provider.name!r} already; rename yours"
             raise ValueError(msg)
         known[provider.name] = provider
+        self._added[provider.op, provider.name] += 1
         self._choices.clear()
 
     def remove(self, provider: Provider) -> None:
         """Take a provider out again; nothing happens where it is not in."""
-        if self._providers.get(provider.op, {}).get(provider.name) is provider:
-            del self._providers[provider.op][provider.name]
-            self._quarantined.pop((provider.op, provider.name), None)
-            self._tried = {
-                tried for tried in self._tried if tried[:2] != (provider.op, provider.name)
-            }
+        key = (provider.op, provider.name)
+        if self._providers.get(provider.op, {}).get(provider.name) is not provider:
+            return
+        self._added[key] -= 1
+        if self._added[key] <= 0:
+            del self._providers[provider.op][provider.name], self._added[key]
+            self._quarantined.pop(key, None)
+            self._tried = {tried for tried in self._tried if tried[:2] != key}
             self._choices.clear()
 
     @property
     def ops(self) -> Mapping[str, Op]:
         """The ops by name."""
         return self._ops
+
+    @property
+    def path(self) -> Path:
+        """The file that timings are kept in."""
+        return self._path or tables.default_path()
 
     def providers(self, op: str) -> tuple[Provider, ...]:
         """Return an op's providers, the reference first; KernelError for an unknown op."""
@@ -151,62 +138,47 @@ class Kernels:
                     f"{', '.join(known)}"
                 )
                 raise KernelError(msg)
-        before, how = dict(self._requested), self._tuning
-        self._requested.update(providers)
-        self._tuning = tuning or how
+        asked = _Asked(providers, tuning)
+        self._asked.append(asked)
         self._choices.clear()
         try:
             yield
         finally:
-            self._requested, self._tuning = before, how
+            self._asked.remove(asked)
             self._choices.clear()
 
     def query(self, op: str, arguments: Sequence[Any]) -> Query:
         """Return what a call asks of providers; arguments left out have their defaults."""
         known = self._known(op)
-        return query_of(op, known.names, known.complete(arguments))
+        return query_of(op, known.names, known.spec.complete(arguments))
 
-    def choose(self, query: Query, arguments: Sequence[Any] | None = None) -> Choice:
-        """Return who runs a call; with arguments, tuning may measure first."""
-        asked = self._requested.get(query.op)
-        if asked is not None:
-            provider = self._providers[query.op][asked]
-            reason = self._refusal(provider, query)
-            if reason:
-                msg = f"provider {asked!r} was asked for and cannot run {query.op!r}: {reason}"
-                raise KernelError(msg)
-            return Choice(provider, self._best_config(provider, query), "asked for")
-        usable = {
-            provider.name: provider
-            for provider in self._providers[query.op].values()
-            if not self._refusal(provider, query)
-        }
-        for timing in self._measured(query, usable, arguments):
-            measured = usable.get(timing.provider)
-            if measured is not None and measured.version == timing.version:
-                return Choice(measured, timing.config, "the fastest one measured")
-        first = max(usable.values(), key=lambda provider: provider.priority)
-        why = "the highest priority" if len(usable) > 1 else "the only one"
-        return Choice(first, self._best_config(first, query), why)
+    def choose(self, query: Query) -> Choice:
+        """Return who runs a call."""
+        known = () if self._tuning() == "off" else self._table().get(self._key(query), ())
+        name = self._requested(query.op)
+        if name is None:
+            return fastest(self._usable(query), known, query)
+        provider = self._providers[query.op][name]
+        reason = self._refusal(provider, query)
+        if reason:
+            msg = f"provider {name!r} was asked for and cannot run {query.op!r}: {reason}"
+            raise KernelError(msg)
+        return Choice(provider, configured(provider, known, query), ASKED)
 
     def explain(self, op: str, arguments: Sequence[Any]) -> Explanation:
         """Say which provider would run a call, and why not the others; nothing is run."""
         query = self.query(op, arguments)
         seconds: dict[str, float] = {}
-        for timing in self._table().get(tables.key_of(query), ()):
+        for timing in self._table().get(self._key(query), ()):
             seconds.setdefault(timing.provider, timing.seconds)
-        judged = tuple(
-            Judged(
-                provider.name,
-                not (reason := self._refusal(provider, query)),
-                reason,
-                provider.priority,
-                seconds.get(provider.name),
-            )
-            for provider in self._providers[op].values()
-        )
+        judged = []
+        for provider in self._providers[op].values():
+            reason = self._refusal(provider, query)
+            workspace = None if reason else provider.workspace_bytes(query)
+            measured = seconds.get(provider.name)
+            judged.append(Judged(provider.name, reason, provider.priority, measured, workspace))
         choice = self.choose(query)
-        return Explanation(op, choice.provider.name, choice.why, judged)
+        return Explanation(op, choice.provider.name, choice.why, tuple(judged))
 
     # -- what runs -------------------------------------------------------------------------------
 
@@ -219,44 +191,45 @@ class Kernels:
         choice = self._choices.get(query)
         if choice is None:
             choice = self._admitted(query, arguments)
-        if choice.provider.name == REFERENCE or op in self._requested:
-            return choice.provider.run(*arguments, **choice.config)
+        provider = choice.provider
         try:
-            return choice.provider.run(*arguments, **choice.config)
+            return provider.run(*arguments, **choice.config)
         except Exception as error:
-            if is_out_of_memory(error):
+            if provider.name == REFERENCE or choice.why == ASKED or is_out_of_memory(error):
                 raise
-            self.quarantine(choice.provider, f"{type(error).__name__}: {error}")
-            if spec.mutates:
-                msg = (
-                    f"provider {choice.provider.name!r} of {op!r} failed and may have written half "
-                    f"of {', '.join(sorted(spec.mutates))}: resume from a checkpoint; it is not "
-                    f"used again in this process"
-                )
-                raise KernelError(msg) from error
-        return spec.reference(*arguments)
+            failure = error
+        said = f"{type(failure).__name__}: {failure}"
+        if spec.mutates:
+            self.quarantine(provider, said)
+            msg = (
+                f"provider {provider.name!r} of {op!r} failed and may have written half of "
+                f"{', '.join(sorted(spec.mutates))}: go on from a checkpoint; it is not used again"
+            )
+            raise KernelError(msg) from failure
+        result = spec.reference(*arguments)  # where it fails too, the fault is the caller's
+        self.quarantine(provider, said)
+        return result
 
-    def tune(self, op: str, arguments: Sequence[Any]) -> tuple[tuple[Timing, ...], dict[str, str]]:
-        """Time every usable provider on these arguments, and keep what was found.
+    def measure(
+        self, op: str, arguments: Sequence[Any], *, keep: bool
+    ) -> tuple[tuple[Timing, ...], dict[str, str]]:
+        """Time every usable provider on these arguments; `keep` what was found for later choices.
 
-        Returns the timings, fastest first, and who was refused and why. The arguments may be
+        Returns the timings, fastest first, and who was refused and why. What the op mutates is
         written to.
         """
-        arguments = self._ops[op].complete(arguments)
+        arguments = self._known(op).spec.complete(arguments)
         query = self.query(op, arguments)
-        refused: dict[str, str] = {}
-        usable: list[Provider] = []
-        for provider in self._providers[op].values():
-            reason = self._refusal(provider, query)
-            if reason:
-                refused[provider.name] = reason
-            else:
-                usable.append(provider)
-        measured, wrong = time_providers(self._ops[op].spec, usable, query, arguments)
-        key = tables.key_of(query)
-        tables.merge(self._file(), {key: measured})
-        self._table()[key] = measured
-        self._choices.clear()
+        usable = self._usable(query)
+        refused = {
+            provider.name: self._refusal(provider, query)
+            for provider in self._providers[op].values()
+            if provider.name not in usable
+        }
+        measured, wrong = time_providers(self._ops[op].spec, usable.values(), query, arguments)
+        if keep:
+            self._keep(query, measured)
+            self._choices.clear()
         return measured, refused | wrong
 
     def quarantine(self, provider: Provider, reason: str) -> None:
@@ -274,16 +247,18 @@ class Kernels:
     # -- inside ----------------------------------------------------------------------------------
 
     def _admitted(self, query: Query, arguments: Sequence[Any]) -> Choice:
-        """Choose, trying whoever has not run yet on small samples first."""
+        """Choose, measuring first where that is asked for; who has never run is tried first."""
+        if self._tuning() == "tune" and self._key(query) not in self._table():
+            usable = self._usable(query).values()
+            spec = self._ops[query.op].spec
+            self._keep(query, time_providers(spec, usable, query, copied(arguments))[0])
         while True:
-            choice = self.choose(query, arguments)
+            choice = self.choose(query)
             wrong = self._wrong(choice, query)
             if wrong is None:
                 break
-            if query.op in self._requested:
-                msg = (
-                    f"provider {choice.provider.name!r} was asked for and fails its trial: {wrong}"
-                )
+            if choice.why == ASKED:
+                msg = f"provider {choice.provider.name!r} was asked for and fails: {wrong}"
                 raise KernelError(msg)
             self.quarantine(choice.provider, wrong)
         if len(self._choices) >= _REMEMBERED:
@@ -302,8 +277,7 @@ class Kernels:
         for sample in spec.samples(torch.device(query.device)):
             if self._refusal(provider, self.query(query.op, sample.arguments)):
                 continue
-            arguments = self._ops[query.op].complete(sample.arguments)
-            for problem in disagreements(spec, provider, arguments):
+            for problem in disagreements(spec, provider, sample.arguments):
                 return f"on the sample {sample.name!r}: {problem}"
         self._tried.add(tried)
         return None
@@ -319,47 +293,34 @@ class Kernels:
             return f"its supports() raised {type(error).__name__}: {error}"
         return "" if answer is True else str(answer) or "it gives no reason"
 
-    def _best_config(self, provider: Provider, query: Query) -> Mapping[str, Any]:
-        for timing in self._table().get(tables.key_of(query), ()) if self._tuning != "off" else ():
-            if timing.provider == provider.name and timing.version == provider.version:
-                return timing.config
-        return next(iter(provider.configs(query)), {})
+    def _usable(self, query: Query) -> dict[str, Provider]:
+        return {
+            provider.name: provider
+            for provider in self._providers[query.op].values()
+            if not self._refusal(provider, query)
+        }
 
-    def _measured(
-        self, query: Query, usable: Mapping[str, Provider], arguments: Sequence[Any] | None
-    ) -> Iterable[Timing]:
-        if self._tuning == "off":
-            return ()
-        known = self._table().get(tables.key_of(query))
-        if known is None and self._tuning == "tune" and arguments is not None:
-            copies = _copies(arguments)
-            spec = self._ops[query.op].spec
-            known, _ = time_providers(spec, usable.values(), query, copies)
-            tables.merge(self._file(), {tables.key_of(query): known})
-            self._table()[tables.key_of(query)] = known
-        return known or ()
+    def _requested(self, op: str) -> str | None:
+        asked = (one.providers.get(op) for one in reversed(self._asked))
+        return next((name for name in asked if name is not None), None)
+
+    def _tuning(self) -> Tuning:
+        return next((one.tuning for one in reversed(self._asked) if one.tuning), "cached")
+
+    def _keep(self, query: Query, measured: tuple[Timing, ...]) -> None:
+        tables.merge(self.path, {self._key(query): measured})
+        self._table()[self._key(query)] = measured
+
+    def _key(self, query: Query) -> str:
+        return tables.key_of(query, self._ops[query.op].spec.timed_by)
 
     def _table(self) -> dict[str, tuple[Timing, ...]]:
         if self._timings is None:
-            self._timings = tables.read(self._file())
+            self._timings = tables.read(self.path)
         return self._timings
-
-    def _file(self) -> Path:
-        return self._path or tables.default_path()
 
     def _known(self, op: str) -> Op:
         if op not in self._ops:
             msg = f"there is no op {op!r}{suggest(op, self._ops)}; see neaptide kernels list"
             raise KernelError(msg)
         return self._ops[op]
-
-
-def _copies(arguments: Sequence[Any]) -> list[Any]:
-    return [
-        value.clone()
-        if isinstance(value, torch.Tensor)
-        else [each.clone() if isinstance(each, torch.Tensor) else each for each in value]
-        if isinstance(value, list | tuple)
-        else value
-        for value in arguments
-    ]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 NAMESPACE = "neaptide"
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
 # torch's functionalization passes every argument by its name to a function with these of its own.
 _TAKEN = frozenset({"mode", "self"})
+_EMPTY = Parameter.empty
+
+
+def _names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +48,7 @@ class OpSpec:
     """Yields small arguments, by which `check_provider` judges and a first launch is tried."""
     large: Callable[[torch.device], Iterable[Sample]]
     """Yields arguments of the sizes that training has, for `kernels bench` and `tune`."""
-    mutates: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    mutates: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Arguments written in place."""
     check: Callable[..., None] | None = None
     """Raises ValueError for arguments that do not go together, before any provider runs."""
@@ -63,6 +69,11 @@ class OpSpec:
     agree: Callable[[Any, Any], Iterable[str]] | None = None
     """`agree(expected, got)` yields what is wrong, where norms cannot tell; over tensors as
     `agreement.outcome` lists them."""
+    timed_by: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
+    """Numbers among the arguments that change how fast it is, such as a block size.
+
+    Timings are kept by dtypes, sizes, flags and these.
+    """
     deterministic: bool = True
     """The reference gives the same bits each time."""
 
@@ -82,13 +93,23 @@ class OpSpec:
         schema: str = torch.library.infer_schema(self.reference, mutates_args=self.mutates)
         return schema
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments, in order; ValueError where torch.compile would trip on one."""
+        names = tuple(signature(self.reference).parameters)
+        taken = _TAKEN.intersection(names)
+        if taken:
+            name = min(taken)
+            msg = f"op {self.name}: torch.compile takes the name {name!r} for itself; rename it"
+            raise ValueError(msg)
+        return names
 
-def argument_names(op: Any) -> tuple[str, ...]:
-    """Return the names of an op's arguments; ValueError where torch.compile would trip on one."""
-    names = tuple(argument.name for argument in op._schema.arguments)  # noqa: SLF001 - no public name
-    taken = _TAKEN.intersection(names)
-    if taken:
-        name = op._schema.name  # noqa: SLF001 - as above
-        msg = f"op {name}: torch.compile takes the name {min(taken)!r} for itself; rename it"
-        raise ValueError(msg)
-    return names
+    def complete(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return all arguments by position: those given, then the reference's defaults."""
+        parameters = list(signature(self.reference).parameters.values())[len(arguments) :]
+        missing = [parameter.name for parameter in parameters if parameter.default is _EMPTY]
+        if missing:
+            msg = f"{self.qualified} needs {', '.join(missing)}"
+            raise TypeError(msg)
+        # Not the schema's: it holds a default dtype as a number.
+        return [*arguments, *(parameter.default for parameter in parameters)]

@@ -16,7 +16,7 @@ from neaptide.errors import NeaptideError
 from neaptide.replacing import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from .query import Query
 
@@ -44,13 +44,19 @@ def default_path() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "neaptide" / "kernels.json"
 
 
-def key_of(query: Query) -> str:
+def key_of(query: Query, timed_by: Container[str]) -> str:
     """Return under what a query's timings are kept.
 
-    The exact shape is not in it: a table of one batch size must serve the next.
+    The exact shape is not in it: a table of one batch size must serve the next. Of the arguments
+    that are numbers only those in `timed_by` are.
     """
     machine = torch.cuda.get_device_name() if query.device == "cuda" else "cpu"
-    parts = (machine, torch.__version__, query.op, *query.dtypes, str(query.bucket))
+    options = [
+        f"{name}={value}"
+        for name, value in query.options
+        if name in timed_by or isinstance(value, bool | str | torch.dtype)
+    ]
+    parts = (machine, torch.__version__, query.op, *query.dtypes, str(query.bucket), *options)
     return "|".join(parts)
 
 

@@ -8,6 +8,7 @@ def test_contract():
 
 from .contract import LAWS, ContractError, check_plugin
 from .hostile import HOSTILE_STORE, HostileStore
+from .providers import check_provider
 from .tiny import TinyTask, tiny_task
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "HostileStore",
     "TinyTask",
     "check_plugin",
+    "check_provider",
     "tiny_task",
 ]

@@ -147,6 +147,7 @@ quantize_int8 = define(
         check=_check_quantize,
         samples=_quantize_samples,
         large=_quantize_large,
+        timed_by={"group"},
         traffic=lambda x, *_: x.numel() * (x.element_size() + 1),
     )
 )
@@ -161,6 +162,7 @@ dequantize_int8 = define(
         check=_check_dequantize,
         samples=_dequantize_samples,
         large=_dequantize_large,
+        timed_by={"group"},
         traffic=lambda codes, _s, _z, _g, dtype: codes.numel() * (1 + dtype.itemsize),
     )
 )

@@ -14,8 +14,8 @@ SMALLEST = 2.0**-120
 def quantize_int8(
     x: torch.Tensor,
     group: int,
-    affine: bool = False,  # noqa: FBT001, FBT002 - the schema's
-    stochastic: bool = False,  # noqa: FBT001, FBT002 - the schema's
+    affine: bool = False,
+    stochastic: bool = False,
     seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize groups of `group` consecutive elements, in the order of `x.flatten()`.

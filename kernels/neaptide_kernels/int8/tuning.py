@@ -36,8 +36,8 @@ def configs(_: Query) -> Sequence[Mapping[str, Any]]:
 def quantize(
     x: torch.Tensor,
     group: int,
-    affine: bool,  # noqa: FBT001 - the schema's
-    stochastic: bool,  # noqa: FBT001 - the schema's
+    affine: bool,
+    stochastic: bool,
     seed: int,
     *,
     tile: int = TILE,

@@ -1,0 +1,40 @@
+"""The kernel: plain torch here, where yours would be CUDA, Triton or C++."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from neaptide.kernels import Provider
+
+if TYPE_CHECKING:
+    from neaptide.kernels import Query, Support
+
+
+def supports(query: Query) -> Support:
+    """Return True, or why not."""
+    if query["zero"] is not None:
+        return "affine codes"
+    if query["codes"].elements % query["group"]:
+        return "the last block is shorter than the others"
+    if query["dtype"] is not torch.float32:
+        return "only float32 is made"
+    return True
+
+
+def dequantize(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    group: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Multiply each block by its scale."""
+    del zero, dtype
+    return torch.mul(codes.reshape(-1, group), scale[:, None]).view(codes.shape)
+
+
+PROVIDER = Provider(
+    op="dequantize_int8", name="example", run=dequantize, supports=supports, priority=1
+)

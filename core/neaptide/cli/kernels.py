@@ -1,0 +1,217 @@
+"""`neaptide kernels`: which ops there are, who runs them here, and how fast."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+from cyclopts import App, Parameter
+
+from neaptide.errors import NeaptideError, suggest
+
+from .output import AsJson, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+    from neaptide.kernels import Kernels, Sample, Timing
+
+app = App(name="kernels", help="Show, explain, time and tune the kernels of this machine.")
+
+Device = Annotated[
+    str | None, Parameter(help="`cpu` or `cuda`; left out, the GPU where there is one.")
+]
+SampleName = Annotated[
+    str | None, Parameter(name="--sample", help="One of the op's samples; the first is taken.")
+]
+
+
+@app.command(name="list")
+def list_(*, device: Device = None, json: AsJson = False) -> None:
+    """List the ops, and who would run each."""
+    with _kernels() as (kernels, notes):
+        rows: list[dict[str, Any]] = []
+        for name, op in sorted(kernels.ops.items()):
+            sample = next(_large(kernels, name, _device(device)))
+            explained = kernels.explain(name, sample.arguments)
+            refused = {one.provider: one.reason for one in explained.providers if one.reason}
+            providers = [one.provider for one in explained.providers]
+            rows.append(
+                {
+                    "op": name,
+                    "summary": op.spec.summary,
+                    "chosen": explained.chosen,
+                    "providers": providers,
+                    "refused": refused,
+                }
+            )
+    if json:
+        print_json({"ops": rows, "notes": notes})
+        return
+    print_table(
+        [(row["op"], row["chosen"], ", ".join(row["providers"]), row["summary"]) for row in rows]
+    )
+    _print_notes(notes)
+
+
+@app.command
+def explain(
+    op: str, /, *, sample: SampleName = None, device: Device = None, json: AsJson = False
+) -> None:
+    """Say who would run an op on one of its samples, and what keeps the others from it."""
+    with _kernels() as (kernels, notes):
+        _known(kernels, op)
+        chosen = _named(_large(kernels, op, _device(device)), sample)
+        explained = kernels.explain(op, chosen.arguments)
+    if json:
+        print_json({"sample": chosen.name, **attrs.asdict(explained), "notes": notes})
+        return
+    print_text(f"{op} on {chosen.name}: {explained.chosen} ({explained.why})\n")
+    print_table(
+        [
+            (
+                one.provider,
+                f"priority {one.priority}",
+                _seconds(one.seconds),
+                one.reason or "usable",
+            )
+            for one in explained.providers
+        ]
+    )
+    _print_notes(notes)
+
+
+@app.command
+def bench(op: str | None = None, /, *, device: Device = None, json: AsJson = False) -> None:
+    """Time every provider that agrees with the reference; nothing is kept."""
+    _measured(op, device, json=json, keep=False)
+
+
+@app.command
+def tune(op: str | None = None, /, *, device: Device = None, json: AsJson = False) -> None:
+    """Time every provider in every config, and keep what was found for the runs to come."""
+    _measured(op, device, json=json, keep=True)
+
+
+def _measured(op: str | None, device: str | None, *, json: bool, keep: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    with _kernels() as (kernels, notes):
+        if op is not None:
+            _known(kernels, op)
+        for name in [op] if op is not None else sorted(kernels.ops):
+            for sample in _large(kernels, name, _device(device)):
+                timings, refused = kernels.measure(name, sample.arguments, keep=keep)
+                rows.append(
+                    {
+                        "op": name,
+                        "sample": sample.name,
+                        "timings": [attrs.asdict(timing) for timing in timings],
+                        "refused": refused,
+                    }
+                )
+                if not json:
+                    _print_measured(name, sample.name, timings, refused)
+        if json:
+            print_json({"measured": rows, "notes": notes})
+        else:
+            if keep:
+                print_text(f"kept in {kernels.path}")
+            _print_notes(notes)
+
+
+def _print_measured(
+    op: str, sample: str, timings: Iterable[Timing], refused: dict[str, str]
+) -> None:
+    print_text(f"{op} on {sample}")
+    print_table(
+        [
+            *(
+                (f"  {timing.provider}", _seconds(timing.seconds), _config(timing.config))
+                for timing in timings
+            ),
+            *((f"  {name}", "refused", reason) for name, reason in refused.items()),
+        ]
+    )
+
+
+@contextmanager
+def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
+    """Hold the ops and providers of every installed plugin, and what kept some from being asked."""
+    from neaptide.kernels import KERNELS, KernelScope  # noqa: PLC0415 - it imports torch
+    from neaptide.manager import HookManager  # noqa: PLC0415 - likewise
+    from neaptide.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - likewise
+
+    notes: list[str] = []
+    scope = KernelScope(KERNELS)
+    try:
+        blocked = disabled_plugins()
+        for name, spec in installed_plugins().usable().items():
+            if name in blocked:
+                continue
+            try:
+                cls = load_class(spec)
+                if hasattr(cls, "register_kernels"):
+                    HookManager([(spec, cls(spec.config()))], object(), None).register_kernels(
+                        scope
+                    )
+            except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+                notes.append(f"plugin {name!r} was not asked: {' '.join(str(error).split())}")
+        yield KERNELS, notes
+    finally:
+        scope.close()
+
+
+def _device(name: str | None) -> torch.device:
+    import torch  # noqa: PLC0415 - see above
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        msg = f"--device is cpu or cuda (got {name!r})"
+        raise _UsageError(msg)
+    if name == "cuda" and not torch.cuda.is_available():
+        msg = "this machine has no usable CUDA device; use --device cpu"
+        raise _UsageError(msg)
+    return torch.device(name)
+
+
+class _UsageError(NeaptideError):
+    exit_code = 2
+
+
+def _known(kernels: Kernels, op: str) -> None:
+    if op not in kernels.ops:
+        msg = f"there is no op {op!r}{suggest(op, kernels.ops)}; see neaptide kernels list"
+        raise _UsageError(msg)
+
+
+def _large(kernels: Kernels, op: str, device: torch.device) -> Iterator[Sample]:
+    return iter(kernels.ops[op].spec.large(device))
+
+
+def _named(samples: Iterator[Sample], name: str | None) -> Sample:
+    known = []
+    for sample in samples:
+        if name is None or sample.name == name:
+            return sample
+        known.append(sample.name)
+    msg = f"there is no sample {name!r}{suggest(name or '', known)}; there is {'; '.join(known)}"
+    raise _UsageError(msg)
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "not measured"
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"  # noqa: PLR2004 - units
+
+
+def _config(config: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in config.items())
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        print_text(f"note: {note}")

@@ -1,0 +1,39 @@
+"""The ops and providers of one run: what its plugins add goes when the run ends."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .op import Op
+    from .provider import Provider
+    from .registry import Kernels, Tuning
+
+
+class KernelScope:
+    """What `register_kernels` is given: a way to add providers for the length of a run."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._stack = ExitStack()
+
+    @property
+    def ops(self) -> Mapping[str, Op]:
+        """The ops of this process by name."""
+        return self._kernels.ops
+
+    def add(self, provider: Provider) -> None:
+        """Add a provider; ValueError where the op is unknown or has another one of that name."""
+        self._kernels.add(provider)
+        self._stack.callback(self._kernels.remove, provider)
+
+    def use(self, *, tuning: Tuning | None = None, **providers: str) -> None:
+        """Ask for providers by op, or for a way to tune; as `Kernels.using`."""
+        self._stack.enter_context(self._kernels.using(tuning=tuning, **providers))
+
+    def close(self) -> None:
+        """Take everything back."""
+        self._stack.close()

@@ -1,0 +1,59 @@
+"""Brings the Triton providers of Neaptide's ops into a run, and takes them out again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from neaptide import ConfigError, Finding, Plugin, hookimpl
+from neaptide.kernels import KernelError
+from neaptide_kernels.catalogue import triton_providers
+from neaptide_kernels.support import no_triton_on
+
+from .config import TritonKernelsConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from neaptide import Run
+    from neaptide.kernels import KernelScope
+
+
+@attrs.define(eq=False)
+class TritonKernels(Plugin[TritonKernelsConfig]):
+    """Adds providers; which one runs a call is the registry's choice, see `kernels explain`."""
+
+    @hookimpl
+    def register_kernels(self, kernels: KernelScope) -> None:
+        """Add the kernels, and ask for what the config names."""
+        for provider in triton_providers():
+            kernels.add(provider)
+        try:
+            kernels.use(tuning=self.config.tuning, **self.config.providers)
+        except KernelError as error:
+            msg = f"{error} @ plugins.triton-kernels.providers"
+            raise ConfigError(msg) from error
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        """Say where Triton cannot run: the references do the work then."""
+        reason = _problem(run.device)
+        if reason:
+            run.log.warning("triton_kernels.not_used", reason=reason)
+
+    @hookimpl
+    def diagnose(self) -> Iterable[Finding]:
+        """Say whether Triton can run here."""
+        problem = _problem(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        if not problem:
+            yield Finding("ok", "Triton", "its kernels run here")
+        else:
+            reason, _, command = problem.partition(": ")
+            yield Finding("note", "Triton", reason, command or None)
+
+
+def _problem(device: torch.device) -> str:
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return no_triton_on(device.type, capability)

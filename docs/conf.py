@@ -59,7 +59,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Other projects' types. Their inventories would have to be downloaded at each build.
     ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|pathlib)\..*"),
-    ("py:.*", r"Path|(neaptide\..*\.)?[CT]"),  # Python's, and type variables
+    ("py:.*", r"Path|Support|Tuning|(neaptide\..*\.)?[CT]"),  # Python's, aliases, type variables
 ]
 
 _LISTS = {"docs/changelog/index": changelog, "docs/plugins/index": readmes}

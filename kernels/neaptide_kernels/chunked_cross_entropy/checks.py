@@ -1,0 +1,77 @@
+"""What goes together, and labels that are no row of the weight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def check(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    chunk: int,
+    softcap: float | None,
+    *,
+    cast: bool,
+) -> None:
+    """Raise ValueError for what does not go together; `cast` lets dtypes differ."""
+    shapes = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}"
+    if not hidden.dim() or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:  # noqa: PLR2004 - a matrix
+        msg = f"{shapes}: should be [..., d] and [vocabulary, d]"
+        raise ValueError(msg)
+    if labels.shape != hidden.shape[:-1] or labels.dtype != torch.int64:
+        should = f"torch.int64 {list(hidden.shape[:-1])}, one for each hidden vector"
+        msg = f"labels are {labels.dtype} {list(labels.shape)}; should be {should}"
+        raise ValueError(msg)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        msg = f"bias {list(bias.shape)}: should be {list(weight.shape[:1])}, as {shapes} has it"
+        raise ValueError(msg)
+    given = {"weight": weight, "labels": labels, **({} if bias is None else {"bias": bias})}
+    for name, tensor in given.items():
+        if tensor.device != hidden.device:
+            msg = f"{name} is on {tensor.device}, hidden on {hidden.device}; put them on one"
+            raise ValueError(msg)
+        if tensor.dtype != hidden.dtype and name != "labels" and not cast:
+            msg = f"{name} is {tensor.dtype}, hidden {hidden.dtype}; convert one, or use autocast"
+            raise ValueError(msg)
+    if chunk < 1:
+        msg = f"chunk must be at least 1 token (got {chunk})"
+        raise ValueError(msg)
+    if softcap is not None and not softcap > 0:
+        msg = f"softcap must be more than 0, or None for none (got {softcap})"
+        raise ValueError(msg)
+
+
+def look_at_labels(labels: torch.Tensor, ignore_index: int, vocabulary: int) -> Callable[[], None]:
+    """Begin to look for labels out of range; return what raises ValueError if there are any.
+
+    On CUDA what is returned waits for what was queued before this call, not for what was queued
+    since: called late, it leaves the device busy. While a graph is captured nothing is looked at.
+    """
+    if not labels.numel() or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return lambda: None
+    flat = labels.reshape(-1)
+    wrong = ((flat < 0) | (flat >= vocabulary)) & (flat != ignore_index)
+    first = flat.gather(0, wrong.to(torch.uint8).argmax(0, keepdim=True))
+    found = torch.cat([wrong.sum().view(1), first]).to("cpu", non_blocking=labels.is_cuda)
+    ready = torch.cuda.Event() if labels.is_cuda else None  # type: ignore[no-untyped-call]  # torch leaves it so
+    if ready is not None:
+        ready.record(torch.cuda.current_stream(labels.device))
+
+    def complain() -> None:
+        if ready is not None:
+            ready.synchronize()
+        count, label = found.tolist()
+        if count:
+            right = f"0 to {vocabulary - 1}, or ignore_index = {ignore_index}"
+            are = f"{count} of {len(flat)} are not (the first is {label})"
+            msg = f"labels must be {right}: {are}; is the tokenizer another model's?"
+            raise ValueError(msg)
+
+    return complain

@@ -1,0 +1,54 @@
+"""A chunk's logits differentiated in their own memory, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from .chunks import Head, sums
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    chunk: int,
+    ignore_index: int,
+    softcap: float | None,
+    dtype: torch.dtype | None,
+    *wanted: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run `chunked_cross_entropy` with one chunk of float32 logits, two with a softcap."""
+    head = Head(ignore_index, softcap, dtype or hidden.dtype)
+    for_hidden, for_weight, for_bias = wanted
+    return sums(
+        hidden, weight, bias, labels, chunk, head, (for_hidden, for_weight, for_bias), differentiate
+    )
+
+
+def differentiate(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    head: Head,
+    with_gradient: bool,  # noqa: FBT001 - one of several of this signature
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed loss, and its gradient where the logits in `head.precise` were."""
+    logits = logits.to(head.precise)
+    ignored = (labels == head.ignore_index)[:, None]
+    wrong = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
+    targets = labels[:, None].masked_fill(ignored | wrong, 0)
+    slope = None
+    if head.softcap is not None:
+        logits.div_(head.softcap).tanh_()
+        slope = (logits * logits).neg_().add_(1) if with_gradient else None
+        logits.mul_(head.softcap)
+    logits -= logits.amax(1, keepdim=True)
+    chosen = logits.gather(1, targets)
+    total = logits.exp_().sum(1, keepdim=True)
+    losses = (total.log() - chosen).masked_fill_(wrong, torch.nan).masked_fill_(ignored, 0)
+    if with_gradient:
+        logits.div_(total).scatter_add_(1, targets, -torch.ones_like(total))
+        if slope is not None:
+            logits.mul_(slope)
+        logits.masked_fill_(wrong, torch.nan).masked_fill_(ignored, 0)
+    return losses.sum(), logits

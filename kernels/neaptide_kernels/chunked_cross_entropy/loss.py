@@ -1,0 +1,75 @@
+"""Chunked cross-entropy for a loss function: any leading shape, autocast, mean or sum."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from . import op
+from .checks import check, look_at_labels
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    chunk: int = 1024,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum"] = "mean",
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Return the cross-entropy of `hidden @ weight.T + bias` in nats, a scalar.
+
+    Logits are computed in the tensors' dtype (autocast's under autocast), everything after them in
+    float32 at least, which is the result's dtype. The gradients are computed along with the loss:
+    the head runs once, and what is held from forward to backward is of the size of the gradients,
+    the weight's in float32. The host waits once, for the labels, when all work is queued; compiled,
+    a label out of range makes the loss NaN instead.
+
+    Args:
+        hidden: floating `[..., d]`.
+        weight: `[vocabulary, d]`, of the same dtype.
+        labels: int64 `[...]`, each a row of `weight` or `ignore_index`. Shifting them by one is
+            the caller's part.
+        bias: `[vocabulary]`.
+        chunk: how many tokens' logits exist at a time.
+        ignore_index: the label of tokens that do not count.
+        reduction: over the tokens that count; the mean of none is NaN.
+        softcap: limits each logit `z` to `softcap * tanh(z / softcap)`.
+
+    Raises:
+        ValueError: the arguments do not go together, or a label is no row of `weight`.
+    """
+    cast = hidden.dtype != torch.float64 and torch.is_autocast_enabled(hidden.device.type)
+    check(hidden, weight, bias, labels, chunk, softcap, cast=cast)
+    if reduction not in ("mean", "sum"):
+        msg = f"reduction must be 'mean' or 'sum' (got {reduction!r})"
+        raise ValueError(msg)
+    compiled = torch.compiler.is_compiling()
+    complain = None if compiled else look_at_labels(labels, ignore_index, len(weight))
+    if complain is not None and not labels.is_cuda:
+        complain()
+    with_gradients = torch.is_grad_enabled()
+    total: torch.Tensor = op.chunked_cross_entropy(
+        hidden.reshape(labels.numel(), hidden.shape[-1]),
+        weight,
+        bias,
+        labels.reshape(-1),
+        chunk,
+        ignore_index,
+        softcap,
+        torch.get_autocast_dtype(hidden.device.type) if cast else None,
+        with_gradients and hidden.requires_grad,
+        with_gradients and weight.requires_grad,
+        with_gradients and bias is not None and bias.requires_grad,
+    )[0]
+    if complain is not None and labels.is_cuda:
+        complain()
+    if reduction == "sum":
+        return total
+    count = (labels != ignore_index).sum()
+    # Divided by a count of 0, the zeros of its gradients would be NaN too.
+    return (total / count.clamp(min=1)).masked_fill(count == 0, torch.nan)

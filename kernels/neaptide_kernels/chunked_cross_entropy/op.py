@@ -1,0 +1,292 @@
+"""The op `chunked_cross_entropy`, its derivative, and who provides it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide.kernels import KERNELS, OpSpec, Provider, Sample, define, relative_error
+from neaptide_kernels.support import no_triton, triton_version
+
+from . import in_place, reference, tuning
+from .checks import check
+from .chunks import precise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from neaptide.kernels import Query, Support
+
+_PIECE = 2**22
+"""Elements scaled at a time."""
+_ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def _check(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    chunk: int,
+    _ignore_index: int,
+    softcap: float | None,
+    dtype: torch.dtype | None,
+    *_: Any,
+) -> None:
+    check(hidden, weight, bias, labels, chunk, softcap, cast=dtype is not None)
+    if hidden.dim() != 2:  # noqa: PLR2004 - a matrix
+        msg = f"hidden {list(hidden.shape)}: the op takes [tokens, d]"
+        raise ValueError(msg)
+
+
+def _fake(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,  # noqa: ARG001 - the schema's
+    chunk: int = 1024,  # noqa: ARG001 - the schema's
+    ignore_index: int = -100,  # noqa: ARG001 - the schema's
+    softcap: float | None = None,  # noqa: ARG001 - the schema's
+    dtype: torch.dtype | None = None,
+    for_hidden: bool = False,
+    for_weight: bool = False,
+    for_bias: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    dtype = dtype or hidden.dtype
+    kind: dict[str, Any] = {"dtype": precise(dtype), "device": hidden.device}
+    return (
+        torch.empty((), **kind),
+        torch.empty(hidden.shape if for_hidden else 0, dtype=dtype, device=hidden.device),
+        torch.empty(weight.shape if for_weight else 0, **kind),
+        torch.empty(weight.shape[0] if for_bias and bias is not None else 0, **kind),
+    )
+
+
+def _setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[torch.Tensor]) -> None:
+    hidden, weight, bias, labels, *options = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.gradients = tuple(output[1:])
+    ctx.options = options[:4]
+    ctx.computed = options[4:]
+    ctx.save_for_backward(hidden, weight, bias, labels)
+
+
+def _backward(
+    ctx: Any, gradient: torch.Tensor | None, *_: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    nothing = (None,) * (1 + len(ctx.options) + len(ctx.computed))
+    needed = ctx.needs_input_grad[:3]
+    if gradient is None:
+        return (None, None, None, *nothing)
+    again = torch.is_grad_enabled()
+    with torch.no_grad():
+        # Given away, the sums become the gradients without a copy; a second backward through a
+        # graph that was retained has them computed again.
+        sums, ctx.gradients = ctx.gradients, None
+        if sums is None or any(
+            want and not has for want, has in zip(needed, ctx.computed, strict=True)
+        ):
+            sums = chunked_cross_entropy(*ctx.saved_tensors, *ctx.options, *needed)[1:]
+        results = [
+            _scaled(total, gradient, tensor.dtype) if want else None
+            for want, total, tensor in zip(needed, sums, ctx.saved_tensors[:3], strict=True)
+        ]
+    if again:
+        inputs = [tensor for tensor in (gradient, *ctx.saved_tensors[:3]) if tensor is not None]
+        results = [
+            None if result is None else _Final.apply(result, *inputs)  # type: ignore[no-untyped-call]  # torch leaves it so
+            for result in results
+        ]
+    return (*results, *nothing)
+
+
+class _Final(torch.autograd.Function):
+    """A gradient that depends on the inputs, but cannot be differentiated by them."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:  # noqa: ARG004 - torch's
+        msg = (
+            "chunked cross-entropy has no second derivative; where one is needed use "
+            "torch.nn.functional.cross_entropy on all logits"
+        )
+        raise RuntimeError(msg)
+
+
+def _scaled(total: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `total * factor` in `dtype`, in the memory of `total` where that has it already."""
+    if type(total) is not torch.Tensor:
+        # Traced: a graph may not change what its forward returned, and its compiler fuses.
+        return (total.to(factor.dtype) * factor).to(dtype)
+    if total.dtype == dtype == factor.dtype:
+        return total.mul_(factor)
+    scaled = total if total.dtype == dtype else torch.empty_like(total, dtype=dtype)
+    # A 16-bit tensor times a factor takes the factor for one of 16 bits.
+    for start in range(0, total.numel(), _PIECE):
+        part = slice(start, start + _PIECE)
+        scaled.view(-1)[part] = total.view(-1)[part].to(factor.dtype) * factor
+    return scaled
+
+
+def _flops(
+    hidden: Sequence[int],
+    weight: Sequence[int],
+    *_: Any,
+    out_shape: Sequence[Sequence[int]],
+    **__: Any,
+) -> int:
+    """Count the products: the logits', and one for each gradient that is a matrix."""
+    gradients = sum(len(shape) == len(hidden) for shape in out_shape[1:3])
+    return 2 * hidden[0] * hidden[1] * weight[0] * (1 + gradients)
+
+
+def _agree(
+    expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
+) -> Iterator[str]:
+    # All comes from logits of one dtype, which the gradient of `hidden` has, empty or not.
+    allowed = _ALLOWED[got[1][1].dtype]
+    for (name, right), (_, result) in zip(expected, got, strict=True):
+        if right.shape != result.shape:
+            yield f"{name}: shape {list(result.shape)} instead of {list(right.shape)}"
+            continue
+        error = relative_error(right, result)
+        if error > allowed:
+            yield f"{name}: relative error {error:.2g} is more than {allowed:.2g}"
+
+
+def arguments(
+    tokens: int,
+    width: int,
+    vocabulary: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return hidden, weight, bias and labels, a quarter of which are to be ignored."""
+    generator = torch.Generator().manual_seed(tokens * vocabulary + width)
+    hidden, weight, bias = (
+        torch.randn(size, generator=generator).to(dtype=dtype, device=device)
+        for size in ((tokens, width), (vocabulary, width), (vocabulary,))
+    )
+    labels = torch.randint(vocabulary, (tokens,), generator=generator)
+    labels[torch.rand(tokens, generator=generator) < 0.25] = -100  # noqa: PLR2004 - a quarter
+    return hidden, weight, bias, labels.to(device)
+
+
+def _samples(device: torch.device) -> Iterator[Sample]:
+    all_three = (True, True, True)
+    for tokens, width, vocabulary, chunk in (
+        (1, 1, 1, 1),
+        (17, 16, 63, 5),
+        (9, 8, 65, 64),
+        (3, 4, 4100, 2),
+        (0, 4, 5, 3),
+    ):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for softcap in (None, 3.0):
+                hidden, weight, bias, labels = arguments(tokens, width, vocabulary, device, dtype)
+                name = f"{tokens} x {width} x {vocabulary} {dtype}, softcap {softcap}"
+                given = (hidden, weight, bias, labels, chunk, -100, softcap, None, *all_three)
+                yield Sample(name=name, arguments=given)
+    hidden, weight, bias, labels = arguments(17, 16, 63, device)
+    for wanted in ((False, False, False), (True, False, False), (False, True, False)):
+        some = (hidden, weight, None, labels, 7, -100, None, None, *wanted)
+        yield Sample(name=f"gradients {wanted}, no bias", arguments=some)
+    plain = (7, -100, None, None, *all_three)
+    strided = (hidden.T.contiguous().T, weight.T.contiguous().T, bias, labels.repeat(2)[::2])
+    yield Sample(name="strided", arguments=(*strided, *plain))
+    wrong = labels.clone()
+    wrong[3], wrong[9] = 63, -1
+    yield Sample(name="labels out of range", arguments=(hidden, weight, bias, wrong, *plain))
+    tokens_only = labels.clamp(min=0)
+    cast = (7, 5, None, torch.bfloat16, *all_three)
+    name = "a token is the ignored label, cast to bfloat16"
+    yield Sample(name=name, arguments=(hidden, weight, bias, tokens_only, *cast))
+    for number in (torch.inf, -torch.inf, torch.nan):
+        broken = bias.clone()
+        broken[7] = number
+        safe = labels.clamp(min=8)
+        yield Sample(name=f"a logit of {number}", arguments=(hidden, weight, broken, safe, *plain))
+
+
+def _large(device: torch.device) -> Iterator[Sample]:
+    for tokens, width, vocabulary in ((4096, 2048, 32_000), (2048, 4096, 128_256)):
+        hidden, weight, _, labels = arguments(tokens, width, vocabulary, device, torch.bfloat16)
+        given = (hidden, weight, None, labels, 1024, -100, None, None, True, True, False)
+        yield Sample(name=f"{tokens} tokens x {width}, {vocabulary} words", arguments=given)
+
+
+def _logits_bytes(query: Query) -> int:
+    tokens = min(query["chunk"], query["hidden"].shape[0])
+    return int(tokens * query["weight"].shape[0] * _dtype(query).itemsize)
+
+
+def _precise_bytes(query: Query) -> int:
+    """Count a chunk in its own dtype and in float32, and the softcap's slope."""
+    dtype = _dtype(query)
+    copies = (dtype != precise(dtype)) + (query["softcap"] is not None)
+    narrow = _logits_bytes(query)
+    return narrow + copies * (narrow // dtype.itemsize) * precise(dtype).itemsize
+
+
+def _dtype(query: Query) -> torch.dtype:
+    dtype: torch.dtype = query["dtype"] or query["hidden"].dtype
+    return dtype
+
+
+def _supports(query: Query) -> Support:
+    reason = no_triton(query)
+    if reason:
+        return reason
+    if _dtype(query) == torch.float64:
+        return "float64 is left to the reference"
+    if not query["weight"].elements:
+        return "an empty weight is left to the reference"
+    return True
+
+
+chunked_cross_entropy = define(
+    OpSpec(
+        name="chunked_cross_entropy",
+        summary="a head's cross-entropy and its gradients by chunks of tokens",
+        reference=reference.chunked_cross_entropy,
+        fake=_fake,
+        check=_check,
+        setup_context=_setup_context,
+        backward=_backward,
+        flops=_flops,
+        samples=_samples,
+        large=_large,
+        timed_by={"chunk"},
+        agree=_agree,
+        tolerances=_ALLOWED,
+    )
+)
+"""See `reference.chunked_cross_entropy`; `loss.chunked_cross_entropy` is what a loss calls."""
+
+TORCH = Provider(
+    op="chunked_cross_entropy",
+    name="torch",
+    run=in_place.chunked_cross_entropy,
+    priority=5,
+    workspace_bytes=_precise_bytes,
+)
+KERNELS.add(TORCH)
+
+TRITON = (
+    Provider(
+        op="chunked_cross_entropy",
+        name="triton",
+        run=tuning.chunked_cross_entropy,
+        supports=_supports,
+        priority=10,
+        version=f"{triton_version()}/1",
+        workspace_bytes=_logits_bytes,
+        configs=tuning.configs,
+    ),
+)
+"""For the plugin that brings Triton into a run."""

@@ -1,0 +1,73 @@
+"""Head and cross-entropy by chunks, in plain torch: what the kernels must compute."""
+
+from __future__ import annotations
+
+import torch
+
+from .chunks import Head, sums
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    chunk: int = 1024,
+    ignore_index: int = -100,
+    softcap: float | None = None,
+    dtype: torch.dtype | None = None,
+    for_hidden: bool = False,
+    for_weight: bool = False,
+    for_bias: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the summed cross-entropy of `hidden @ weight.T + bias`, and its gradients with it.
+
+    Logits are computed in `dtype`, all after them in float32 at least. A label that is neither a
+    row of `weight` nor `ignore_index`, and a row of logits with a NaN, an inf or nothing but -inf,
+    make the loss NaN, and the gradients of that token; a token to ignore never does.
+
+    Backward of the loss scales the gradients where they are: they are not the caller's to keep.
+
+    Args:
+        hidden: floating `[tokens, d]`.
+        weight: `[vocabulary, d]`.
+        bias: `[vocabulary]` or None.
+        labels: int64 `[tokens]`.
+        chunk: how many tokens' logits exist at a time.
+        ignore_index: the label of tokens that do not count.
+        softcap: limits each logit `z` to `softcap * tanh(z / softcap)`.
+        dtype: of the logits; None is that of `hidden`.
+        for_hidden: compute the gradient of `hidden`.
+        for_weight: compute the gradient of `weight`.
+        for_bias: compute the gradient of `bias`.
+
+    Returns:
+        loss, a scalar, float32 or float64; the gradients of `hidden` (as `dtype`), `weight` and
+        `bias` (as the loss), `[0]` where not wanted.
+    """
+    head = Head(ignore_index, softcap, dtype or hidden.dtype)
+    wanted = (for_hidden, for_weight, for_bias)
+    return sums(hidden, weight, bias, labels, chunk, head, wanted, differentiate)
+
+
+def differentiate(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    head: Head,
+    with_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the summed loss of logits `[tokens, vocabulary]`, and its gradient by them."""
+    logits = logits.to(head.precise)
+    ignored = (labels == head.ignore_index)[:, None]
+    wrong = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
+    targets = labels[:, None].masked_fill(ignored | wrong, 0)
+    slope = torch.ones_like(logits)
+    if head.softcap is not None:
+        limited = torch.tanh(logits / head.softcap)
+        logits, slope = limited * head.softcap, 1 - limited * limited
+    logs = logits.log_softmax(1)
+    losses = -logs.gather(1, targets).masked_fill(wrong, torch.nan).masked_fill(ignored, 0)
+    if not with_gradient:
+        return losses.sum(), logits
+    gradient = logs.exp().scatter_add(1, targets, -torch.ones_like(losses)) * slope
+    return losses.sum(), gradient.masked_fill(wrong, torch.nan).masked_fill(ignored, 0)

@@ -1,0 +1,103 @@
+"""How the kernel of chunked cross-entropy is launched."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide_kernels.shipping import Shipped
+
+from .chunks import Head, sums
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from neaptide.kernels import Query
+
+TILE = 4096
+"""Logits of a row that a program has at a time."""
+CONFIGS: tuple[Mapping[str, Any], ...] = (
+    {"tile": TILE, "num_warps": 8},
+    {"tile": TILE, "num_warps": 16},
+    {"tile": 2 * TILE, "num_warps": 16},
+    {"tile": TILE // 2, "num_warps": 4},
+)
+
+
+def configs(_: Query) -> Sequence[Mapping[str, Any]]:
+    """Return the tiles and warps to choose from."""
+    return CONFIGS
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    chunk: int,
+    ignore_index: int,
+    softcap: float | None,
+    dtype: torch.dtype | None,
+    *wanted: bool,
+    tile: int = TILE,
+    num_warps: int = 8,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run `chunked_cross_entropy`: products by torch, a launch a chunk for what is between them.
+
+    Of a chunk there are only the logits in their own dtype.
+    """
+    head = Head(ignore_index, softcap, dtype or hidden.dtype)
+    for_hidden, for_weight, for_bias = wanted
+    return sums(
+        hidden, weight, bias, labels.contiguous(), chunk, head,
+        (for_hidden, for_weight, for_bias),
+        partial(_differentiate, tile=tile, num_warps=num_warps),
+    )  # fmt: skip
+
+
+def _differentiate(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    head: Head,
+    with_gradient: bool,
+    *,
+    tile: int,
+    num_warps: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from . import kernel  # noqa: PLC0415 - it needs Triton
+
+    logits = logits.contiguous()
+    tokens, vocabulary = logits.shape
+    losses = torch.empty(tokens, dtype=head.precise, device=logits.device)
+    kernel.differentiate_rows[(tokens,)](
+        logits, labels, losses, vocabulary, head.ignore_index, head.softcap or 1.0,
+        TILE=min(tile, 1 << max(0, vocabulary - 1).bit_length()),
+        SOFTCAP=head.softcap is not None, WITH_GRADIENT=with_gradient, num_warps=num_warps,
+    )  # fmt: skip
+    return losses.sum(), logits
+
+
+def shipped() -> Iterator[Shipped]:
+    """Yield the launches over bfloat16 logits in every config, with and without a softcap."""
+    for config in CONFIGS:
+        tile, warps = config["tile"], config["num_warps"]
+        for softcap, gradient in ((False, True), (True, True), (False, False)):
+            kind = f"{'softcap, ' * softcap}{'with' if gradient else 'without'} gradient"
+            yield Shipped(
+                name=f"differentiate_rows: {kind}, {tile}, {warps} warps",
+                module="neaptide_kernels.chunked_cross_entropy.kernel",
+                kernel="differentiate_rows",
+                types={
+                    "logits": "*bf16",
+                    "labels": "*i64",
+                    "losses": "*fp32",
+                    "vocabulary": "i32",
+                    "ignore_index": "i32",
+                    "softcap": "fp32",
+                },
+                constants={"TILE": tile, "SOFTCAP": softcap, "WITH_GRADIENT": gradient},
+                aligned=("logits", "losses", "vocabulary"),
+                options={"num_warps": warps},
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from neaptide.recompute import Buffers, Patch
 
@@ -78,11 +79,17 @@ class Streaming:
         self._lanes = [make(device, name) for name in ("to device", "to host")]
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
+        self._newest: list[RemovableHandle] = []
+        """Of the hooks by which `state_dict` waits for what is on its way to the host."""
         with ExitStack() as stack:
             # No copy may be on its way when the memory it reads is given back.
             stack.callback(self._leave)
             self._set_up(device, allocate)
             stack.pop_all()
+        hook = _unless_gone(WeakMethod(self.settle))
+        for module in (model, *(block.module for block in self.blocks)):
+            self._newest.append(module.register_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]  # torch leaves it so
+        self._newest.append(optimizer.register_state_dict_pre_hook(hook))
 
     def _set_up(self, device: torch.device, allocate: Callable[[int], torch.Tensor]) -> None:
         settings, (inwards, outwards) = self.settings, self._lanes
@@ -221,8 +228,20 @@ class Streaming:
         for patch in self._patches:
             patch.remove()
         self._patches = []
-        for handle in self._hooked.values():
+        for handle in (*self._hooked.values(), *self._newest):
             handle.remove()
         self._hooked.clear()
+        self._newest = []
         for lane in self._lanes:
             lane.close()
+
+
+def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
+    """Return a hook that a copied model may keep: it does not keep what it came from."""
+
+    def hook(*_: Any) -> None:
+        found = settle()
+        if found is not None:
+            found()
+
+    return hook

@@ -109,7 +109,7 @@ def test_what_was_killed_goes_on_to_the_bit(
     assert 0 == main([*command, "--set", "run.dir=whole"])
     killed = subprocess.run(
         [sys.executable, "-m", "neaptide", *command, "--set", "run.dir=killed"],
-        env={**os.environ, "BACKWARDS": "50", "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "BACKWARDS": "50", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

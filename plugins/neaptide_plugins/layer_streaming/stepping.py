@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import nn, optim
 
-from .split_master import join, split
+from neaptide_kernels.adamw_split.split_master import join, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -25,7 +25,7 @@ from stepped_away import (
 from support import same_bits
 from torch import nn, optim
 
-from neaptide_plugins.layer_streaming.split_master import split
+from neaptide_kernels.adamw_split.split_master import split
 from neaptide_plugins.layer_streaming.stepping import ADOPTED, step_away
 
 

@@ -10,8 +10,8 @@ from support import same_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from neaptide_plugins.layer_streaming import split_master
-from neaptide_plugins.layer_streaming.split_master import join, split
+from neaptide_kernels.adamw_split import split_master
+from neaptide_kernels.adamw_split.split_master import join, split
 
 LOWER_HALVES = [0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF, 0x1234, 0xABCD]
 

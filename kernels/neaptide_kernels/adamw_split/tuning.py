@@ -1,0 +1,104 @@
+"""How AdamW over split masters is launched: a program of constants, then one launch for all."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.tensor_table import table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from neaptide.kernels import Query
+
+CONFIGS: tuple[Mapping[str, Any], ...] = (
+    {"chunk": 1024, "num_warps": 4},
+    {"chunk": 2048, "num_warps": 8},
+    {"chunk": 1024, "num_warps": 8},
+    {"chunk": 512, "num_warps": 4},
+)
+
+
+def configs(_: Query) -> Sequence[Mapping[str, Any]]:
+    """Return the chunks and warps to choose from."""
+    return CONFIGS
+
+
+def adamw_split_step(
+    hi: Sequence[torch.Tensor],
+    lo: Sequence[torch.Tensor],
+    exp_avg: Sequence[torch.Tensor],
+    exp_avg_sq: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    lr: torch.Tensor,
+    step: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    maximize: bool,
+    *,
+    chunk: int = 1024,
+    num_warps: int = 4,
+) -> None:
+    """Run `adamw_split_step` in Triton; nothing is read on the host."""
+    if not hi:
+        return
+    from . import kernel  # noqa: PLC0415 - it needs Triton
+
+    table = table_of((hi, lo, exp_avg, exp_avg_sq, grads), chunk)
+    if not table.chunks:
+        return
+    constants = torch.empty(7, dtype=torch.float32, device=lr.device)
+    kernel.step_constants[(1,)](
+        lr, step, constants, bits_of(beta1), bits_of(beta2), bits_of(eps), bits_of(weight_decay),
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    kernel.adamw_split[(table.chunks,)](
+        table.rows, table.owners, constants,
+        GRAD=_triton_dtype(grads[0].dtype), MAXIMIZE=maximize, CHUNK=chunk,
+        num_warps=num_warps, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def shipped() -> Iterator[Shipped]:
+    """Yield the launches for gradients in bfloat16 and float32, in every config."""
+    for config in CONFIGS:
+        chunk, warps = config["chunk"], config["num_warps"]
+        for dtype in (torch.bfloat16, torch.float32):
+            name = str(dtype).removeprefix("torch.")
+            yield Shipped(
+                name=f"adamw_split: {name} gradients, {chunk}, {warps} warps",
+                module="neaptide_kernels.adamw_split.kernel",
+                kernel="adamw_split",
+                types={"rows": "*i64", "owners": "*i32", "constants": "*fp32"},
+                constants={"GRAD": _triton_dtype(dtype), "MAXIMIZE": False, "CHUNK": chunk},
+                aligned=("rows", "owners", "constants"),
+                options={"num_warps": warps, "enable_fp_fusion": False},
+            )
+    bits = dict.fromkeys(("beta1_bits", "beta2_bits", "eps_bits", "decay_bits"), "i64")
+    for rate in ("fp32", "fp64"):
+        yield Shipped(
+            name=f"step_constants: {rate} learning rate",
+            module="neaptide_kernels.adamw_split.kernel",
+            kernel="step_constants",
+            types={"lr": f"*{rate}", "step": "*fp32", "out": "*fp32", **bits},
+            constants={},
+            aligned=("lr", "step", "out"),
+            options={"num_warps": 1, "enable_fp_fusion": False},
+        )
+
+
+def bits_of(number: float) -> int:
+    """Return the bits of a float64 as a signed integer."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def _triton_dtype(dtype: torch.dtype) -> Any:
+    import triton.language as tl  # noqa: PLC0415 - only where it is installed
+
+    return getattr(tl, str(dtype).removeprefix("torch."))

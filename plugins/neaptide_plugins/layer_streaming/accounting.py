@@ -43,9 +43,9 @@ def account(ledger: Ledger, owner: str, streaming: Streaming, *, backward: bool)
     whole = ledger.total(kind="optimizer.state")
     ledger = ledger.scale("optimizer.state", (whole - state) / whole if whole else 0.0)
     ledger = ledger.add("core", "optimizer.state", "host", state)
-    ledger = ledger.add(owner, "gradients", "host", _bytes(streaming.gradients.stored()))
+    ledger = ledger.add(owner, "gradients", "host", _bytes(streaming.gradients.host.stored()))
     ledger = ledger.add(owner, "slots", "device", _bytes(streaming.residency.buffers()))
-    ledger = ledger.add(owner, "staging", "device", _bytes(streaming.gradients.buffers()))
+    ledger = ledger.add(owner, "staging", "device", _bytes(streaming.gradients.host.buffers()))
     if streaming.updates is not None:
         held = _bytes(streaming.updates.buffers())
         ledger = ledger.add(owner, "optimizer.slots", "device", held)
@@ -58,7 +58,7 @@ def held(streaming: Streaming) -> dict[str, int]:
     waiting = sum(unit.kept_bytes for unit in _recomputed(streaming))
     return {
         "slots": _bytes(streaming.residency.buffers()),
-        "staged gradients": _bytes(streaming.gradients.buffers()),
+        "staged gradients": _bytes(streaming.gradients.host.buffers()),
         "optimizer slots": 0 if updates is None else _bytes(updates.buffers()),
         "block inputs": waiting,
     }

@@ -9,6 +9,7 @@ import torch
 
 from neaptide.recompute import Surroundings
 
+from .call import tried
 from .hidden import Hidden
 from .pieces import Batch, joined
 
@@ -29,7 +30,7 @@ def probe(call: Call) -> None:
     unit.probed = True
     with _evaluated(call):
         whole: list[list[torch.Tensor]] = []
-        if call.tried(lambda: whole.append(_outputs(call, [call.inputs]))) is not None:
+        if tried(lambda: whole.append(_outputs(call, [call.inputs]))) is not None:
             return  # the very reason for going through in pieces
         pieces = [batch.piece(call.inputs, piece) for piece in range(batch.count)]
         try:

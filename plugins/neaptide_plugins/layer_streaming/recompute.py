@@ -15,7 +15,9 @@ import torch
 
 from neaptide.recompute import ChangedInPlaceError, record
 
+from .backward import backward
 from .call import Call
+from .forward import forward
 from .lanes import current
 from .tensors import Found, replaced
 
@@ -155,7 +157,7 @@ class _Function(torch.autograd.Function):
         ctx.call, ctx.name = call, call.unit.block.name
         ctx.set_materialize_grads(False)
         with call.unit.using("forward"):
-            outputs = call.forward()
+            outputs = forward(call)
         changed = [
             tensor for tensor, version, _ in call.arguments.passed if tensor._version != version
         ]
@@ -183,7 +185,7 @@ class _Function(torch.autograd.Function):
         own_too = anchor is None or torch._C._will_engine_execute_node(anchor)
         twice = torch.is_grad_enabled()
         with torch.no_grad():
-            found = call.backward(gradients, own_too=own_too)
+            found = backward(call, gradients, own_too=own_too)
         return (None, None, *(_once(ctx.name, found) if twice else found))
 
 

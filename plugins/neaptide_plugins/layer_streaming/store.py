@@ -87,7 +87,7 @@ class StreamedStore(ParameterStore):
             if mode == "read":
                 raise KeyError(span.name)
             if parameter in self._owners:
-                self.streaming.gradients.create(self._owners[parameter][0], parameter)
+                self.streaming.gradients.host.create(self._owners[parameter][0], parameter)
             else:
                 parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad

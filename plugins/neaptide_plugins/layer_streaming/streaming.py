@@ -179,7 +179,7 @@ class Streaming:
             updates.prefetch_next(following)
         if all(parameter.grad is None for parameter in block.parameters):
             return
-        gradients = self.gradients.fetched(block)
+        gradients = self.gradients.host.fetched(block)
         with self.residency.use(block, "update"):
             updates.step(block, gradients)
 
@@ -214,7 +214,11 @@ class Streaming:
 
     def buffers(self) -> list[torch.Tensor]:
         """Return what is held besides weights and optimizer state, wherever it lies."""
-        held = [*self.residency.buffers(), *self.gradients.buffers(), *self.gradients.stored()]
+        held = [
+            *self.residency.buffers(),
+            *self.gradients.host.buffers(),
+            *self.gradients.host.stored(),
+        ]
         return held if self.updates is None else [*held, *self.updates.buffers()]
 
     def close(self) -> None:

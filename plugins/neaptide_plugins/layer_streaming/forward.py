@@ -1,0 +1,131 @@
+"""The forward of a block whose graph is not kept, in pieces where memory runs out."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from neaptide.recompute import Surroundings
+
+from .call import WITHOUT_HOOKS, tried
+from .captured import Outside
+from .hidden import Hidden
+from .pieces import Batch, joined
+from .probing import probe, sampled, ways_out
+from .tensors import Found, replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .call import Call
+
+
+def forward(call: Call) -> list[torch.Tensor]:
+    """Run the block, in more pieces than asked for if memory runs out; the graph is let go.
+
+    It runs with gradients on: code and kernels that look at that do as they always do.
+    """
+    unit = call.unit
+    call.whole = Batch.of(call.inputs, 1)
+    if unit.micro_batches > 1:
+        call.batch = Batch.of(call.inputs, unit.micro_batches)
+        probe(call)
+    unit.seen += 1
+    # A block may begin late to reach outside, or to draw what is not torch's: calls 1, 2, 4, 8
+    # and so on are looked at.
+    looked_at = unit.seen.bit_count() == 1
+    call.outside = Outside(call.inputs) if looked_at else None
+    before = Surroundings.now(unit.buffers.before())
+    hidden = Hidden.now(unit.block.module)
+    while (failed := tried(lambda: _forward(call))) is not None:
+        before.set_random()
+        hidden.bring_back()
+        for entry in call.surroundings[0].buffers.entries:
+            if entry.copy is not None:
+                entry.owner._buffers[entry.name] = entry.live.copy_(entry.copy)
+        call.surroundings, call.hidden = [], []
+        if unit.hooked and WITHOUT_HOOKS in failed and not call.arguments.changed:
+            unit.hooked = False
+        else:
+            call.split_more(failed, "forward")
+    call.random = before.random_moved()
+    unit.learn(call.arguments)
+    for surroundings in call.surroundings:
+        surroundings.buffers.settle(unit.block.name)
+    known = {id(tensor) for tensor in call.inputs}
+    bare = [one if id(one) in known else one.detach() for one in call.came]
+    call.outside = None
+    if looked_at:
+        call.watched = [sampled(one) for one in bare]
+    return bare
+
+
+def _forward(call: Call) -> None:
+    unit = call.unit
+    hooks = (
+        saved_tensors_hooks(_nothing, lambda _: _not_kept(call)) if unit.hooked else nullcontext()
+    )
+    with torch.enable_grad(), hooks:
+        if call.batch is None or call.batch.count == 1:
+            call.batch = None
+            _note(call)
+            call.result, call.came = call.run(call.args, call.kwargs, call.inputs)
+            _check(call, call.came)
+            return
+        results = []
+        for piece in range(call.batch.count):
+            _note(call)
+            inputs = call.batch.piece(call.inputs, piece)
+            memo = {id(kept): given for kept, given in zip(call.kept, inputs, strict=True)}
+            args, kwargs = call.arguments.again([], memo)
+            result, came = call.run(args, kwargs, inputs)
+            _check(call, came)
+            _check_objects(call, (args, kwargs), inputs)
+            bare = {id(one): one.detach() for one in came}
+            results.append((replaced(result, bare), list(bare.values())))
+    call.result, call.came = joined(unit.block.name, results, call.batch)
+
+
+def _check(call: Call, came: list[torch.Tensor]) -> None:
+    unit = call.unit
+    if call.outside is not None:
+        own = [parameter for owner in unit.block.needs for parameter in owner.parameters]
+        call.outside.check(unit.block.name, came, own, unit.residency.holds)
+    if call.batch is not None and call.arguments.changed:
+        msg = (
+            f"block {unit.block.name!r} changes an input in place, which its micro-batches "
+            f"cannot; {ways_out(unit.block.name)}"
+        )
+        raise RuntimeError(msg)
+
+
+def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> None:
+    known = {id(tensor) for tensor in inputs}
+    if any(id(tensor) not in known for tensor in Found().look(passed).tensors):
+        name = call.unit.block.name
+        msg = (
+            f"block {name!r} puts tensors into an object it is passed (a cache), which its "
+            f"micro-batches cannot; {ways_out(name)}"
+        )
+        raise RuntimeError(msg)
+
+
+def _note(call: Call) -> None:
+    call.surroundings.append(Surroundings.now(call.unit.buffers.before()))
+    call.hidden.append(Hidden.now(call.unit.block.module))
+
+
+def _not_kept(call: Call) -> torch.Tensor:
+    msg = (
+        f"a tensor from inside block {call.unit.block.name!r} is used outside without having "
+        f"been returned (by a hook, or as an attribute), where its graph is not kept; return "
+        f"it from the block, or set mode = 'graph'"
+    )
+    raise RuntimeError(msg)
+
+
+def _nothing(_: torch.Tensor) -> None:
+    """Keep nothing of what a graph that is let go would save."""

@@ -1,0 +1,199 @@
+"""Blocks' gradients on the host, and the buffers through which they go there and back."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from .lanes import DONE, Lane, Ticket, computed
+from .layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import nn
+
+    from .block import Block
+
+    Gradient = torch.Tensor | None
+
+
+@attrs.define(eq=False)
+class _Staging:
+    """A buffer on the device, from which one block's gradients leave in a single copy."""
+
+    flat: torch.Tensor
+    free: Ticket = DONE
+
+
+@attrs.define(eq=False)
+class _Home:
+    """Where a block's gradients lie on the host."""
+
+    parameters: list[nn.Parameter]
+    """The trainable ones, and those that were."""
+    layout: Layout
+    flat: torch.Tensor
+    views: list[torch.Tensor]
+    present: set[int] = attrs.field(factory=set)
+    """Which parameters have a gradient."""
+    shown: bool = False
+    """Whether they have had it as `.grad` since the last backward."""
+    written: Ticket = DONE
+
+
+class HostGradients:
+    """Keeps what backwards add up, and shows it as `.grad` between them.
+
+    Args:
+        device: where gradients are computed.
+        lane: what copies run on.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+    """
+
+    def __init__(
+        self, device: torch.device, lane: Lane, allocate: Callable[[int], torch.Tensor]
+    ) -> None:
+        self._device = device
+        self._lane = lane
+        self._allocate = allocate
+        self._homes: dict[int, _Home] = {}
+        self._staging = [self._new_staging(0) for _ in range(2)]
+        self._next = cycle(self._staging)
+
+    def reserve(self, blocks: Iterable[Block]) -> None:
+        """Allocate all that blocks will need."""
+        homes = [self._home(block) for block in blocks]
+        size = max((home.layout.bytes for home in homes), default=0)
+        for staging in self._staging:
+            staging.flat = self._new_staging(size).flat
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the buffers on the device."""
+        return [staging.flat for staging in self._staging]
+
+    def stored(self) -> list[torch.Tensor]:
+        """Return the places on the host."""
+        return [home.flat for home in self._homes.values()]
+
+    def views(self, block: Block) -> Mapping[nn.Parameter, torch.Tensor]:
+        """Return the place of each parameter's gradient, for those that have one."""
+        home = self._homes.get(block.index)
+        return {} if home is None else dict(zip(home.parameters, home.views, strict=True))
+
+    def forget_taken(self, block: Block) -> None:
+        """Drop gradients that were taken from their parameters since they were shown."""
+        home = self._homes.get(block.index)
+        if home is not None and home.shown:
+            gone = {place for place in home.present if home.parameters[place].grad is None}
+            home.present, home.shown = home.present - gone, False
+
+    def show(self) -> None:
+        """Wait until all are written, and let parameters have theirs as `.grad`."""
+        for home in self._homes.values():
+            home.written.finish()
+            home.shown = True
+            for place, parameter in enumerate(home.parameters):
+                parameter.grad = home.views[place] if place in home.present else None
+
+    def clear(self) -> None:
+        """Forget all."""
+        for home in self._homes.values():
+            home.written.finish()
+            home.present.clear()
+            for parameter in home.parameters:
+                parameter.grad = None
+
+    def add(self, block: Block, gradients: Sequence[Gradient]) -> None:
+        """Add a block's gradients, on the device, to what it has; None is none."""
+        home = self._home(block)
+        staging = self._staged(home)
+        device, host = staging.flat[: home.layout.bytes], home.flat
+        if home.present:
+
+            def fetch() -> None:
+                device.copy_(host, non_blocking=True)
+
+            name = f"fetch gradients of {block.name}"
+            self._lane.submit(name, fetch, (home.written, computed(self._device))).wait()
+        by_parameter = dict(zip(block.parameters, gradients, strict=True))
+        for place, view in enumerate(home.layout.views(device)):
+            gradient = by_parameter[home.parameters[place]]
+            if gradient is not None:
+                view.add_(gradient) if place in home.present else view.copy_(gradient)
+                home.present.add(place)
+
+        def leave() -> None:
+            host.copy_(device, non_blocking=True)
+
+        ticket = self._lane.submit(f"gradients of {block.name}", leave, (computed(self._device),))
+        staging.free = home.written = ticket
+
+    def create(self, block: Block, parameter: nn.Parameter) -> None:
+        """Give a parameter without a gradient one of zeros."""
+        home = self._home(block)
+        place = [other is parameter for other in home.parameters].index(True)
+        home.views[place].zero_()
+        home.present.add(place)
+        parameter.grad = home.views[place]
+
+    def fetched(self, block: Block) -> list[Gradient]:
+        """Return a block's gradients on the device, valid until two more are fetched."""
+        home = self._home(block)
+        home.written.finish()
+        for place, parameter in enumerate(home.parameters):
+            if parameter.grad is None:
+                home.present.discard(place)
+            elif parameter.grad is not home.views[place]:  # somebody's own, in its place
+                home.views[place].copy_(parameter.grad)
+                home.present.add(place)
+        staging = self._staged(home)
+        device, host = staging.flat[: home.layout.bytes], home.flat
+
+        def fetch() -> None:
+            device.copy_(host, non_blocking=True)
+
+        name = f"fetch gradients of {block.name}"
+        self._lane.submit(name, fetch, (computed(self._device),)).wait()
+        found: dict[int, torch.Tensor] = {}
+        for place, view in enumerate(home.layout.views(device)):
+            if place in home.present:
+                found[id(home.parameters[place])] = view
+        return [found.get(id(parameter)) for parameter in block.parameters]
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _home(self, block: Block) -> _Home:
+        """Return the block's place on the host, made anew where more parameters train now."""
+        old = self._homes.get(block.index)
+        roomy = {} if old is None else dict(zip(old.parameters, old.views, strict=True))
+        wanted = [one for one in block.parameters if one.requires_grad or one in roomy]
+        if old is not None and len(wanted) == len(roomy):
+            return old
+        layout = Layout.of(wanted)
+        flat = self._allocate(layout.bytes)
+        home = self._homes[block.index] = _Home(wanted, layout, flat, layout.views(flat))
+        if old is not None:
+            old.written.finish()
+            held = {old.parameters[place] for place in old.present}
+            home.present = {place for place, one in enumerate(wanted) if one in held}
+            for place in home.present:
+                parameter, before = wanted[place], roomy[wanted[place]]
+                home.views[place].copy_(before)
+                if parameter.grad is before:
+                    parameter.grad = home.views[place]
+        return home
+
+    def _staged(self, home: _Home) -> _Staging:
+        """Return a buffer that nothing uses any more, large enough."""
+        staging = next(self._next)
+        staging.free.wait()  # before its memory goes, too, where a larger one takes its place
+        if staging.flat.nbytes < home.layout.bytes:
+            staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
+        return staging
+
+    def _new_staging(self, size: int) -> _Staging:
+        return _Staging(torch.empty(size, dtype=torch.uint8, device=self._device))

@@ -1,0 +1,111 @@
+"""Weights plus scaled deltas, in plain torch: what the kernel must compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from neaptide_kernels.counter_random import random_bits
+from neaptide_kernels.int8.reference import dequantize_int8
+
+STRIDE_BITS = 40
+"""The random numbers of a tensor's elements begin at its place in the list times 2 to this."""
+_SMALLEST_NORMAL = 2.0**-14
+_HALF_DROPS = 13
+_BFLOAT16_DROPS = 16
+
+
+def apply_delta(
+    params: Sequence[torch.Tensor],
+    deltas: Sequence[torch.Tensor],
+    scale: torch.Tensor,
+    stochastic: bool = False,
+    seed: int = 0,
+) -> None:
+    """Add `scale * delta` to every weight, in place.
+
+    Arithmetic is float32 (float64 where the weight is), set after set, product and sum rounded
+    each; then the weight is rounded once, to the nearest or stochastically: away from zero with
+    the probability of what is cut off, which float16 and bfloat16 take 13 and 16 bits of. NaN and
+    infinities spread as in any sum; what rounds beyond a dtype's largest number is infinite there.
+
+    Args:
+        params: floating, any shapes.
+        deltas: floating, of those shapes, `n` sets of them: all of one, then all of the next.
+        scale: 0-dim, or `[n]` with one for each set; floating.
+        stochastic: round bfloat16 and float16 weights so that the mean of many roundings is the
+            sum; by `counter_random` at the element's place.
+        seed: of stochastic rounding.
+    """
+    for place, (weight, terms) in enumerate(_by_weight(params, deltas, scale)):
+        _add(weight, place, terms, seed if stochastic else None)
+
+
+def apply_int8_delta(
+    params: Sequence[torch.Tensor],
+    codes: Sequence[torch.Tensor],
+    code_scales: Sequence[torch.Tensor],
+    scale: torch.Tensor,
+    group: int,
+    stochastic: bool = False,
+    seed: int = 0,
+) -> None:
+    """Add `scale * delta` to every weight in place, where deltas are symmetric int8 codes.
+
+    A delta is what `dequantize_int8(codes, code_scales, None, group)` returns, of which nothing is
+    stored; all else is as `apply_delta` has it.
+
+    Args:
+        params: floating, any shapes.
+        codes: int8, of those shapes, `n` sets of them: all of one, then all of the next.
+        code_scales: float32 `[groups]` of each of the codes.
+        scale: 0-dim, or `[n]` with one for each set; floating.
+        group: elements that share a scale.
+        stochastic: as for `apply_delta`.
+        seed: of stochastic rounding.
+    """
+    deltas = [
+        dequantize_int8(each, sizes, None, group)
+        for each, sizes in zip(codes, code_scales, strict=True)
+    ]
+    apply_delta(params, deltas, scale, stochastic, seed)
+
+
+def _by_weight(
+    params: Sequence[torch.Tensor], deltas: Sequence[torch.Tensor], scale: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
+    """Yield each weight with its deltas and their scales."""
+    sets = len(deltas) // len(params) if params else 0
+    scales = scale.expand(sets)
+    for place, weight in enumerate(params):
+        yield weight, list(zip(deltas[place :: len(params)], scales, strict=True))
+
+
+def _add(
+    weight: torch.Tensor,
+    place: int,
+    terms: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    seed: int | None,
+) -> None:
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    total = weight.to(wide, copy=True)
+    for delta, scale in terms:
+        total.add_(delta.to(wide) * scale.to(wide))
+    if seed is not None and weight.dtype in {torch.bfloat16, torch.float16}:
+        first = place << STRIDE_BITS
+        positions = torch.arange(first, first + weight.numel(), device=weight.device)
+        total = rounded(total, weight.dtype, random_bits(seed, positions).view(weight.shape))
+    weight.copy_(total)
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
+    """Return float32 values that `dtype` (bfloat16 or float16) holds, rounded by 32 random bits."""
+    dropped = _HALF_DROPS if dtype == torch.float16 else _BFLOAT16_DROPS
+    magnitude = values.abs()
+    # float16 has one spacing below its smallest normal number: that of the binade above it.
+    lifted = (magnitude < _SMALLEST_NORMAL) & (dtype == torch.float16)
+    lift = lifted.to(values.dtype) * _SMALLEST_NORMAL
+    raw = (magnitude + lift).view(torch.int32) + (bits >> (32 - dropped)).to(torch.int32)
+    cut = (raw & -(1 << dropped)).view(torch.float32) - lift
+    return torch.where(values.isfinite(), cut.copysign(values), values)

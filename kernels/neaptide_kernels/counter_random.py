@@ -6,10 +6,12 @@ position, keyed before its first and its second round.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+Bits = TypeVar("Bits", int, "torch.Tensor")
 
 _MASK = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
@@ -21,13 +23,19 @@ GOLDEN = 0x9E3779B9
 def keys(seed: int) -> tuple[int, int]:
     """Return the two 32-bit keys of a seed, any integer of 64 bits."""
     low, high = seed & _MASK, (seed >> 32) & _MASK
-    first = _finalized(low ^ 0x243F6A88)
-    return first, _finalized(first ^ high ^ 0x85A308D3)
+    first = finalized(low ^ 0x243F6A88)
+    return first, finalized(first ^ high ^ 0x85A308D3)
 
 
 def random_bits(seed: int, positions: torch.Tensor) -> torch.Tensor:
     """Return 32 random bits for each position, int64 of the shape of `positions` (int64, >= 0)."""
-    first, second = keys(seed)
+    return keyed_bits(*keys(seed), positions)
+
+
+def keyed_bits(
+    first: int | torch.Tensor, second: int | torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Return what `random_bits` returns for the seed of these keys, ints or int64 tensors."""
     bits = (positions & _MASK) ^ first
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = bits ^ (((positions >> 32) * GOLDEN + second) & _MASK)
@@ -35,12 +43,25 @@ def random_bits(seed: int, positions: torch.Tensor) -> torch.Tensor:
     return bits ^ (bits >> 16)
 
 
+def keys_at(seed: int, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys of one step of a seed, 0-dim int64; `step` is int64 and never read here."""
+    first, second = keys(seed)
+    mixed = finalized((step * GOLDEN + first) & _MASK)
+    return mixed, finalized(mixed ^ second)
+
+
+def signed(key: int) -> int:
+    """Return the 32 bits of a key as a signed integer: a kernel takes it as i32 at any value."""
+    return key - (1 << 32) if key >> 31 else key
+
+
 def uniform(seed: int, positions: torch.Tensor) -> torch.Tensor:
     """Return float32 numbers in [0, 1), multiples of `2**-24`, one for each position."""
     return (random_bits(seed, positions) >> 8).float() * 2.0**-24
 
 
-def _finalized(bits: int) -> int:
+def finalized(bits: Bits) -> Bits:
+    """Mix 32 bits, an int or an int64 tensor."""
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = ((bits ^ (bits >> 15)) * SECOND) & _MASK
     return bits ^ (bits >> 16)

@@ -18,12 +18,35 @@ _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 @triton.jit
 def uniform(first_key, second_key, positions):
     """`counter_random.uniform` for a block of int64 positions."""
-    bits = positions.to(tl.uint32) ^ first_key.to(tl.uint32)
-    bits = (bits ^ (bits >> 16)) * _FIRST
-    bits = bits ^ ((positions >> 32).to(tl.uint32) * _GOLDEN + second_key.to(tl.uint32))
-    bits = (bits ^ (bits >> 15)) * _SECOND
-    bits = bits ^ (bits >> 16)
+    upper = (positions >> 32).to(tl.uint32)
+    bits = keyed_bits(
+        first_key.to(tl.uint32), second_key.to(tl.uint32), positions.to(tl.uint32), upper
+    )
     return (bits >> 8).to(tl.float32) * _TO_UNIT
+
+
+@triton.jit
+def keyed_bits(first_key, second_key, lower, upper):
+    """`counter_random.keyed_bits` of positions by their lower and upper halves, all uint32."""
+    bits = lower ^ first_key
+    bits = (bits ^ (bits >> 16)) * _FIRST
+    bits = bits ^ (upper * _GOLDEN + second_key)
+    bits = (bits ^ (bits >> 15)) * _SECOND
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def keys_at(first_key, second_key, step):
+    """`counter_random.keys_at` of a uint32 step, for keys that are uint32."""
+    mixed = _finalized(step * _GOLDEN + first_key)
+    return mixed, _finalized(mixed ^ second_key)
+
+
+@triton.jit
+def _finalized(bits):
+    bits = (bits ^ (bits >> 16)) * _FIRST
+    bits = (bits ^ (bits >> 15)) * _SECOND
+    return bits ^ (bits >> 16)
 
 
 @triton.jit

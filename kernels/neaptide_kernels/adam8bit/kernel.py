@@ -1,0 +1,91 @@
+"""AdamW with 8-bit moments in Triton: one launch for all tensors, each element touched once."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from neaptide_kernels.state_codes.kernel import (
+    address,
+    decode_signed,
+    decode_unsigned,
+    encode_signed,
+    encode_unsigned,
+    load,
+    lower_fraction,
+    power,
+    random_bits,
+    rounded,
+    store,
+    upper_fraction,
+)
+
+_COLUMNS: tl.constexpr = tl.constexpr(9)
+
+
+@triton.jit
+def _tile(
+    param, grad, mean, square, mean_scale, square_scale, left, rate, kept, mean_correction,
+    root_correction, beta1, beta2, eps, first_key, second_key, step, tensor, start,
+    ROWS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    rows = tl.arange(0, ROWS)
+    offsets = rows[:, None] * 256 + tl.arange(0, 256)[None, :]
+    inside = offsets < left
+    blocks = rows * 256 < left
+    bits = random_bits(first_key, second_key, step, tensor, start, offsets)
+    g = load(grad, offsets, inside, WHOLE).to(tl.float32)
+    m = decode_signed(load(mean, offsets, inside, WHOLE), load(mean_scale, rows, blocks, WHOLE))
+    v = decode_unsigned(
+        load(square, offsets, inside, WHOLE), load(square_scale, rows, blocks, WHOLE)
+    )
+    m = m * beta1 + g * (1.0 - beta1)
+    v = v * beta2 + (g * g) * (1.0 - beta2)
+    roots = tl.sqrt(v)
+    update = (m * mean_correction) / (roots * root_correction + eps)
+    weight = load(param, offsets, inside, WHOLE).to(tl.float32)
+    weight = rounded(weight * kept - update * rate, bits, param.dtype.element_ty)
+    store(param, offsets, weight, inside, WHOLE)
+    codes, scale = encode_signed(m, upper_fraction(bits))
+    store(mean, offsets, codes, inside, WHOLE)
+    store(mean_scale, rows, scale, blocks, WHOLE)
+    codes, scale = encode_unsigned(v, roots, lower_fraction(bits))
+    store(square, offsets, codes, inside, WHOLE)
+    store(square_scale, rows, scale, blocks, WHOLE)
+
+
+@triton.jit(do_not_specialize=["first_key", "second_key"])
+def adam_step(
+    table, owners, lr, beta1, beta2, eps, weight_decay, first_key, second_key,
+    WEIGHT: tl.constexpr, GRADIENT: tl.constexpr, ROWS: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """Step `ROWS` blocks of 256 of one tensor; `table` is that of `tensor_table`."""
+    program = tl.program_id(0)
+    tensor = tl.load(owners + program)
+    row = table + tensor.to(tl.int64) * _COLUMNS
+    chunk = program - tl.load(row + 1)
+    start = chunk * (ROWS * 256)
+    left = tl.minimum(tl.load(row) - start, ROWS * 256).to(tl.int32)
+    param = address(row + 2, WEIGHT, ALIGNMENT) + start
+    grad = address(row + 3, GRADIENT, ALIGNMENT) + start
+    mean = address(row + 4, tl.int8, ALIGNMENT) + start
+    square = address(row + 5, tl.uint8, ALIGNMENT) + start
+    mean_scale = address(row + 6, tl.float32, ALIGNMENT) + chunk * ROWS
+    square_scale = address(row + 7, tl.float32, ALIGNMENT) + chunk * ROWS
+    step = tl.load(address(row + 8, tl.float32, 4)).to(tl.int32)
+    rate = tl.load(lr)
+    kept = 1.0 - rate * weight_decay
+    mean_correction = (1.0 / (1.0 - power(beta1, step))).to(tl.float32)
+    root_correction = (1.0 / tl.sqrt(1.0 - power(beta2, step))).to(tl.float32)
+    if left == ROWS * 256:
+        _tile(
+            param, grad, mean, square, mean_scale, square_scale, left, rate, kept, mean_correction,
+            root_correction, beta1, beta2, eps, first_key, second_key,
+            step, tensor, start, ROWS, True,
+        )  # fmt: skip
+    else:
+        _tile(
+            param, grad, mean, square, mean_scale, square_scale, left, rate, kept, mean_correction,
+            root_correction, beta1, beta2, eps, first_key, second_key,
+            step, tensor, start, ROWS, False,
+        )  # fmt: skip

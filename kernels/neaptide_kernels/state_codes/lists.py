@@ -1,0 +1,143 @@
+"""Lists of weights, gradients and 8-bit state: what goes together, and how results are judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from neaptide.kernels import relative_error
+from neaptide_kernels.support import no_triton
+
+from . import blocks_of, decode_signed, decode_unsigned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from neaptide.kernels import Query, Support
+
+WEIGHTS = (torch.float32, torch.bfloat16)
+"""Dtypes of weights and gradients."""
+_CODES = {torch.int8: decode_signed, torch.uint8: decode_unsigned}
+_WEIGHTS_OFF = {torch.float32: 1e-5, torch.bfloat16: 2e-3}
+_CODES_OFF = 0.01
+
+
+def check(
+    op: str,
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    codes: Mapping[str, tuple[Sequence[torch.Tensor], torch.dtype]],
+    scales: Mapping[str, Sequence[torch.Tensor]],
+    steps: Sequence[torch.Tensor],
+    lr: torch.Tensor,
+) -> None:
+    """Raise ValueError for the first thing that does not go together."""
+    for place, param in enumerate(params):
+        if param.dtype not in WEIGHTS:
+            msg = f"{op} updates float32 and bfloat16 (params[{place}] is {param.dtype})"
+            raise ValueError(msg)
+    lists = {"grads": grads, "steps": steps, **scales, **{k: v for k, (v, _) in codes.items()}}
+    for name, tensors in lists.items():
+        if len(tensors) != len(params):
+            msg = f"{op} got {len(params)} params and {len(tensors)} {name}"
+            raise ValueError(msg)
+    for place, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        if grad.dtype not in WEIGHTS or grad.layout != torch.strided or grad.shape != param.shape:
+            msg = (
+                f"{op}: grads[{place}] is {grad.layout} {grad.dtype} {list(grad.shape)}; params"
+                f"[{place}] of shape {list(param.shape)} takes a dense float32 or bfloat16 one"
+            )
+            raise ValueError(msg)
+        number = param.numel()
+        for name, (tensors, dtype) in codes.items():
+            _check_one(f"{op}: {name}[{place}]", tensors[place], dtype, (number,))
+        for name, tensors in scales.items():
+            wanted = (blocks_of(number),)
+            _check_one(f"{op}: {name}[{place}]", tensors[place], torch.float32, wanted)
+        _check_one(f"{op}: steps[{place}]", steps[place], torch.float32, ())
+    _check_one(f"{op}: lr", lr, torch.float32, ())
+
+
+def _check_one(what: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        msg = (
+            f"{what} is {tensor.dtype} {list(tensor.shape)}; it must be contiguous {dtype} "
+            f"{list(shape)}"
+        )
+        raise ValueError(msg)
+
+
+def check_numbers(op: str, **numbers: float) -> None:
+    """Raise ValueError where a beta is not in [0, 1), or another number is not 0 or more."""
+    for name, value in numbers.items():
+        beta = name.startswith("beta")
+        if not (0.0 <= value < 1.0 if beta else 0.0 <= value < float("inf")):
+            wanted = "in [0, 1)" if beta else "finite and at least 0"
+            msg = f"{op}: {name} must be {wanted} (got {value})"
+            raise ValueError(msg)
+
+
+def supports(query: Query) -> Support:
+    """Return True where Triton steps these lists in one launch, else why not."""
+    reason = no_triton(query)
+    if reason:
+        return reason
+    for name, facts in query.tensors:
+        if facts is None or facts.count == 0:
+            return "there are no tensors"
+        if not facts.contiguous:
+            return f"a tensor of {name} is not contiguous"
+        if name in {"params", "grads"} and facts.dtype not in WEIGHTS:
+            return f"{name} are of several dtypes"
+    return True
+
+
+def aligned(*lists: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors start at multiples of 16 bytes."""
+    return all(tensor.data_ptr() % 16 == 0 for tensors in lists for tensor in tensors)
+
+
+def disagreements(
+    expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
+) -> Iterator[str]:
+    """Yield what is wrong with results: weights by norm, decoded state by the distance of codes.
+
+    A compiler's square root may be off by a bit, which changes a code that lies next to a boundary
+    by one. More than one code of a hundred must not change.
+    """
+    right, found = dict(expected), dict(got)
+    for name, tensor in right.items():
+        result = found[name]
+        if tensor.dtype in _CODES:
+            scale = name.replace("[", "_scale[")
+            yield from _state_off(name, (tensor, right[scale]), (result, found[scale]))
+        else:
+            error, allowed = relative_error(tensor, result), _WEIGHTS_OFF[tensor.dtype]
+            if error > allowed:
+                yield f"{name}: relative error {error:.2g} is more than {allowed:.2g}"
+
+
+def _state_off(
+    name: str,
+    expected: tuple[torch.Tensor, torch.Tensor],
+    got: tuple[torch.Tensor, torch.Tensor],
+) -> Iterator[str]:
+    (codes, scale), decode = expected, _CODES[expected[0].dtype]
+    right, result = decode(codes, scale), decode(*got)
+    known = ~right.isnan()  # the codes of a block that is NaN do not matter
+    if not torch.equal(known, ~result.isnan()):
+        yield f"{name}: other places are NaN"
+        return
+    off = (codes.int() - got[0].int()).abs()[known]
+    if int((off != 0).sum()) > 1 + _CODES_OFF * off.numel():
+        yield f"{name}: {int((off != 0).sum())} of {off.numel()} codes differ"
+    bounds = [decode((codes.int() + way).clamp(*_range(codes)), scale) for way in (-1, 1)]
+    slack = 1e-5 * right.abs()
+    inside = (result >= bounds[0] - slack) & (result <= bounds[1] + slack)
+    if not bool(inside[known].all()):
+        yield f"{name}: decoded state is more than a code away"
+
+
+def _range(codes: torch.Tensor) -> tuple[int, int]:
+    return (0, 255) if codes.dtype == torch.uint8 else (-127, 127)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import adam8bit, adamw_split, chunked_cross_entropy, int8, lion8bit
+from . import (
+    adam8bit,
+    adamw_split,
+    apply_delta,
+    chunked_cross_entropy,
+    int8,
+    lion8bit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +20,7 @@ if TYPE_CHECKING:
 
     from .shipping import Shipped
 
-_FOLDERS = (adam8bit, adamw_split, chunked_cross_entropy, int8, lion8bit)
+_FOLDERS = (adam8bit, adamw_split, apply_delta, chunked_cross_entropy, int8, lion8bit)
 
 
 def triton_providers() -> tuple[Provider, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
@@ -89,27 +90,35 @@ class OpSpec:
         return self.name if "::" in self.name else f"{NAMESPACE}::{self.name}"
 
     def schema(self) -> str:
-        """Return the schema that the reference's annotations give."""
+        """Return the schema that the reference's annotations give.
+
+        ValueError where torch.compile would trip on an argument's name.
+        """
+        taken = _TAKEN.intersection(self.names)
+        if taken:
+            name = min(taken)
+            msg = f"op {self.name}: torch.compile takes the name {name!r} for itself; rename it"
+            raise ValueError(msg)
         schema: str = torch.library.infer_schema(self.reference, mutates_args=self.mutates)
         return schema
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arguments, in order; ValueError where torch.compile would trip on one."""
-        names = tuple(signature(self.reference).parameters)
-        taken = _TAKEN.intersection(names)
-        if taken:
-            name = min(taken)
-            msg = f"op {self.name}: torch.compile takes the name {name!r} for itself; rename it"
-            raise ValueError(msg)
-        return names
+        """The arguments, in order."""
+        return tuple(name for name, _ in _parameters(self.reference))
 
     def complete(self, arguments: Sequence[Any]) -> list[Any]:
         """Return all arguments by position: those given, then the reference's defaults."""
-        parameters = list(signature(self.reference).parameters.values())[len(arguments) :]
-        missing = [parameter.name for parameter in parameters if parameter.default is _EMPTY]
+        left_out = _parameters(self.reference)[len(arguments) :]
+        missing = [name for name, default in left_out if default is _EMPTY]
         if missing:
             msg = f"{self.qualified} needs {', '.join(missing)}"
             raise TypeError(msg)
         # Not the schema's: it holds a default dtype as a number.
-        return [*arguments, *(parameter.default for parameter in parameters)]
+        return [*arguments, *(default for _, default in left_out)]
+
+
+@cache
+def _parameters(reference: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    parameters = signature(reference).parameters
+    return tuple((name, parameter.default) for name, parameter in parameters.items())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from neaptide.kernels import KernelError, Kernels, Op, Provider, Query
+from neaptide.kernels import KernelError, Kernels, Op, OpSpec, Provider, Query
 
 
 def provider(op: Op, name: str, **changes: object) -> Provider:
@@ -152,3 +152,25 @@ def test_a_query_tells_what_a_provider_has_to_know(kernels: Kernels, double: Op)
     assert (2.0, 16, ("float32",)) == (query["factor"], query.bucket, query.dtypes)
     with pytest.raises(KeyError):
         query["y"]
+
+
+@pytest.mark.parametrize("name", ["mode", "self"])
+def test_argument_names_that_torch_takes_are_refused(kernels: Kernels, name: str) -> None:
+    variables: dict[str, object] = {"torch": torch}
+    exec(f"def reference(x: torch.Tensor, {name}: int) -> torch.Tensor: return x", variables)
+    spec = OpSpec(
+        name="neaptide_test::misnamed",
+        summary="an argument of a taken name",
+        reference=variables["reference"],  # type: ignore[arg-type]
+        fake=lambda x, _: torch.empty_like(x),
+        samples=lambda device: (),
+        large=lambda device: (),
+    )
+
+    with pytest.raises(ValueError, match=f"torch.compile takes the name '{name}' for itself"):
+        kernels.define(spec)
+
+
+def test_a_missing_argument_is_named(kernels: Kernels, double: Op) -> None:
+    with pytest.raises(TypeError, match=r"neaptide_test::double_\d+ needs x"):
+        kernels.explain(double.spec.name, ())

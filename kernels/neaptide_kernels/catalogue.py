@@ -9,6 +9,7 @@ from . import (
     adamw_split,
     apply_delta,
     chunked_cross_entropy,
+    encode_state,
     int8,
     lion8bit,
 )
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from .shipping import Shipped
 
-_FOLDERS = (adam8bit, adamw_split, apply_delta, chunked_cross_entropy, int8, lion8bit)
+_FOLDERS = (adam8bit, adamw_split, apply_delta, chunked_cross_entropy, encode_state, int8, lion8bit)
 
 
 def triton_providers() -> tuple[Provider, ...]:

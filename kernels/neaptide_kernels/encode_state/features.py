@@ -1,0 +1,95 @@
+"""The 64 features by name, in their order.
+
+A history's window is a ring of its newest samples; those that are no finite numbers are left out.
+`z` is a distance from the mean of the window in its standard deviations, `level` is
+`sign(x) * log(1 + |x|)` of a number in the history's own unit. All but levels and the logarithm of
+seconds keep their values when every sample is multiplied by the same positive number. A feature
+that its samples cannot give, for there are too few or they are all alike, is 0.
+"""
+
+from __future__ import annotations
+
+LOSSES, NORMS, SECONDS = 256, 64, 64
+"""How many samples the windows have."""
+SPANS = (8, 32, 128, 256)
+"""How many of the newest losses means, deviations and trends are taken over."""
+DECAYS = (0.8, 0.95, 0.99)
+"""Of the exponential averages: the weight of a sample by that of the one after it."""
+QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95)
+SHORTEST_SECONDS = 1e-9
+
+LOSS_FEATURES = (
+    "losses_present",  # share of the window that holds finite samples
+    "losses_broken",  # share of the samples that are NaN or infinite
+    "loss_last",  # level of the newest
+    "loss_mean",  # level
+    "loss_median",  # level
+    "loss_least",  # level
+    "loss_largest",  # level
+    "loss_std",  # level of the standard deviation
+    "loss_variation",  # std / (std + |mean|)
+    "loss_skewness",  # mean of z ** 3
+    "loss_kurtosis",  # level of the mean of z ** 4, less 3
+    "loss_p05",  # quantiles: z of each, between samples on a straight line
+    "loss_p10",
+    "loss_p25",
+    "loss_p50",
+    "loss_p75",
+    "loss_p90",
+    "loss_p95",
+    "loss_last_z",  # z of the newest
+    "loss_rank",  # share of the other samples below the newest, those equal to it by half
+    "loss_since_least",  # age of the least, by the length of the window
+    "loss_mean_8",  # z of the mean of the newest 8
+    "loss_mean_32",
+    "loss_mean_128",
+    "loss_std_8",  # std of the newest 8 by that of all
+    "loss_std_32",
+    "loss_std_128",
+    "loss_rise_8",  # what the least-squares line rises over the newest 8, in stds of all
+    "loss_rise_32",
+    "loss_rise_128",
+    "loss_rise_256",
+    "loss_fit_8",  # share of the variance that the line explains
+    "loss_fit_32",
+    "loss_fit_128",
+    "loss_fit_256",
+    "loss_bend",  # z of newest third - 2 * middle third + oldest third
+    "loss_average_fast",  # z of the exponential averages
+    "loss_average_slow",
+    "loss_average_slowest",
+    "loss_falls",  # share of neighbours of which the newer is less
+    "loss_falls_8",  # the same among the newest 8
+    "loss_roughness",  # mean distance of neighbours, in stds
+    "loss_turns",  # share of inner samples above, or below, both neighbours
+    "loss_echo_1",  # autocorrelation of neighbours
+    "loss_echo_8",  # and of samples 8 apart
+)
+NORM_FEATURES = (
+    "norms_present",
+    "norms_broken",
+    "norm_last",  # level
+    "norm_mean",  # level
+    "norm_variation",
+    "norm_last_z",
+    "norm_rise",  # what the line rises over the window, in stds
+)
+SECONDS_FEATURES = (
+    "seconds_present",
+    "seconds_broken",
+    "seconds_log_mean",  # natural logarithm of the mean, of a nanosecond at least
+    "seconds_variation",
+)
+EXTRAS = (
+    "log_learning_rate",  # natural logarithm
+    "learning_rate_share",  # by its largest so far
+    "beta1",
+    "beta2",
+    "weight_decay",
+    "clipped",  # share of the newest updates whose gradient was clipped
+    "progress",  # share of the updates that are done
+    "since_jump",  # updates since the last predicted one, by the window's length
+)
+"""What the caller tells of the optimizer and the run: passed on, 0 for what is not finite."""
+FEATURES = (*LOSS_FEATURES, *NORM_FEATURES, *SECONDS_FEATURES, *EXTRAS)
+"""The names of the 64 features, in the order of the result."""

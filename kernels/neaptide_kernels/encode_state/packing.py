@@ -1,0 +1,26 @@
+"""Histories from the host as the rings that the op reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def packed(
+    samples: Sequence[float], window: int, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the newest `window` samples, oldest first, as float32 `[window]`, and their count.
+
+    The count is int64, 0-dim. On a CUDA device both are copied without waiting.
+    """
+    newest = torch.tensor(list(samples[-window:]), dtype=torch.float32)
+    ring = torch.zeros(window)
+    ring[: len(newest)] = newest
+    count = torch.tensor(len(newest))
+    if torch.device(device).type == "cuda":
+        return tuple(each.pin_memory().to(device, non_blocking=True) for each in (ring, count))  # type: ignore[return-value]  # there are two
+    return ring.to(device), count.to(device)

@@ -1,0 +1,160 @@
+"""Every op beside its rivals and the machine's own ceilings: medians with spread, in one run.
+
+    python bench/kernels.py [--op NAME] [--device cpu|cuda] [--rounds N] [--json PATH] [--quick]
+                            [--no-compile]
+
+For each op and each of its large samples every provider that agrees with the reference is timed,
+in turns with what others offer for the same work: eager torch, torch.compile, and the libraries
+that are installed. A provider that disagrees is not timed. Bandwidth is the op's own `traffic`,
+the bytes that it must at least read and write, over the median. What does not run here says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _kernel_rivals import Absent, rivals
+from _kernel_times import ceilings, seconds
+
+from neaptide.kernels import KERNELS, disagreements
+from neaptide.machine import facts
+from neaptide_kernels.catalogue import triton_providers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from neaptide.kernels import Op, Sample
+
+_HEAD = "| op | sample | by | median | quartiles | GB/s | of the copy | x eager |"
+_FEWEST = 3
+
+
+def contenders(
+    op: Op, sample: Sample, device: torch.device, *, compiled: bool
+) -> Iterator[tuple[str, Callable[[], object] | str]]:
+    """Yield what runs a sample, by name: something to call, or why there is nothing."""
+    arguments = op.spec.complete(sample.arguments)
+    query = KERNELS.query(op.spec.name, arguments)
+    for provider in KERNELS.providers(op.spec.name):
+        answer = provider.supports(query)
+        name = f"neaptide: {provider.name}"
+        if answer is not True:
+            yield name, str(answer)
+            continue
+        wrong = [
+            f"{small.name}: {problem}"
+            for small in op.spec.samples(device)
+            for problem in disagreements(op.spec, provider, small.arguments)
+        ]
+        if wrong:
+            yield name, f"its numerics are red: {wrong[0]}"
+        else:
+            yield name, lambda run=provider.run: run(*arguments)
+    for name, build in rivals(op.spec.name, compiled=compiled):
+        try:
+            yield name, build(*arguments)
+        except Absent as reason:
+            yield name, str(reason)
+
+
+def measure(
+    op: Op, sample: Sample, device: torch.device, rounds: int, *, compiled: bool
+) -> list[dict[str, Any]]:
+    """Return one row for each contender, timed in turns."""
+    named = dict(contenders(op, sample, device, compiled=compiled))
+    running = {name: action for name, action in named.items() if not isinstance(action, str)}
+    taken: dict[str, list[float]] = {name: [] for name in running}
+    reasons = {name: action for name, action in named.items() if isinstance(action, str)}
+    shuffle = random.Random(0)  # noqa: S311 - an order, no secret
+    for turn in range(rounds + 1):
+        order = list(running)
+        shuffle.shuffle(order)
+        for name in order:
+            try:
+                once = seconds(running[name], device)
+            except Exception as error:  # noqa: BLE001 - that a library fails here is its row
+                reasons[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                del running[name], taken[name]
+                continue
+            if turn:  # the first is for compilers and caches
+                taken[name].append(once)
+    traffic = op.spec.traffic
+    moved = traffic(*op.spec.complete(sample.arguments)) if traffic is not None else None
+    return [
+        {
+            "op": op.spec.name,
+            "sample": sample.name,
+            "by": name,
+            "seconds": statistics.median(taken[name]) if name in taken else None,
+            "quartiles": statistics.quantiles(taken[name], n=4)[::2] if name in taken else None,
+            "bytes": moved,
+            "not_measured": reasons.get(name),
+        }
+        for name in named
+    ]
+
+
+def table(rows: list[dict[str, Any]], copy: float) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = [_HEAD, "|---" * (_HEAD.count("|") - 1) + "|"]
+    for row in rows:
+        head = f"| {row['op']} | {row['sample']} | {row['by']} |"
+        if row["seconds"] is None:
+            lines.append(f"{head} not measured: {row['not_measured']} | | | | |")
+            continue
+        low, high = row["quartiles"]
+        rate = row["bytes"] / row["seconds"] if row["bytes"] else None
+        speed = f"{rate / 1e9:.1f} | {rate / copy:.0%}" if rate else "|"
+        eager = next(
+            (
+                one["seconds"]
+                for one in rows
+                if (one["op"], one["sample"], one["by"]) == (row["op"], row["sample"], "eager")
+            ),
+            None,
+        )
+        times = f"{eager / row['seconds']:.2f}" if eager else ""
+        lines.append(
+            f"{head} {row['seconds'] * 1e3:.3f} ms | {low * 1e3:.3f}-{high * 1e3:.3f} | {speed} "
+            f"| {times} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print the table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--op")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--quick", action="store_true", help="small samples: a test of this script")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    for provider in triton_providers():
+        KERNELS.add(provider)
+    limits = ceilings(device, quick=arguments.quick)
+    rows: list[dict[str, Any]] = []
+    for name, op in sorted(KERNELS.ops.items()):
+        if arguments.op not in (None, name):
+            continue
+        samples = list((op.spec.samples if arguments.quick else op.spec.large)(device))
+        for sample in samples[-1:] if arguments.quick else samples:
+            rounds = max(_FEWEST, arguments.rounds)
+            found = measure(op, sample, device, rounds, compiled=not arguments.no_compile)
+            rows += found
+            print(table(found, limits["copy_bytes_per_s"]), flush=True)
+    if arguments.json is not None:
+        content = {"machine": facts(), "device": str(device), "ceilings": limits, "rows": rows}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -18,26 +18,28 @@ def _limited(values, softcap):
 
 @triton.jit
 def differentiate_rows(
-    logits, labels, losses, vocabulary, ignore_index, softcap,
-    TILE: tl.constexpr, SOFTCAP: tl.constexpr, WITH_GRADIENT: tl.constexpr,
+    logits, labels, losses, ignore_index, softcap,
+    VOCABULARY: tl.constexpr, TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WITH_GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """Write a row's loss, and over its logits their gradient: two reads, one write of each.
 
-    A program has a row of `vocabulary` contiguous logits. Maximum and sum are kept by lane, so
-    that the first read needs one exponential an element and no exchange between lanes.
+    A program has a row of `VOCABULARY` contiguous logits, a constant: a model has one. Maximum and
+    sum are kept by lane, so that the first read needs one exponential an element and no exchange
+    between lanes.
     """
     row = tl.program_id(0).to(tl.int64)
-    logits += row * vocabulary
+    logits += row * VOCABULARY
     columns = tl.arange(0, TILE)
     label = tl.load(labels + row)
     if label == ignore_index:
         tl.store(losses + row, 0.0)
         if WITH_GRADIENT:
             nothing = tl.zeros((TILE,), tl.float32).to(logits.dtype.element_ty)
-            for start in range(0, vocabulary, TILE):
-                tl.store(logits + start + columns, nothing, mask=start + columns < vocabulary)
+            for start in range(0, VOCABULARY, TILE):
+                tl.store(logits + start + columns, nothing, mask=start + columns < VOCABULARY)
         return
-    right = (label >= 0) & (label < vocabulary)
+    right = (label >= 0) & (label < VOCABULARY)
     chosen = tl.load(logits + tl.where(right, label, 0)).to(tl.float32)
     if SOFTCAP:
         chosen = _limited(chosen, softcap) * softcap
@@ -45,8 +47,8 @@ def differentiate_rows(
     tl.debug_barrier()
     largest = tl.full((TILE,), _LOWEST, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
-    for start in range(0, vocabulary, TILE):
-        inside = start + columns < vocabulary
+    for start in range(0, VOCABULARY, TILE):
+        inside = start + columns < VOCABULARY
         values = tl.load(logits + start + columns, mask=inside, other=float("-inf")).to(tl.float32)
         if SOFTCAP:
             values = tl.where(inside, _limited(values, softcap) * softcap, float("-inf"))
@@ -62,8 +64,8 @@ def differentiate_rows(
     tl.store(losses + row, tl.log(whole) + (peak - chosen))
     if WITH_GRADIENT:
         share = 1.0 / whole
-        for start in range(0, vocabulary, TILE):
-            inside = start + columns < vocabulary
+        for start in range(0, VOCABULARY, TILE):
+            inside = start + columns < VOCABULARY
             values = tl.load(logits + start + columns, mask=inside, other=0.0).to(tl.float32)
             slope = 1.0
             if SOFTCAP:

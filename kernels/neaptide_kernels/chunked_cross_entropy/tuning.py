@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TILE = 4096
 """Logits of a row that a program has at a time."""
+_SHIPPED = 128_256
+"""The vocabulary of what is compiled without a GPU."""
 CONFIGS: tuple[Mapping[str, Any], ...] = (
     {"tile": TILE, "num_warps": 8},
     {"tile": TILE, "num_warps": 16},
@@ -72,7 +74,7 @@ def _differentiate(
     tokens, vocabulary = logits.shape
     losses = torch.empty(tokens, dtype=head.precise, device=logits.device)
     kernel.differentiate_rows[(tokens,)](
-        logits, labels, losses, vocabulary, head.ignore_index, head.softcap or 1.0,
+        logits, labels, losses, head.ignore_index, head.softcap or 1.0, VOCABULARY=vocabulary,
         TILE=min(tile, 1 << max(0, vocabulary - 1).bit_length()),
         SOFTCAP=head.softcap is not None, WITH_GRADIENT=with_gradient, num_warps=num_warps,
     )  # fmt: skip
@@ -93,11 +95,15 @@ def shipped() -> Iterator[Shipped]:
                     "logits": "*bf16",
                     "labels": "*i64",
                     "losses": "*fp32",
-                    "vocabulary": "i32",
                     "ignore_index": "i32",
                     "softcap": "fp32",
                 },
-                constants={"TILE": tile, "SOFTCAP": softcap, "WITH_GRADIENT": gradient},
-                aligned=("logits", "losses", "vocabulary"),
+                constants={
+                    "VOCABULARY": _SHIPPED,
+                    "TILE": tile,
+                    "SOFTCAP": softcap,
+                    "WITH_GRADIENT": gradient,
+                },
+                aligned=("logits", "losses"),
                 options={"num_warps": warps},
             )

@@ -15,7 +15,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_REMEMBERED = 64
+_REMEMBERED = 256
+_REMEMBERED_CHUNKS = 1 << 22
 
 
 @attrs.frozen(eq=False)
@@ -27,30 +28,48 @@ class TensorTable:
     owners: torch.Tensor
     """int32 `[chunks]`: the row of each chunk."""
     chunks: int
+    stream: int
+    """The CUDA stream it was copied on; 0 elsewhere."""
 
 
 _tables: OrderedDict[tuple[object, ...], TensorTable] = OrderedDict()
+_captured: list[TensorTable] = []  # a CUDA graph reads them at every replay
 
 
 def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable:
     """Return the table of lists of contiguous tensors that have the same sizes, place by place.
 
-    It is copied to the device when the tensors were not met at these addresses before; one that is
-    remembered costs nothing. Empty tensors have no chunk.
+    It is copied to the device, without waiting, when the tensors were not met at these addresses on
+    this stream before; one that is remembered costs nothing. Empty tensors have no chunk.
+
+    Raises:
+        RuntimeError: a CUDA graph is captured and the tensors were not met before.
     """
-    first = lists[0]
-    device = first[0].device
-    sizes = tuple(tensor.numel() for tensor in first)
+    device = lists[0][0].device
+    stream, capturing = 0, False
+    if device.type == "cuda":
+        stream = torch.cuda.current_stream(device).cuda_stream
+        capturing = torch.cuda.is_current_stream_capturing()
+    sizes = tuple(tensor.numel() for tensor in lists[0])
     addresses = tuple(tuple(tensor.data_ptr() for tensor in each) for each in lists)
     key = (device, chunk, sizes, addresses)
     table = _tables.get(key)
-    if table is None:
-        table = _tables[key] = _built(device, chunk, sizes, addresses)
-        if len(_tables) > _REMEMBERED:
-            _tables.popitem(last=False)
-    else:
-        _tables.move_to_end(key)
+    if capturing:
+        if table is None:
+            msg = "a CUDA graph is captured over tensors that were not stepped before: do it once"
+            raise RuntimeError(msg)
+        _captured.append(table)
+    elif table is None or table.stream != stream:
+        table = _tables[key] = _built(device, chunk, sizes, addresses, stream)
+        _forget_oldest()
+    _tables.move_to_end(key)
     return table
+
+
+def _forget_oldest() -> None:
+    chunks = sum(table.chunks for table in _tables.values())
+    while len(_tables) > 1 and (len(_tables) > _REMEMBERED or chunks > _REMEMBERED_CHUNKS):
+        chunks -= _tables.popitem(last=False)[1].chunks
 
 
 def _built(
@@ -58,18 +77,16 @@ def _built(
     chunk: int,
     sizes: Sequence[int],
     addresses: Sequence[Sequence[int]],
+    stream: int,
 ) -> TensorTable:
-    counts = torch.tensor([-(-size // chunk) for size in sizes], dtype=torch.int64)
+    counts = torch.tensor([-(-size // chunk) for size in sizes], dtype=torch.int64, device="cpu")
     ends = counts.cumsum(0)
-    rows = torch.stack(
-        [
-            torch.tensor(sizes, dtype=torch.int64),
-            ends - counts,
-            *(torch.tensor(each, dtype=torch.int64) for each in addresses),
-        ],
-        dim=1,
-    )
-    owners = torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(counts)
+    columns = (torch.tensor(each, dtype=torch.int64, device="cpu") for each in (sizes, *addresses))
+    elements, *places = columns
+    rows = torch.stack([elements, ends - counts, *places], dim=1)
+    owners = torch.arange(len(sizes), dtype=torch.int32, device="cpu").repeat_interleave(counts)
     chunks = len(owners)
-    # Waited for: whoever remembers a table may use it on another stream.
-    return TensorTable(rows.to(device), owners.to(device), chunks)
+    if device.type == "cuda":
+        rows = rows.pin_memory().to(device, non_blocking=True)
+        owners = owners.pin_memory().to(device, non_blocking=True)
+    return TensorTable(rows, owners, chunks, stream)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import OpSpec, Provider, Sample, define, relative_error
+from neaptide.kernels import (
+    KERNELS,
+    REFERENCE,
+    OpSpec,
+    Provider,
+    Sample,
+    define,
+    relative_error,
+)
 from neaptide_kernels.support import no_triton, triton_version
 
 from . import reference, tuning
@@ -189,6 +197,18 @@ adamw_split_step = define(
     )
 )
 """See `reference.adamw_split_step`."""
+
+
+def has_kernel() -> bool:
+    """Return whether anything but the reference provides `adamw_split_step` in this process."""
+    return len(KERNELS.providers(adamw_split_step.spec.name)) > 1
+
+
+def runs_by_kernel(arguments: Sequence[Any]) -> bool:
+    """Return whether another provider than the reference would run a call."""
+    query = KERNELS.query(adamw_split_step.spec.name, arguments)
+    return KERNELS.choose(query).provider.name != REFERENCE
+
 
 TRITON = (
     Provider(

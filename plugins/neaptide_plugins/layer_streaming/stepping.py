@@ -143,11 +143,11 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
         if item.parameter in optimizer.state:
             proxy = proxies[id(item.parameter)]
             kept = optimizer.state[item.parameter]
-            state[proxy] = _working(item, kept, fused=id(proxy) in fused)
+            state[proxy] = working(item, kept, fused=id(proxy) in fused)
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__, param_groups=groups, state=state)
     _plain_step(type(optimizer))(twin)
-    left = [_settled(item, state.get(proxies[id(item.parameter)], {})) for item in items]
+    left = [settled(item, state.get(proxies[id(item.parameter)], {})) for item in items]
     for item, kept in zip(items, left, strict=True):
         if item.lo is not None:
             split(proxies[id(item.parameter)].data, item.weight.detach(), item.lo)
@@ -158,16 +158,21 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
 def _proxy(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> nn.Parameter:
     weight = item.weight.detach()
     if item.lo is not None:
-        loaded = state[item.parameter].get(LO) if item.parameter in state else None
-        if loaded is not None and LO in item.shown and loaded is not item.shown[LO]:
-            item.lo.copy_(loaded)
+        adopt_lo(item, state)
         weight = join(weight, item.lo)
     proxy = nn.Parameter(weight, requires_grad=False)
     proxy.grad = item.gradient.detach().to(proxy.dtype)
     return proxy
 
 
-def _working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, Any]:
+def adopt_lo(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
+    """Copy what was loaded into an optimizer's state for the item's `lo`, if anything was."""
+    loaded = state[item.parameter].get(LO) if item.parameter in state else None
+    if item.lo is not None and loaded is not None and loaded is not item.shown.get(LO, loaded):
+        item.lo.copy_(loaded)
+
+
+def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, Any]:
     """Return the state for the step: the item's tensors, up to date, and the scalars as kept."""
     state: dict[str, Any] = {}
     for name, value in kept.items():
@@ -184,7 +189,7 @@ def _working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, A
     return state
 
 
-def _settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
+def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state to keep after the step, what the class made copied into the item's."""
     kept: dict[str, Any] = {}
     for name, value in state.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from .kernel_step import left_by_kernels
 from .lanes import DONE, Lane, Ticket, computed
 from .layout import Layout
 from .stepping import LO, Item, state_layout, step_away
@@ -124,7 +125,9 @@ class Updates:
         home.arrival.wait()
         items = list(self._items(block, home, gradients))
         for batch in _batches(items):
-            step_away(self._optimizer, batch)
+            left = left_by_kernels(self._optimizer, batch)
+            if left:
+                step_away(self._optimizer, left)
         self._write_back(block, home)
 
     def adopt(self) -> None:

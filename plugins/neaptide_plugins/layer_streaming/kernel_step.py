@@ -1,0 +1,107 @@
+"""AdamW's step over split masters by a kernel, where one was brought into the run.
+
+Without one nothing happens here, and the optimizer's own class takes every step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import optim
+
+from neaptide_kernels.adamw_split import adamw_split_step, has_kernel, runs_by_kernel
+
+from .stepping import LO, Item, adopt_lo, settled, working
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@torch.no_grad()
+def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[Item]:
+    """Step the items that a kernel of this run takes, and return the others.
+
+    Those are items with `lo` of a plain `torch.optim.AdamW`, for which `adamw_split_step` would be
+    run by another provider than its reference. Weights and state are then those of `step_away` as
+    nearly as that provider agrees with the reference; hooks do not run, and the optimizer's state
+    holds the same entries.
+    """
+    if type(optimizer) is not optim.AdamW or not has_kernel():
+        return list(items)
+    left: list[Item] = []
+    for group in optimizer.param_groups:
+        members = {id(parameter) for parameter in group["params"]}
+        by_count: dict[float, list[Item]] = {}
+        for item in items:
+            if id(item.parameter) in members:
+                by_count.setdefault(_count(optimizer, item), []).append(item)
+        for count, alike in by_count.items():
+            fits = [item for item in alike if _plain(group) and item.lo is not None]
+            if not _taken(optimizer, group, count, fits):
+                fits = []
+            left += [item for item in alike if item not in fits]
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return left + [item for item in items if id(item.parameter) not in known]
+
+
+def _plain(group: Mapping[str, Any]) -> bool:
+    return not (group["amsgrad"] or group["foreach"] or group["fused"])
+
+
+def _kept(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
+    state: dict[str, Any] = optimizer.state.get(item.parameter, {})
+    return {name: value for name, value in state.items() if name != LO}
+
+
+def _count(optimizer: optim.Optimizer, item: Item) -> float:
+    """Return the number of the item's coming step."""
+    return float(_kept(optimizer, item).get("step", 0.0)) + 1
+
+
+def _taken(
+    optimizer: optim.Optimizer, group: Mapping[str, Any], count: float, items: Sequence[Item]
+) -> bool:
+    """Step items of one group and one count, if a kernel would."""
+    if not items:
+        return False
+    device = items[0].weight.device
+    rate = group["lr"]
+    if isinstance(rate, torch.Tensor):
+        rate = rate.detach().to(device).reshape(())
+    else:
+        # Filled on the device: a copy from the host would wait for it.
+        rate = torch.full((), rate, dtype=torch.float64, device=device)
+    arguments = (
+        [item.weight.detach() for item in items],
+        [item.lo for item in items],
+        *([item.state[name] for item in items] for name in _MOMENTS),
+        [item.gradient.detach() for item in items],
+        rate,
+        torch.full((), count, dtype=torch.float32, device=device),
+        *map(float, group["betas"]),
+        group["eps"],
+        group["weight_decay"],
+        group["maximize"],
+    )
+    if not runs_by_kernel(arguments):
+        return False
+    states = [_ready(optimizer, item) for item in items]
+    adamw_split_step(*arguments)
+    for item, state in zip(items, states, strict=True):
+        state["step"] += 1
+        optimizer.state.setdefault(item.parameter, {}).update(settled(item, state))
+    return True
+
+
+def _ready(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
+    """Bring the item's tensors up to date, and return the state with them in it."""
+    adopt_lo(item, optimizer.state)
+    kept = _kept(optimizer, item)
+    if kept:
+        return working(item, kept, fused=False)
+    counts = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    first = {"step": torch.zeros((), dtype=counts, device="cpu")}
+    return first | {name: item.state[name].zero_() for name in _MOMENTS}

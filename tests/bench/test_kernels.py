@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_small_samples_on_a_cpu(tmp_path: Path) -> None:
     target = tmp_path / "kernels.json"
-    given = ["--quick", "--device", "cpu", "--op", "apply_delta", "--rounds", "3", "--no-compile", "--json"]
+    given = ("--quick", "--device", "cpu", "--op", "apply_delta", "--rounds", "3", "--no-compile")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "kernels.py"), *given, str(target)],
+        [sys.executable, str(ROOT / "bench" / "kernels.py"), *given, "--json", str(target)],
         check=False,
         capture_output=True,
         text=True,

@@ -53,11 +53,15 @@ def quantize_groups(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, AFFINE: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """Quantize `ROWS` groups of at most `WIDTH` elements: each element is read once."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first_row = tl.program_id(0).to(tl.int64) * ROWS
+    rows = first_row + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
-    positions = rows[:, None] * group + columns[None, :]
-    inside = (columns < group)[None, :] & (positions < elements)
-    values = tl.load(x + positions, mask=inside, other=0.0).to(tl.float32)
+    # Positions of 64 bits cost registers: within the tile 32 are enough.
+    start = first_row * group
+    places = tl.arange(0, ROWS)[:, None] * group + columns[None, :]
+    left = tl.minimum(elements - start, ROWS * WIDTH).to(tl.int32)
+    inside = (columns < group)[None, :] & (places < left)
+    values = tl.load(x + start + places, mask=inside, other=0.0).to(tl.float32)
     broken = tl.max((values != values).to(tl.int32), 1) != 0
     low = tl.where(broken, float("nan"), tl.min(values, 1))
     high = tl.where(broken, float("nan"), tl.max(values, 1))
@@ -66,25 +70,32 @@ def quantize_groups(
         values,
         inverse[:, None],
         zeros[:, None],
-        positions,
+        start + places,
         first_key,
         second_key,
         AFFINE,
         STOCHASTIC,
     )
-    tl.store(codes + positions, result, mask=inside)
+    tl.store(codes + start + places, result, mask=inside)
     tl.store(scale + rows, scales, mask=rows < groups)
     tl.store(zero + rows, zeros.to(tl.int8), mask=rows < groups)
+
+
+@triton.jit
+def _piece(program, elements, group, pieces, WIDTH: tl.constexpr):
+    """Return where a piece of a long group begins, and how many elements it has."""
+    column = (program % pieces) * WIDTH
+    start = (program // pieces) * group + column
+    return start, tl.minimum(tl.minimum(group - column, elements - start), WIDTH).to(tl.int32)
 
 
 @triton.jit
 def extremes(x, low, high, elements, group, pieces, WIDTH: tl.constexpr):
     """Write least and largest of one piece of `WIDTH` elements of a long group; NaN wins."""
     program = tl.program_id(0).to(tl.int64)
-    columns = (program % pieces) * WIDTH + tl.arange(0, WIDTH)
-    positions = (program // pieces) * group + columns
-    values = tl.load(x + positions, mask=(columns < group) & (positions < elements), other=0.0)
-    values = values.to(tl.float32)
+    start, left = _piece(program, elements, group, pieces, WIDTH)
+    places = tl.arange(0, WIDTH)
+    values = tl.load(x + start + places, mask=places < left, other=0.0).to(tl.float32)
     broken = tl.max((values != values).to(tl.int32), 0) != 0
     tl.store(low + program, tl.where(broken, float("nan"), tl.min(values, 0)))
     tl.store(high + program, tl.where(broken, float("nan"), tl.max(values, 0)))
@@ -98,15 +109,14 @@ def encode_pieces(
     """Write the codes of one piece of a long group, whose parameters are known."""
     program = tl.program_id(0).to(tl.int64)
     row = program // pieces
-    columns = (program % pieces) * WIDTH + tl.arange(0, WIDTH)
-    positions = row * group + columns
-    inside = (columns < group) & (positions < elements)
-    values = tl.load(x + positions, mask=inside, other=0.0).to(tl.float32)
+    start, left = _piece(program, elements, group, pieces, WIDTH)
+    places = tl.arange(0, WIDTH)
+    values = tl.load(x + start + places, mask=places < left, other=0.0).to(tl.float32)
     result = _encode(
-        values, tl.load(inverse + row), tl.load(zero + row), positions, first_key, second_key,
+        values, tl.load(inverse + row), tl.load(zero + row), start + places, first_key, second_key,
         AFFINE, STOCHASTIC,
     )  # fmt: skip
-    tl.store(codes + positions, result, mask=inside)
+    tl.store(codes + start + places, result, mask=places < left)
 
 
 @triton.jit
@@ -116,12 +126,17 @@ def decode(
 ):  # fmt: skip
     """Write the values of `ROWS` groups, or of a piece of them."""
     program = tl.program_id(0).to(tl.int64)
-    rows = (program // pieces) * ROWS + tl.arange(0, ROWS)
-    columns = (program % pieces) * WIDTH + tl.arange(0, WIDTH)
-    positions = rows[:, None] * group + columns[None, :]
-    inside = (columns < group)[None, :] & (positions < elements)
-    values = tl.load(codes + positions, mask=inside, other=0).to(tl.float32)
+    first_row = (program // pieces) * ROWS
+    rows = first_row + tl.arange(0, ROWS)
+    first_column = (program % pieces) * WIDTH
+    columns = tl.arange(0, WIDTH)
+    start = first_row * group + first_column
+    # Of several rows each is held whole; one alone may be longer than any 32 bits.
+    places = tl.arange(0, ROWS)[:, None] * tl.minimum(group, WIDTH).to(tl.int32) + columns[None, :]
+    left = tl.minimum(elements - start, ROWS * WIDTH).to(tl.int32)
+    inside = (columns < group - first_column)[None, :] & (places < left)
+    values = tl.load(codes + start + places, mask=inside, other=0).to(tl.float32)
     if HAS_ZERO:
         values -= tl.load(zero + rows, mask=rows < groups, other=0).to(tl.float32)[:, None]
     values *= tl.load(scale + rows, mask=rows < groups, other=0.0)[:, None]
-    tl.store(out + positions, narrow(values, out.dtype.element_ty), mask=inside)
+    tl.store(out + start + places, narrow(values, out.dtype.element_ty), mask=inside)

@@ -205,8 +205,11 @@ def _plugin(spec: PluginSpec) -> Iterator[str]:
         yield f"Presets: {_presets(spec.presets)}.\n"
     for target, options in spec.options.items():
         kind, _, name = target.partition(":")
-        scheme = next(entry for entry in spec.schemes if entry.startswith(f"{kind}:"))
-        yield f"#### `[{kind}.options]` of `{scheme.partition(':')[2]}:{name}`\n"
+        schemes = [
+            entry.partition(":")[2] for entry in spec.schemes if entry.startswith(f"{kind}:")
+        ]
+        named = name if kind == "optimizer" else f"{schemes[0]}:{name}"
+        yield f"#### `[{kind}.options]` of `{named}`\n"
         yield table(options)
 
 

@@ -49,8 +49,13 @@ def configured(
         if name not in enabled:
             single = configs.structure({"plugins": {name: {}}}, specs, disabled=blocked)
             enabled.update(single.plugins)
-    for kind, section in (("model", loaded.model), ("data", loaded.data)):
-        builder = _builder(kind, section.name, section.options, [specs[name] for name in enabled])
+    for kind, section in (
+        ("model", loaded.model),
+        ("data", loaded.data),
+        ("optimizer", loaded.optimizer),
+    ):
+        find = _optimizer_builder if kind == "optimizer" else _builder
+        builder = find(kind, section.name, section.options, [specs[name] for name in enabled])
         if builder is not None and builder.name not in enabled:
             enabled[builder.name] = builder.config()
     ordered = resolve([specs[name] for name in enabled], specs)
@@ -135,6 +140,21 @@ def _builder(
     if rest in known:
         structure_options(known[rest], options, kind, "options")
     return builder
+
+
+def _optimizer_builder(
+    kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
+) -> PluginSpec | None:
+    """Return the plugin that builds the optimizer `name`, once its options have been checked."""
+    wanted = f"{kind}:{name}"
+    held = [spec for spec in enabled if wanted in spec.schemes]
+    if not held:
+        if not any(wanted in spec.schemes for spec in installed_plugins().usable().values()):
+            return None
+        held = [installed_plugins().for_scheme(wanted, f"{kind}.name")]
+    if wanted in held[0].options:
+        structure_options(held[0].options[wanted], options, kind, "options")
+    return held[0]
 
 
 def _check_prediction(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:

@@ -57,9 +57,11 @@ class PluginSpec:
     phases: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Phases it acts in, for display; empty means all."""
     schemes: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """What it builds, as `"model:builtin"` for `[model] name = "builtin:…"`; enabled on use."""
+    """What it builds, as `"model:builtin"` for `[model] name = "builtin:…"`, or as
+    `"optimizer:adam8bit"` for `[optimizer] name = "adam8bit"`; enabled on use."""
     options: dict[str, type[Any]] = attrs.field(factory=dict)
-    """Classes that check the options of what it builds, by `"model:<name>"` or `"data:<name>"`."""
+    """Classes that check the options of what it builds, by `"model:<name>"`, `"data:<name>"` or
+    `"optimizer:<name>"`."""
     needs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Measurements the core makes only when asked: `"grad_norm"`."""
     presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)

@@ -88,6 +88,8 @@ def test_the_coming_version_has_a_file_with_every_setting() -> None:
             if section.name.startswith("builtin:"):
                 target = section.name.partition(":")[2]
                 present |= {dotted((kind, target, key)) for key in section.options}
+        optimizer = now.config.optimizer
+        present |= {dotted(("optimizer", optimizer.name, key)) for key in optimizer.options}
     missing = sorted(wanted - present)
     assert [] == missing, f"add these to a file in {VERSIONS[-1].name}, as README.md says"
 

@@ -1,0 +1,148 @@
+"""A torch optimizer whose state is 8-bit codes: what Adam and Lion with such a state share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .lists import WEIGHTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_APART = 1 << 40
+"""Between the seeds of two calls of a step: their tensors must not share random bits."""
+
+
+class CodedOptimizer(torch.optim.Optimizer, ABC):
+    """Updates all parameters of a group that are alike in one call of an op.
+
+    Groups are live, as torch's are: `lr` may be a number or a 0-dim tensor, which a CUDA graph
+    follows. Weights are float32, or bfloat16 with stochastic rounding; gradients float32 or
+    bfloat16 and dense. Resuming from `state_dict` continues bit for bit.
+
+    Raises:
+        ValueError: for a parameter or a gradient of another kind.
+    """
+
+    state_names: tuple[str, ...]
+    """The tensors of a parameter's state, in the order of the op; the last is its step count."""
+
+    @abstractmethod
+    def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return a parameter's state before its first step."""
+
+    @abstractmethod
+    def update(
+        self,
+        lists: Sequence[list[torch.Tensor]],
+        lr: torch.Tensor,
+        group: dict[str, Any],
+        seed: int,
+    ) -> None:
+        """Call the op on parameters, gradients and the lists of their state."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; ValueError for a trainable parameter that cannot be updated."""
+        super().add_param_group(param_group)
+        place = len(self.param_groups) - 1
+        for index, param in enumerate(self.param_groups[place]["params"]):
+            if param.requires_grad and param.dtype not in WEIGHTS:
+                self.param_groups.pop()
+                msg = (
+                    f"{type(self).__name__} updates float32 and bfloat16 parameters, and number "
+                    f"{index} of group {place} is {param.dtype}; convert it, or freeze it"
+                )
+                raise ValueError(msg)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; return what `closure` returns, if given.
+
+        Args:
+            closure: evaluates the model again, with gradients, and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        calls = 0
+        for group in self.param_groups:
+            for params in _alike(group["params"]):
+                self._step(params, group, group["seed"] + calls * _APART)
+                calls += 1
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as it was saved: torch would make codes and scales the weights' dtype.
+
+        Raises:
+            ValueError: it is of another optimizer, or of parameters of other shapes.
+        """
+        saved = state_dict["state"]
+        groups = zip(state_dict["param_groups"], self.param_groups, strict=False)
+        pairs = [
+            (number, param)
+            for before, now in groups
+            for number, param in zip(before["params"], now["params"], strict=False)
+        ]
+        for number, param in pairs:
+            if saved.get(number):
+                self._check_state(number, saved[number], param)
+        super().load_state_dict(state_dict)
+        for number, param in pairs:
+            for name, value in saved.get(number, {}).items():
+                self.state[param][name] = value.to(param.device, copy=True)
+
+    def _step(self, params: list[torch.Tensor], group: dict[str, Any], seed: int) -> None:
+        for param in params:
+            if not self.state[param]:
+                made = self.new_state(param)
+                self.state[param] = dict(zip(self.state_names, made, strict=True))
+        grads = [param.grad for param in params if param.grad is not None]
+        state = [[self.state[param][name] for param in params] for name in self.state_names]
+        torch._foreach_add_(state[-1], 1.0)
+        self.update([params, grads, *state], _rate(group["lr"], params[0].device), group, seed)
+
+    def _check_state(self, number: int, saved: dict[str, Any], param: torch.Tensor) -> None:
+        name = type(self).__name__
+        if set(saved) != set(self.state_names):
+            msg = (
+                f"the state of parameter {number} holds {', '.join(sorted(saved))}, and {name} "
+                f"keeps {', '.join(sorted(self.state_names))}; load what {name} saved"
+            )
+            raise ValueError(msg)
+        made = dict(zip(self.state_names, self.new_state(param), strict=True))
+        for key, tensor in made.items():
+            value = saved[key]
+            if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
+                msg = (
+                    f"{key!r} of parameter {number} is {value.dtype} {list(value.shape)} in the "
+                    f"state; {name} keeps {tensor.dtype} {list(tensor.shape)} for it"
+                )
+                raise ValueError(msg)
+
+
+def _alike(params: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the parameters that have gradients, those together that one call can step."""
+    lists: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+    for param in params:
+        if param.grad is not None:
+            key = (param.device, param.dtype, param.grad.dtype)
+            lists.setdefault(key, []).append(param)
+    return list(lists.values())
+
+
+def _rate(lr: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    if isinstance(lr, torch.Tensor):
+        return lr.detach().to(device, torch.float32).reshape(())
+    return torch.full((), lr, dtype=torch.float32, device=device)
+
+
+def check_rate(name: str, lr: float | torch.Tensor) -> None:
+    """Raise ValueError for a learning rate that is a negative number or no number."""
+    if not isinstance(lr, torch.Tensor) and not 0.0 <= lr < float("inf"):
+        msg = f"{name}: lr must be finite and at least 0 (got {lr})"
+        raise ValueError(msg)

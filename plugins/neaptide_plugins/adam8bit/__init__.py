@@ -1,0 +1,5 @@
+"""AdamW with both moments in 8 bits."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

@@ -1,0 +1,65 @@
+"""AdamW with 8-bit moments as a torch optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neaptide_kernels.adam8bit import adam8bit_step, new_state
+from neaptide_kernels.state_codes.lists import check_numbers
+from neaptide_kernels.state_codes.optimizer import CodedOptimizer, check_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch.optim.optimizer import ParamsT
+
+
+class Adam8bit(CodedOptimizer):
+    """AdamW (Loshchilov and Hutter, 2019) with 2.03 bytes of state for each element.
+
+    Args:
+        params: parameters or groups, float32 or bfloat16.
+        lr: learning rate, a number or a 0-dim tensor.
+        betas: decays of the first and the second moment, in [0, 1).
+        eps: added to the root of the second moment, more than 0.
+        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
+        seed: of the stochastic rounding of the state, and of bfloat16 weights.
+    """
+
+    state_names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "step")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        seed: int = 0,
+    ) -> None:
+        check_rate("Adam8bit", lr)
+        first, second = betas
+        check_numbers("Adam8bit", beta1=first, beta2=second, eps=eps, weight_decay=weight_decay)
+        if not eps:
+            msg = "Adam8bit: eps must be more than 0: a moment of 0 is divided by it"
+            raise ValueError(msg)
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed},
+        )
+
+    def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return zeros."""
+        return new_state(param)
+
+    def update(
+        self,
+        lists: Sequence[list[torch.Tensor]],
+        lr: torch.Tensor,
+        group: dict[str, Any],
+        seed: int,
+    ) -> None:
+        """Call `adam8bit_step`."""
+        beta1, beta2 = group["betas"]
+        adam8bit_step(*lists, lr, beta1, beta2, group["eps"], group["weight_decay"], seed)

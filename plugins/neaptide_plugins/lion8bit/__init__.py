@@ -1,0 +1,5 @@
+"""Lion with its momentum in 8 bits."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

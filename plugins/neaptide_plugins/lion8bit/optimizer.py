@@ -1,0 +1,59 @@
+"""Lion with an 8-bit momentum as a torch optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neaptide_kernels.lion8bit import lion8bit_step, new_state
+from neaptide_kernels.state_codes.lists import check_numbers
+from neaptide_kernels.state_codes.optimizer import CodedOptimizer, check_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch.optim.optimizer import ParamsT
+
+
+class Lion8bit(CodedOptimizer):
+    """Lion (Chen et al., 2023) with 1.02 bytes of state for each element.
+
+    Args:
+        params: parameters or groups, float32 or bfloat16.
+        lr: learning rate, a number or a 0-dim tensor.
+        betas: share of the momentum in an update, and its decay, in [0, 1).
+        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
+        seed: of the stochastic rounding of the state, and of bfloat16 weights.
+    """
+
+    state_names = ("exp_avg", "exp_avg_scale", "step")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        check_rate("Lion8bit", lr)
+        first, second = betas
+        check_numbers("Lion8bit", beta1=first, beta2=second, weight_decay=weight_decay)
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "seed": seed}
+        )
+
+    def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return zeros."""
+        return new_state(param)
+
+    def update(
+        self,
+        lists: Sequence[list[torch.Tensor]],
+        lr: torch.Tensor,
+        group: dict[str, Any],
+        seed: int,
+    ) -> None:
+        """Call `lion8bit_step`."""
+        beta1, beta2 = group["betas"]
+        lion8bit_step(*lists, lr, beta1, beta2, group["weight_decay"], seed)

@@ -78,14 +78,19 @@ class Guard:
 
 
 def apply(store: ParameterStore, update: Update, scale: float) -> None:
-    """Add `scale * delta` to every trainable weight, in the weight's dtype."""
+    """Add `scale * delta` to every trainable weight, as the update itself adds or in its dtype."""
+    add = update.add or _add
     for span in store.spans():
         if not span.trainable:
             continue
         delta = update.delta(span)
         if delta is not None:
             with store.loan(span, "write") as weight, torch.no_grad():
-                weight.add_(delta.to(weight.device, weight.dtype), alpha=scale)
+                add(weight, delta.to(weight.device), scale)
+
+
+def _add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
+    weight.add_(delta.to(weight.dtype), alpha=scale)
 
 
 def _change_since(snapshot: Snapshot) -> Change:

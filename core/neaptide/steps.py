@@ -153,6 +153,9 @@ class Update:
     delta: DeltaOf
     """`delta(span)` returns a float tensor of the span's shape on any device, or None for no
     change. Called span by span, so that deltas of a large model need never exist all at once."""
+    add: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None
+    """`add(weight, delta, scale)` adds in place, both tensors on one device; left out, the delta is
+    rounded to the weight's dtype first."""
 
 
 @attrs.frozen

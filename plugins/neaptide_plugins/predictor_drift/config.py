@@ -31,6 +31,12 @@ class PredictorDriftConfig:
     tier: Literal["device", "host"] = field(
         "host", validator=in_(("device", "host")), help="where the accumulator is kept"
     )
+    rounding: Literal["nearest", "stochastic"] = field(
+        "nearest",
+        validator=in_(("nearest", "stochastic")),
+        help="how bfloat16 and float16 weights take a jump; stochastic keeps on average what is "
+        "less than half of their last digit",
+    )
 
     @max_window.validator
     def _longest_is_longer(self, _attribute: attrs.Attribute[int], value: int) -> None:

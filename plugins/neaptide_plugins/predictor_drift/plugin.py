@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from neaptide import PREDICT, WARMUP, Outcome, Plugin, Update, hookimpl
+from neaptide_kernels.apply_delta import apply_delta
 
 from .config import PredictorDriftConfig
 from .window import DriftWindow, window_at
@@ -98,7 +99,11 @@ class PredictorDrift(Plugin[PredictorDriftConfig]):
         def delta(span: Span) -> torch.Tensor | None:
             return window.sums[span.name] * scale if span.name in window.sums else None
 
-        return Update(reached, delta)
+        return Update(reached, delta, self._add)
+
+    def _add(self, weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
+        factor = torch.tensor(scale, device=weight.device)
+        apply_delta([weight], [delta], factor, self.config.rounding == "stochastic", self._updates)
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:

@@ -62,7 +62,7 @@ def _part(spec: PluginSpec) -> _Part:
         }
         table.pop("required", None)  # the preset may give what the class has no default for
     built = {
-        (kind, f"{scheme}:{name}"): class_schema(cls)
+        (kind, name if kind == "optimizer" else f"{scheme}:{name}"): class_schema(cls)
         for (kind, _, name), cls in ((key.partition(":"), cls) for key, cls in spec.options.items())
         for scheme in _schemes(spec, kind)
     }
@@ -81,21 +81,23 @@ def _merged(parts: Mapping[str, _Part]) -> Schema:
         "properties": {name: part.table for name, part in parts.items()},
         "additionalProperties": False,
     }
-    for kind in ("model", "data"):
+    for kind in ("model", "data", "optimizer"):
         built = {
             name: options
             for part in parts.values()
             for (of, name), options in part.built.items()
             if of == kind
         }
-        _add_builders(sections[kind], built)
+        if kind != "optimizer":
+            _add_names(sections[kind], built)
+        _add_options(sections[kind], built)
     # JSON has no comments in which to name the schema to an editor.
     sections["$schema"] = {"type": "string", "description": "for editors; not a setting"}
     return {"$schema": DIALECT, "title": "Neaptide configuration", **schema}
 
 
-def _add_builders(section: Schema, cases: Mapping[str, Schema]) -> None:
-    """Offer the names that plugins build, and check the options of each by its class."""
+def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
+    """Offer the names that plugins build."""
     if not cases:
         return
     name = section["properties"]["name"]
@@ -106,6 +108,12 @@ def _add_builders(section: Schema, cases: Mapping[str, Schema]) -> None:
         "anyOf": [{"enum": list(cases)}, factory],
         **{key: value for key, value in name.items() if key != "type"},
     }
+
+
+def _add_options(section: Schema, cases: Mapping[str, Schema]) -> None:
+    """Have the options of each name checked by its class."""
+    if not cases:
+        return
     section["allOf"] = [
         {
             "if": {"properties": {"name": {"const": case}}, "required": ["name"]},

@@ -71,7 +71,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         calls = 0
         for group in self.param_groups:
             for params in _alike(group["params"]):
-                self._step(params, group, group["seed"] + calls * _APART)
+                self._step(params, group, (group["seed"] + calls * _APART) % (1 << 63))
                 calls += 1
         return loss
 

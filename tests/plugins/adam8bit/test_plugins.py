@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide.assembly import build_data
+from neaptide.config import json_schema
 from neaptide.enabling import configured
+from neaptide.registry import installed_plugins
 from neaptide.testing.tiny import tiny_loss, tiny_task
 from neaptide_plugins.adam8bit.optimizer import Adam8bit
 from neaptide_plugins.lion8bit.optimizer import Lion8bit
@@ -66,6 +69,18 @@ def test_a_wrong_option_is_found_with_the_config(
     with pytest.raises(ConfigError, match=message) as caught:
         configured(config(name, **options))
     assert "\n" not in str(caught.value)
+
+
+@NAMES
+def test_the_schema_for_editors_checks_its_options(name: str) -> None:
+    schema, _ = json_schema(installed_plugins())
+    right = {"optimizer": {"name": name, "options": {"betas": [0.9, 0.95]}}}
+    wrong = {"optimizer": {"name": name, "options": {"beta": 0.9}}}
+
+    jsonschema.validate(right, schema)
+    jsonschema.validate({"optimizer": {"name": "sgd", "options": {"momentum": 0.9}}}, schema)
+    with pytest.raises(jsonschema.ValidationError, match="'beta' was unexpected"):
+        jsonschema.validate(wrong, schema)
 
 
 @NAMES

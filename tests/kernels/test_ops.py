@@ -48,6 +48,7 @@ def test_compiles_into_one_graph(op: Op) -> None:
         torch.testing.assert_close(result, right, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler's own
 @pytest.mark.parametrize("op", OPS)
 def test_providers_for_a_cpu_agree(op: Op) -> None:
     for sample in op.spec.samples(CPU):

@@ -58,7 +58,7 @@ class Kernels:
         self._providers: dict[str, dict[str, Provider]] = {}
         self._added: Counter[tuple[str, str]] = Counter()
         self._quarantined: dict[tuple[str, str], str] = {}
-        self._tried: set[tuple[str, str, str]] = set()
+        self._tried: set[tuple[str, str, str, tuple[str, ...]]] = set()
         self._asked: list[_Asked] = []
         self._choices: dict[Query, Choice] = {}
         self._path = path
@@ -268,15 +268,19 @@ class Kernels:
 
     def _wrong(self, choice: Choice, query: Query) -> str | None:
         provider = choice.provider
-        tried = (provider.op, provider.name, query.device)
+        tried = (provider.op, provider.name, query.device, query.dtypes)
         if provider.name == REFERENCE or tried in self._tried:
             return None
         if query.device == "cuda" and torch.cuda.is_current_stream_capturing():
             return None  # a trial waits for its results, which a capture does not allow
         spec = self._ops[query.op].spec
-        for sample in spec.samples(torch.device(query.device)):
-            if self._refusal(provider, self.query(query.op, sample.arguments)):
-                continue
+        samples = [
+            (sample, small)
+            for sample in spec.samples(torch.device(query.device))
+            if not self._refusal(provider, small := self.query(query.op, sample.arguments))
+        ]
+        alike = [each for each in samples if each[1].dtypes == query.dtypes]
+        for sample, _ in alike or samples:
             for problem in disagreements(spec, provider, sample.arguments):
                 return f"on the sample {sample.name!r}: {problem}"
         self._tried.add(tried)

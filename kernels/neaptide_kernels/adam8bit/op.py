@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import OpSpec, Provider, Sample, define
-from neaptide_kernels.state_codes import blocks_of, lists
+from neaptide.kernels import KERNELS, OpSpec, Provider, Sample, define
+from neaptide_kernels.state_codes import blocks_of, compiled, lists
 from neaptide_kernels.state_codes.trials import gradients, weights
 from neaptide_kernels.support import triton_version
 
@@ -122,6 +123,16 @@ adam8bit_step = define(
     )
 )
 """See `reference.adam8bit_step`."""
+
+COMPILED = Provider(
+    op="adam8bit_step",
+    name="compiled",
+    run=partial(reference.by_pieces, compiled.whole_pieces(reference.piece)),
+    supports=compiled.supports,
+    priority=-1,
+)
+KERNELS.add(COMPILED)
+"""Only where it was measured: its first call takes a C++ compiler's ten seconds."""
 
 TRITON = (
     Provider(

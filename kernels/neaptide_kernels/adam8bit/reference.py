@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -51,6 +51,29 @@ def adam8bit_step(
         weight_decay: decoupled; times `lr` it is the share of a weight that goes.
         seed: of the rounding.
     """
+    by_pieces(
+        piece, params, grads, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, steps, lr,
+        beta1, beta2, eps, weight_decay, seed,
+    )  # fmt: skip
+
+
+def by_pieces(
+    update: Callable[..., tuple[torch.Tensor, ...]],
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avg: Sequence[torch.Tensor],
+    exp_avg_sq: Sequence[torch.Tensor],
+    exp_avg_scale: Sequence[torch.Tensor],
+    exp_avg_sq_scale: Sequence[torch.Tensor],
+    steps: Sequence[torch.Tensor],
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    seed: int,
+) -> None:
+    """Do `adam8bit_step`, where `update` does what `piece` does."""
     decays = torch.tensor([beta1, beta2], dtype=torch.float32, device="cpu").tolist()
     kept = 1 - lr * weight_decay
     lists = (params, grads, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, steps)
@@ -58,21 +81,46 @@ def adam8bit_step(
         zip(*lists, strict=True)
     ):
         corrections = [1 - decay ** step.double() for decay in decays]
-        mean_correction = (1 / corrections[0]).float()
-        root_correction = (1 / corrections[1].sqrt()).float()
+        factors = ((1 / corrections[0]).float(), (1 / corrections[1].sqrt()).float(), kept, lr)
+        stream = codes.stream(seed, step)
         weight, gradient = param.reshape(-1), grad.reshape(-1)
         for part, blocks in codes.pieces(len(weight), weight.device):
-            bits = codes.random_bits(seed, step, place, part)
-            for_mean, for_square = codes.fractions(bits)
-            g = gradient[part].float()
-            m = codes.decode_signed(mean[part], mean_scale[blocks]) * decays[0]
-            m = m + g * (1 - decays[0])
-            v = codes.decode_unsigned(square[part], square_scale[blocks]) * decays[1]
-            v = v + (g * g) * (1 - decays[1])
-            update = (m * mean_correction) / (codes.root(v) * root_correction + eps)
-            updated = weight[part].float() * kept - update * lr
-            codes.store(weight[part], updated, codes.third(bits))
-            mean[part], mean_scale[blocks] = codes.encode_signed(m, for_mean)
-            square[part], square_scale[blocks] = codes.encode_unsigned(v, for_square)
+            start = step.new_full((), place * codes.TENSOR + part.start, dtype=torch.int64)
+            moments = (mean[part], square[part], mean_scale[blocks], square_scale[blocks])
+            targets = (weight[part], *moments)
+            updated = update(*targets, gradient[part], stream, start, *factors, *decays, eps)
+            for target, value in zip(targets, updated, strict=True):
+                target.copy_(value)
         if not param.is_contiguous():
             param.copy_(weight.view(param.shape))
+
+
+def piece(
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    mean_scale: torch.Tensor,
+    square_scale: torch.Tensor,
+    gradient: torch.Tensor,
+    stream: codes.Stream,
+    start: torch.Tensor,
+    mean_factor: torch.Tensor,
+    root_factor: torch.Tensor,
+    kept: torch.Tensor,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """Return the first five, a stretch of whole blocks of one tensor and its state, updated."""
+    bits = stream.bits(start, len(weight))
+    for_mean, for_square = codes.fractions(bits)
+    g = gradient.float()
+    m = codes.decode_signed(mean, mean_scale) * beta1 + g * (1 - beta1)
+    v = codes.decode_unsigned(square, square_scale) * beta2 + (g * g) * (1 - beta2)
+    update = (m * mean_factor) / (codes.root(v) * root_factor + eps)
+    updated = weight.float() * kept - update * lr
+    mean, mean_scale = codes.encode_signed(m, for_mean)
+    square, square_scale = codes.encode_unsigned(v, for_square)
+    weight = codes.stored(updated, weight.dtype, codes.third(bits))
+    return weight, mean, square, mean_scale, square_scale

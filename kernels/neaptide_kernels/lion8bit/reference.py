@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -46,20 +46,60 @@ def lion8bit_step(
         weight_decay: decoupled; times `lr` it is the share of a weight that goes.
         seed: of the rounding.
     """
-    first, second = torch.tensor([beta1, beta2], dtype=torch.float32, device="cpu").tolist()
+    by_pieces(
+        piece, params, grads, exp_avg, exp_avg_scale, steps, lr, beta1, beta2, weight_decay, seed
+    )
+
+
+def by_pieces(
+    update: Callable[..., tuple[torch.Tensor, ...]],
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avg: Sequence[torch.Tensor],
+    exp_avg_scale: Sequence[torch.Tensor],
+    steps: Sequence[torch.Tensor],
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    seed: int,
+) -> None:
+    """Do `lion8bit_step`, where `update` does what `piece` does."""
+    decays = torch.tensor([beta1, beta2], dtype=torch.float32, device="cpu").tolist()
     kept = 1 - lr * weight_decay
     lists = (params, grads, exp_avg, exp_avg_scale, steps)
     for place, (param, grad, mean, scale, step) in enumerate(zip(*lists, strict=True)):
+        stream = codes.stream(seed, step)
         weight, gradient = param.reshape(-1), grad.reshape(-1)
         for part, blocks in codes.pieces(len(weight), weight.device):
-            bits = codes.random_bits(seed, step, place, part)
-            g = gradient[part].float()
-            m = codes.decode_signed(mean[part], scale[blocks])
-            moved = m * first + g * (1 - first)
-            sign = torch.where(moved > 0, 1.0, torch.where(moved < 0, -1.0, moved))
-            updated = weight[part].float() * kept - sign * lr
-            codes.store(weight[part], updated, codes.third(bits))
-            fraction, _ = codes.fractions(bits)
-            mean[part], scale[blocks] = codes.encode_signed(m * second + g * (1 - second), fraction)
+            start = step.new_full((), place * codes.TENSOR + part.start, dtype=torch.int64)
+            targets = (weight[part], mean[part], scale[blocks])
+            updated = update(*targets, gradient[part], stream, start, kept, lr, *decays)
+            for target, value in zip(targets, updated, strict=True):
+                target.copy_(value)
         if not param.is_contiguous():
             param.copy_(weight.view(param.shape))
+
+
+def piece(
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    gradient: torch.Tensor,
+    stream: codes.Stream,
+    start: torch.Tensor,
+    kept: torch.Tensor,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+) -> tuple[torch.Tensor, ...]:
+    """Return the first three, a stretch of whole blocks of one tensor and its state, updated."""
+    bits = stream.bits(start, len(weight))
+    g = gradient.float()
+    m = codes.decode_signed(mean, scale)
+    moved = m * beta1 + g * (1 - beta1)
+    sign = torch.where(moved > 0, 1.0, torch.where(moved < 0, -1.0, moved))
+    updated = weight.float() * kept - sign * lr
+    fraction, _ = codes.fractions(bits)
+    mean, scale = codes.encode_signed(m * beta2 + g * (1 - beta2), fraction)
+    return codes.stored(updated, weight.dtype, codes.third(bits)), mean, scale

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 
 from neaptide_kernels.counter_random import keyed_bits, keys_at
@@ -35,7 +36,8 @@ TURN = 0x9E379E37
 """What is added to 32 random bits at a step: the golden ratio in either half."""
 THIRD = 0x9E3779B1
 
-_PIECE = {"cpu": 1 << 16}
+PIECE = 1 << 16
+"""Elements worked on at a time on a CPU, where they are to fit in its caches."""
 _LARGE_PIECE = 1 << 24
 
 
@@ -46,7 +48,7 @@ def blocks_of(elements: int) -> int:
 
 def pieces(elements: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Yield elements and blocks of a tensor, a few blocks at a time: float32 for a piece alone."""
-    size = _PIECE.get(device.type, _LARGE_PIECE)
+    size = PIECE if device.type == "cpu" else _LARGE_PIECE
     for start in range(0, elements, size):
         stop = min(elements, start + size)
         yield slice(start, stop), slice(start // BLOCK, blocks_of(stop))
@@ -65,11 +67,28 @@ def random_bits(seed: int, step: torch.Tensor, tensor: int, elements: slice) -> 
         tensor: its place in the list.
         elements: places in the tensor.
     """
-    first = tensor * TENSOR
-    positions = torch.arange(first + elements.start, first + elements.stop, device=step.device)
+    return stream(seed, step).bits(tensor * TENSOR + elements.start, elements.stop - elements.start)
+
+
+@attrs.frozen
+class Stream:
+    """The random numbers of one step of a seed."""
+
+    first: torch.Tensor
+    """0-dim int64, and so are the others: nothing of it is read on the host."""
+    second: torch.Tensor
+    turned: torch.Tensor
+
+    def bits(self, start: int | torch.Tensor, number: int) -> torch.Tensor:
+        """Return 32 random bits, int64, for `number` positions from `start` on."""
+        positions = torch.arange(number, device=self.first.device) + start
+        return (keyed_bits(self.first, self.second, positions) + self.turned) & 0xFFFFFFFF
+
+
+def stream(seed: int, step: torch.Tensor) -> Stream:
+    """Return the random numbers of a step; `step` is 0-dim float32, a whole number."""
     count = step.long()
-    bits = keyed_bits(*keys_at(seed, count // WINDOW), positions)
-    return (bits + (count % WINDOW) * TURN) & 0xFFFFFFFF
+    return Stream(*keys_at(seed, count // WINDOW), (count % WINDOW) * TURN)
 
 
 def fractions(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,19 +164,19 @@ def root(values: torch.Tensor) -> torch.Tensor:
     return values.double().sqrt().float()
 
 
-def store(weight: torch.Tensor, values: torch.Tensor, bits: torch.Tensor) -> None:
-    """Write float32 values to a weight: exactly, or to a bfloat16 by stochastic rounding.
+def stored(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
+    """Return float32 values as a weight's dtype: as they are, or stochastically as bfloat16.
 
     Args:
-        weight: float32 or bfloat16.
-        values: float32, of its shape.
-        bits: int64 below 2**16: what is added below the last place that is kept.
+        values: float32.
+        dtype: float32 or bfloat16.
+        bits: int64 below 2**16, of their shape: what is added below the last place that is kept.
     """
-    if weight.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         raw = values.view(torch.int32)
         rounded = ((raw + bits.to(torch.int32)) & -0x10000).view(torch.float32)
         values = torch.where(values.isfinite(), rounded, values)
-    weight.copy_(values)
+    return values.to(dtype)
 
 
 def _below(codes: torch.Tensor, top: int) -> torch.Tensor:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import PIECE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,6 +27,7 @@ def gradients(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, l
     broken[[10, 300, 700]] = torch.tensor([torch.nan, torch.inf, -torch.inf])
     yield "inf and NaN", [broken.to(dtype=dtype, device=device), several[1]]
     yield "a transposed one", [several[1].t()]
+    yield "more than a piece", [_spread((PIECE + 300,), generator).to(dtype=dtype, device=device)]
 
 
 def weights(dtype: torch.dtype, like: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -118,7 +118,7 @@ def test_work_in_pieces_is_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = lists([whole]), lists([parts])
 
     stepped([whole], [gradient], one)
-    monkeypatch.setitem(state_codes._PIECE, "cpu", 512)
+    monkeypatch.setattr(state_codes, "PIECE", 512)
     stepped([parts], [gradient], other)
 
     assert torch.equal(whole, parts)

@@ -113,18 +113,15 @@ def test_a_broken_value_breaks_its_block_alone() -> None:
 
 def test_bfloat16_is_stored_right_in_the_mean_and_what_it_can_hold_exactly() -> None:
     bits = random_bits(1, torch.arange(100_000)) & 0xFFFF
-    weight = torch.empty(100_000, dtype=torch.bfloat16)
 
-    codes.store(weight, torch.full((100_000,), 1.0 + 2.0**-10), bits)
+    weight = codes.stored(torch.full((100_000,), 1.0 + 2.0**-10), torch.bfloat16, bits)
     assert {1.0, 1.0 + 2.0**-7} == set(weight.tolist())
     assert abs(weight.double().mean().item() - 1.0 - 2.0**-10) < 5 * 2.0**-7 * 0.33 / 316
 
     exact = torch.tensor([0.0, -1.5, 3e38, torch.inf, -torch.inf, 1e-40])
-    kept = torch.empty(6, dtype=torch.bfloat16)
-    codes.store(kept, exact.bfloat16().float(), bits[:6])
+    kept = codes.stored(exact.bfloat16().float(), torch.bfloat16, bits[:6])
     assert torch.equal(exact.bfloat16(), kept)
-    codes.store(kept, torch.full((6,), torch.nan), bits[:6])
-    assert kept.isnan().all()
+    assert codes.stored(torch.full((6,), torch.nan), torch.bfloat16, bits[:6]).isnan().all()
 
 
 def test_bits_depend_on_seed_step_tensor_and_place_alone() -> None:

@@ -82,7 +82,7 @@ def test_the_coming_version_has_a_file_with_every_setting() -> None:
     for path in (path for path in FILES if path.parent == VERSIONS[-1]):
         now = loaded(path)
         paths = [place for place in now.origins if now.origins[place] == str(path)]
-        present |= {*paths, *(place.partition(".options.")[0] + ".options" for place in paths)}
+        present |= {*paths, *(place.rpartition(".")[0] for place in paths)}  # of tables, too
         for kind in ("model", "data"):
             section = getattr(now.config, kind)
             if section.name.startswith("builtin:"):

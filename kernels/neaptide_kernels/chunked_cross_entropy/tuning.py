@@ -22,7 +22,6 @@ _SHIPPED = 128_256
 """The vocabulary of what is compiled without a GPU."""
 CONFIGS: tuple[Mapping[str, Any], ...] = (
     {"tile": TILE, "num_warps": 8},
-    {"tile": TILE, "num_warps": 16},
     {"tile": 2 * TILE, "num_warps": 16},
     {"tile": TILE // 2, "num_warps": 4},
 )

@@ -4,12 +4,14 @@
 has no op of its own.
 """
 
-from .agreement import copied, disagreements, outcome, relative_error
+from .agreement import copied, disagreements, outcome, relative_error, same_bits
 from .choosing import Choice, Explanation, Judged
+from .faults import KernelError, KernelWarning
 from .op import Op
 from .provider import REFERENCE, Provider, Support
 from .query import Query, TensorFacts
-from .registry import KernelError, Kernels, KernelWarning, Tuning
+from .registry import Kernels
+from .requests import Tuning
 from .scope import KernelScope
 from .spec import OpSpec, Sample
 from .timings import Timing
@@ -41,4 +43,5 @@ __all__ = [
     "disagreements",
     "outcome",
     "relative_error",
+    "same_bits",
 ]

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from .provider import Provider
     from .spec import OpSpec
 
+Outcome = list[tuple[str, torch.Tensor]]
+"""What a call returned and what it wrote to, by name."""
+
 
 def disagreements(
     spec: OpSpec,
@@ -20,21 +23,28 @@ def disagreements(
 ) -> list[str]:
     """Return what is wrong with a provider's results on these arguments, a line each.
 
-    Results are what it returns and what it mutates. Arguments are left as they are; an exception
-    of the provider is its disagreement, one of the reference is raised.
+    Results are what it returns and what it mutates: their values, dtypes, shapes and devices. It
+    may write to nothing else, and results share no memory with arguments. The given arguments are
+    left as they are; an exception of the provider is its disagreement, one of the reference is
+    raised.
     """
     arguments = spec.complete(arguments)
-    precise = bool(spec.tolerances)
-    expected = outcome(spec, spec.reference, [copied(each, precise=precise) for each in arguments])
+    expected = outcome(spec, spec.reference, [copied(each) for each in arguments])
     try:
         copies = [copied(each) for each in arguments]
         got = outcome(spec, provider.run, copies, config)
     except Exception as error:  # noqa: BLE001 - a stranger's kernel may raise anything
         return [f"raised {type(error).__name__}: {' '.join(str(error).split())}"]
-    if spec.agree is not None:
-        return list(spec.agree(expected, got))
     if len(expected) != len(got):
         return [f"returned {len(got)} tensors instead of {len(expected)}"]
+    problems = [*_misshapen(expected, got), *_trespasses(spec, arguments, copies, got)]
+    if problems:
+        return problems
+    if spec.tolerances:
+        precise = [copied(each, precise=True) for each in arguments]
+        expected = outcome(spec, spec.reference, precise)
+    if spec.agree is not None:
+        return list(spec.agree(expected, got))
     return [
         f"{name}: {problem}"
         for (name, right), (_, result) in zip(expected, got, strict=True)
@@ -47,7 +57,7 @@ def outcome(
     run: Any,
     arguments: Sequence[Any],
     config: Mapping[str, Any] | None = None,
-) -> list[tuple[str, torch.Tensor]]:
+) -> Outcome:
     """Run, and return the results by name: `result 0` and so on, then what was mutated."""
     returned = run(*arguments, **(config or {}))
     results = [(f"result {place}", tensor) for place, tensor in enumerate(_tensors(returned))]
@@ -76,9 +86,6 @@ def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
 def _compare(
     expected: torch.Tensor, got: torch.Tensor, tolerances: Mapping[torch.dtype, float]
 ) -> Iterator[str]:
-    if expected.shape != got.shape:
-        yield f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
-        return
     allowed = tolerances.get(got.dtype, 0.0)
     if not allowed:
         same = expected.to(got.dtype).eq(got) | (got != got) & (expected != expected)  # noqa: PLR0124 - NaN
@@ -89,6 +96,49 @@ def _compare(
     error = relative_error(expected, got)
     if error > allowed:
         yield f"relative error {error:.2g} is more than {allowed:.2g} ({got.dtype})"
+
+
+def _misshapen(expected: Outcome, got: Outcome) -> Iterator[str]:
+    for (name, right), (_, result) in zip(expected, got, strict=True):
+        wanted, found = (
+            f"{one.dtype} {list(one.shape)} on {one.device}" for one in (right, result)
+        )
+        if wanted != found:
+            yield f"{name}: {found} instead of {wanted}"
+
+
+def _trespasses(
+    spec: OpSpec, before: Sequence[Any], after: Sequence[Any], got: Outcome
+) -> Iterator[str]:
+    for name, one, other in zip(spec.names, before, after, strict=True):
+        if name not in spec.mutates and not same_bits(one, other):
+            yield f"it wrote to {name}"
+    named = zip(spec.names, after, strict=True)
+    taken = {place: name for name, value in named for place in _memory(value)}
+    for name, tensor in got:
+        if not name.startswith("result "):
+            break
+        for place in _memory(tensor):
+            if place in taken:
+                yield f"{name} shares memory with {taken[place]}"
+            taken[place] = name
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    """Return whether two arguments hold the same bits; what is no tensor is not looked at."""
+    if isinstance(first, torch.Tensor):
+        return bool(torch.equal(_bits(first), _bits(second)))
+    if isinstance(first, list | tuple):
+        return all(same_bits(one, other) for one, other in zip(first, second, strict=True))
+    return True
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _memory(value: Any) -> set[int]:
+    return {each.untyped_storage().data_ptr() for each in _tensors(value) if each.numel()}
 
 
 def copied(value: Any, *, precise: bool = False) -> Any:

@@ -54,6 +54,12 @@ class Explanation:
     providers: tuple[Judged, ...]
 
 
+def judge(provider: Provider, reason: str, seconds: Mapping[str, float], query: Query) -> Judged:
+    """Return a line of an explanation for a provider, refused for a reason or usable."""
+    workspace = None if reason else provider.workspace_bytes(query)
+    return Judged(provider.name, reason, provider.priority, seconds.get(provider.name), workspace)
+
+
 def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Query) -> Choice:
     """Choose the fastest that was measured, else the highest priority.
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .agreement import disagreements
+from .agreement import copied, disagreements
+from .faults import KernelWarning
+from .isolation import isolated
+from .provider import REFERENCE
 from .timings import Timing
 
 if TYPE_CHECKING:
@@ -28,24 +32,46 @@ def time_providers(
 ) -> tuple[tuple[Timing, ...], dict[str, str]]:
     """Time each provider in each of its configs; return timings, fastest first, and refusals.
 
-    One that does not agree with the reference on the op's samples is refused, not timed. The
-    arguments' copies are written to again and again: what is timed is work, not its result.
+    One that does not agree with the reference on the op's samples is refused, not timed, and so is
+    one that fails on the arguments, for want of memory too. The arguments' copies are written to
+    again and again: what is timed is work, not its result.
     """
     device = _device(arguments)
     timings: list[Timing] = []
     refused: dict[str, str] = {}
-    for provider in providers:
-        for config in provider.configs(query) or ({},):
-            wrong = _wrong(spec, provider, device, config)
-            if wrong:
-                refused[provider.name] = wrong
-                continue
-            seconds = median_seconds(
-                lambda run=provider.run, config=config: run(*arguments, **config),  # type: ignore[misc]  # bound at once
-                device,
-            )
-            timings.append(Timing(provider.name, provider.version, config, seconds))
+    with isolated(device):
+        for provider in providers:
+            for config in provider.configs(query) or ({},):
+                wrong = _wrong(spec, provider, device, config)
+                if wrong:
+                    refused[provider.name] = wrong
+                    continue
+                try:
+                    seconds = median_seconds(
+                        lambda run=provider.run, config=config: run(*arguments, **config),  # type: ignore[misc]  # bound at once
+                        device,
+                    )
+                except Exception as error:
+                    if provider.name == REFERENCE:
+                        raise
+                    said = " ".join(str(error).split())
+                    refused[provider.name] = f"raised {type(error).__name__}: {said}"
+                    continue
+                timings.append(Timing(provider.name, provider.version, config, seconds))
     return tuple(sorted(timings, key=lambda timing: timing.seconds)), refused
+
+
+def tuned(
+    spec: OpSpec, providers: Iterable[Provider], query: Query, arguments: Sequence[Any]
+) -> tuple[Timing, ...]:
+    """Time providers on copies of a call's arguments; warns of each that has no timing."""
+    measured, refused = time_providers(spec, providers, query, copied(arguments))
+    timed = {timing.provider for timing in measured}
+    for name, reason in refused.items():
+        if name not in timed:
+            msg = f"kernel provider {name!r} of {query.op!r} is left out of tuning: {reason}"
+            warnings.warn(msg, KernelWarning, stacklevel=2)
+    return measured
 
 
 def median_seconds(run: Callable[[], Any], device: torch.device) -> float:

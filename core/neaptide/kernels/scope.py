@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from .op import Op
     from .provider import Provider
-    from .registry import Kernels, Tuning
+    from .registry import Kernels
+    from .requests import Tuning
 
 
 class KernelScope:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ import torch
 from neaptide.errors import NeaptideError
 from neaptide.replacing import replace_file
 
+from .faults import KernelWarning
+
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from .query import Query
 
@@ -35,13 +38,63 @@ class Timing:
     """Median of the repetitions."""
 
 
+class Table:
+    """The timings of a process: those of the file, read when first looked for, and its own."""
+
+    def __init__(self, path: Callable[[], Path]) -> None:
+        self._path = path
+        self._timings: dict[str, tuple[Timing, ...]] | None = None
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether calls of this key were measured."""
+        return key in self._all()
+
+    def of(self, key: str) -> tuple[Timing, ...]:
+        """Return what was measured for calls of this key, fastest first."""
+        return self._all().get(key, ())
+
+    def note(self, key: str, measured: tuple[Timing, ...]) -> None:
+        """Keep timings, in this process alone where the file cannot be written; warns then."""
+        self._all()[key] = measured
+        try:
+            merge(self._path(), {key: measured})
+        except NeaptideError as error:
+            _warn(error, "what was measured serves this process alone")
+
+    def keep(self, key: str, measured: tuple[Timing, ...]) -> None:
+        """Keep timings in the file; NeaptideError where that is not possible."""
+        merge(self._path(), {key: measured})
+        self._all()[key] = measured
+
+    def _all(self) -> dict[str, tuple[Timing, ...]]:
+        if self._timings is None:
+            try:
+                self._timings = read(self._path())
+            except NeaptideError as error:
+                # They only say what is fast: no run ends for them.
+                self._timings = {}
+                _warn(error, "priorities choose the kernels until then")
+        return self._timings
+
+
+def _warn(error: NeaptideError, consequence: str) -> None:
+    warnings.warn(f"{error}; {consequence}", KernelWarning, stacklevel=3)
+
+
 def default_path() -> Path:
-    """Return where timings are kept: `$NEAPTIDE_CACHE_DIR`, else the user's cache directory."""
+    """Return where timings are kept: `$NEAPTIDE_CACHE_DIR`, else the user's cache directory.
+
+    NeaptideError where there is neither.
+    """
     own = os.environ.get("NEAPTIDE_CACHE_DIR")
     if own:
         return Path(own) / "kernels.json"
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "neaptide" / "kernels.json"
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "neaptide" / "kernels.json"
+    except RuntimeError as error:
+        msg = "no home directory to keep the kernels' timings in; set NEAPTIDE_CACHE_DIR"
+        raise NeaptideError(msg) from error
 
 
 def key_of(query: Query, timed_by: Container[str]) -> str:

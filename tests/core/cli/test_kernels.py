@@ -8,12 +8,13 @@ import torch
 
 from neaptide.cli import main
 from neaptide.kernels import KERNELS
+from neaptide.kernels.timings import Table
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEAPTIDE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(KERNELS, "_timings", None)
+    monkeypatch.setattr(KERNELS, "_timings", Table(lambda: KERNELS.path))
 
 
 def test_the_list_names_every_op(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,15 @@
 """The file of timings: damage, two writers at once, places that cannot be written."""
 
 import multiprocessing
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from neaptide.errors import NeaptideError
-from neaptide.kernels import Timing
-from neaptide.kernels.timings import default_path, merge, read
+from neaptide.kernels import Kernels, KernelWarning, Op, Timing
+from neaptide.kernels.timings import Table, default_path, merge, read
 
 
 def timing(seconds: float) -> Timing:
@@ -63,3 +65,43 @@ def test_where_timings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert Path("/x/neaptide/kernels.json") == default_path()
     monkeypatch.setenv("NEAPTIDE_CACHE_DIR", str(tmp_path))
     assert tmp_path / "kernels.json" == default_path()
+
+
+def test_no_home_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NEAPTIDE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nowhere() -> Path:
+        message = "Could not determine home directory."
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(Path, "home", nowhere)
+
+    with pytest.raises(NeaptideError, match="set NEAPTIDE_CACHE_DIR"):
+        default_path()
+
+
+def test_no_run_ends_for_a_file_that_only_says_what_is_fast(kernels: Kernels, double: Op) -> None:
+    kernels.path.write_text("{")
+
+    with pytest.warns(KernelWarning, match="are damaged; delete the file and tune again; prior"):
+        assert torch.equal(torch.tensor([2.0]), double(torch.ones(1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        double(torch.ones(2))  # said once
+
+    with pytest.raises(NeaptideError, match="are damaged"):
+        kernels.measure(double.spec.name, (torch.ones(1),), keep=True)
+
+
+def test_a_run_that_tunes_goes_on_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "kernels.json.lock").mkdir()
+    table = Table(lambda: tmp_path / "kernels.json")
+
+    with pytest.warns(KernelWarning, match="cannot write .* serves this process alone"):
+        table.note("a", (timing(1.0),))
+
+    assert (timing(1.0),) == table.of("a")
+    with pytest.raises(NeaptideError, match="cannot write"):
+        table.keep("b", (timing(1.0),))
+    assert "b" not in table

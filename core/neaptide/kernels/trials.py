@@ -1,0 +1,94 @@
+"""Which providers may run: those that were tried, have not failed, and support the call."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+from .agreement import disagreements
+from .faults import KernelWarning
+from .isolation import isolated
+from .provider import REFERENCE
+from .query import query_of
+
+if TYPE_CHECKING:
+    from .provider import Provider
+    from .query import Query
+    from .spec import OpSpec, Sample
+
+
+class Trials:
+    """What this process knows of providers it has tried."""
+
+    def __init__(self) -> None:
+        self._quarantined: dict[tuple[str, str], str] = {}
+        self._passed: set[tuple[object, ...]] = set()
+
+    def forget(self, provider: Provider) -> None:
+        """Know nothing of a provider any more."""
+        key = (provider.op, provider.name)
+        self._quarantined.pop(key, None)
+        self._passed = {passed for passed in self._passed if passed[:2] != key}
+
+    def quarantine(self, provider: Provider, reason: str) -> None:
+        """Refuse a provider from now on; warns."""
+        reason = " ".join(reason.split())
+        self._quarantined[provider.op, provider.name] = reason
+        warnings.warn(
+            f"kernel provider {provider.name!r} of {provider.op!r} is not used any more, the next "
+            f"best takes over: {reason}",
+            KernelWarning,
+            stacklevel=2,
+        )
+
+    def refusal(self, provider: Provider, query: Query) -> str:
+        """Return why a provider does not run a call; empty where it does."""
+        held = self._quarantined.get((provider.op, provider.name))
+        if held is not None:
+            return f"quarantined: {held}"
+        asked = "supports"
+        try:
+            answer = provider.supports(query)
+            if answer is True:
+                for asked in ("configs", "workspace_bytes"):
+                    getattr(provider, asked)(query)
+        except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+            return f"its {asked}() raised {type(error).__name__}: {error}"
+        if answer is True:
+            return ""
+        if isinstance(answer, str) and answer:
+            return answer
+        return f"its supports() returned {answer!r}, neither True nor a reason"
+
+    def needed(self, provider: Provider, query: Query) -> bool:
+        """Return whether a provider has yet to be tried for calls of this device and dtypes."""
+        return provider.name != REFERENCE and _kind(provider, query) not in self._passed
+
+    def hold(self, provider: Provider, query: Query, spec: OpSpec) -> str | None:
+        """Try a provider on the op's samples; return what is wrong, and remember if nothing is.
+
+        Samples of the call's dtypes are tried, where there are none all that it supports.
+        """
+        device = torch.device("cuda" if query.device == "mixed" else query.device)
+        with isolated(device):
+            samples = [
+                (sample, small)
+                for sample in spec.samples(device)
+                if not self.refusal(provider, small := _query(spec, sample))
+            ]
+            alike = [each for each in samples if each[1].dtypes == query.dtypes]
+            for sample, _ in alike or samples:
+                for problem in disagreements(spec, provider, sample.arguments):
+                    return f"on the sample {sample.name!r}: {problem}"
+        self._passed.add(_kind(provider, query))
+        return None
+
+
+def _kind(provider: Provider, query: Query) -> tuple[object, ...]:
+    return (provider.op, provider.name, query.device, query.dtypes)
+
+
+def _query(spec: OpSpec, sample: Sample) -> Query:
+    return query_of(spec.name, spec.names, spec.complete(sample.arguments))

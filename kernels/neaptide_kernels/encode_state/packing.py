@@ -17,10 +17,10 @@ def packed(
 
     The count is int64, 0-dim. On a CUDA device both are copied without waiting.
     """
-    newest = torch.tensor(list(samples[-window:]), dtype=torch.float32)
-    ring = torch.zeros(window)
-    ring[: len(newest)] = newest
-    count = torch.tensor(len(newest))
+    newest = list(samples[-window:])
+    filled = [*newest, *[0.0] * (window - len(newest))]
+    ring = torch.tensor(filled, dtype=torch.float32, device="cpu")
+    count = torch.tensor(len(newest), device="cpu")
     if torch.device(device).type == "cuda":
         return tuple(each.pin_memory().to(device, non_blocking=True) for each in (ring, count))  # type: ignore[return-value]  # there are two
     return ring.to(device), count.to(device)

@@ -78,12 +78,18 @@ class Query:
 
 
 def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
-    """Return the query of a call: `arguments` in the order of `names`, all of them given."""
+    """Return the query of a call: `arguments` in the order of `names`, all of them given.
+
+    ValueError for a tensor that is not dense.
+    """
     tensors: list[tuple[str, TensorFacts | None]] = []
     options: list[tuple[str, Any]] = []
     devices: set[torch.device] = set()
     for name, value in zip(names, arguments, strict=True):
         if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided:
+                msg = f"{op} takes dense tensors ({name} is {value.layout}); use its to_dense()"
+                raise ValueError(msg)
             tensors.append((name, _facts(value)))
             devices.add(value.device)
         elif _is_list_of_tensors(value):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,12 @@ def check(
     if not hidden.dim() or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:  # noqa: PLR2004 - a matrix
         msg = f"{shapes}: should be [..., d] and [vocabulary, d]"
         raise ValueError(msg)
+    if not len(weight):
+        msg = f"weight {list(weight.shape)}: a vocabulary has at least one row"
+        raise ValueError(msg)
+    if not (hidden.is_floating_point() and weight.is_floating_point()):
+        msg = f"hidden is {hidden.dtype}, weight {weight.dtype}; both should be floating"
+        raise ValueError(msg)
     if labels.shape != hidden.shape[:-1] or labels.dtype != torch.int64:
         should = f"torch.int64 {list(hidden.shape[:-1])}, one for each hidden vector"
         msg = f"labels are {labels.dtype} {list(labels.shape)}; should be {should}"
@@ -40,11 +47,15 @@ def check(
         if tensor.dtype != hidden.dtype and name != "labels" and not cast:
             msg = f"{name} is {tensor.dtype}, hidden {hidden.dtype}; convert one, or use autocast"
             raise ValueError(msg)
+    _check_numbers(chunk, softcap)
+
+
+def _check_numbers(chunk: int, softcap: float | None) -> None:
     if chunk < 1:
         msg = f"chunk must be at least 1 token (got {chunk})"
         raise ValueError(msg)
-    if softcap is not None and not softcap > 0:
-        msg = f"softcap must be more than 0, or None for none (got {softcap})"
+    if softcap is not None and not 0 < softcap < float("inf"):
+        msg = f"softcap must be more than 0 and finite, or None for none (got {softcap})"
         raise ValueError(msg)
 
 
@@ -52,9 +63,12 @@ def look_at_labels(labels: torch.Tensor, ignore_index: int, vocabulary: int) -> 
     """Begin to look for labels out of range; return what raises ValueError if there are any.
 
     On CUDA what is returned waits for what was queued before this call, not for what was queued
-    since: called late, it leaves the device busy. While a graph is captured nothing is looked at.
+    since: called late, it leaves the device busy. While a graph is captured or traced nothing is
+    looked at, nor where labels have no values (on the meta device, or fake).
     """
-    if not labels.numel() or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not labels.numel() or torch.compiler.is_compiling() or _valueless(labels):
+        return lambda: None
+    if labels.is_cuda and torch.cuda.is_current_stream_capturing():
         return lambda: None
     flat = labels.reshape(-1)
     wrong = ((flat < 0) | (flat >= vocabulary)) & (flat != ignore_index)
@@ -75,3 +89,7 @@ def look_at_labels(labels: torch.Tensor, ignore_index: int, vocabulary: int) -> 
             raise ValueError(msg)
 
     return complain
+
+
+def _valueless(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, FakeTensor)

@@ -43,14 +43,15 @@ def chunked_cross_entropy(
     Raises:
         ValueError: the arguments do not go together, or a label is no row of `weight`.
     """
-    cast = hidden.dtype != torch.float64 and torch.is_autocast_enabled(hidden.device.type)
+    kind = hidden.device.type
+    autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    cast = autocasts and hidden.dtype != torch.float64
     check(hidden, weight, bias, labels, chunk, softcap, cast=cast)
     if reduction not in ("mean", "sum"):
         msg = f"reduction must be 'mean' or 'sum' (got {reduction!r})"
         raise ValueError(msg)
-    compiled = torch.compiler.is_compiling()
-    complain = None if compiled else look_at_labels(labels, ignore_index, len(weight))
-    if complain is not None and not labels.is_cuda:
+    complain = look_at_labels(labels, ignore_index, len(weight))
+    if not labels.is_cuda:
         complain()
     with_gradients = torch.is_grad_enabled()
     total: torch.Tensor = op.chunked_cross_entropy(
@@ -61,12 +62,12 @@ def chunked_cross_entropy(
         chunk,
         ignore_index,
         softcap,
-        torch.get_autocast_dtype(hidden.device.type) if cast else None,
+        torch.get_autocast_dtype(kind) if cast else None,
         with_gradients and hidden.requires_grad,
         with_gradients and weight.requires_grad,
         with_gradients and bias is not None and bias.requires_grad,
     )[0]
-    if complain is not None and labels.is_cuda:
+    if labels.is_cuda:
         complain()
     if reduction == "sum":
         return total

@@ -24,7 +24,8 @@ def chunked_cross_entropy(
 
     Logits are computed in `dtype`, all after them in float32 at least. A label that is neither a
     row of `weight` nor `ignore_index`, and a row of logits with a NaN, an inf or nothing but -inf,
-    make the loss NaN, and the gradients of that token; a token to ignore never does.
+    make the loss NaN, and the gradients of that token; a token to ignore never does. As in any
+    product, a NaN in its vector is one in the gradient of `weight` all the same.
 
     Backward of the loss scales the gradients where they are: they are not the caller's to keep.
 

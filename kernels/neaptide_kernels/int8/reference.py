@@ -99,7 +99,11 @@ def parameters(
 
 
 def in_groups(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Return `[groups, group]` of the elements of `x`, zeros after the last."""
+    """Return `[groups, group]` of the elements of `x`, zeros after the last.
+
+    A group of more elements than there are is as wide as there are.
+    """
     flat = x.reshape(-1)
+    group = min(group, max(1, len(flat)))
     missing = -len(flat) % group
     return torch.nn.functional.pad(flat, (0, missing)).view(-1, group)

@@ -54,7 +54,7 @@ def step(
     table = table_of((params, grads, *state, steps), rows * BLOCK)
     if not table.chunks:
         return
-    numbers = torch.tensor([beta1, beta2, weight_decay], device="cpu").tolist()
+    numbers = torch.tensor([beta1, beta2, weight_decay], dtype=torch.float32, device="cpu").tolist()
     dtypes = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
     kernel.lion_step[(table.chunks,)](
         table.rows, table.owners, lr, *numbers, *map(signed, keys(seed)),

@@ -23,7 +23,7 @@ BLOCK = 256
 SIGNED, UNSIGNED = 127, 255
 """The largest codes."""
 SIGNED_TOP = float(SIGNED**2)
-UNSIGNED_TOP = float(torch.tensor(float(UNSIGNED**2)) ** 2)
+UNSIGNED_TOP = float(torch.tensor(float(UNSIGNED**2), dtype=torch.float32, device="cpu") ** 2)
 """What the largest codes stand for at a scale of 1, in float32."""
 SIGNED_LEAST, UNSIGNED_LEAST = 2.0**-100, 2.0**-90
 """Blocks whose largest value is less are coded as if it were this: no scale is denormal."""

@@ -142,7 +142,14 @@ def _rate(lr: float | torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_rate(name: str, lr: float | torch.Tensor) -> None:
-    """Raise ValueError for a learning rate that is a negative number or no number."""
-    if not isinstance(lr, torch.Tensor) and not 0.0 <= lr < float("inf"):
+    """Raise ValueError for a learning rate that is a negative number or no number.
+
+    What a tensor holds is not looked at: it may be on a device.
+    """
+    if isinstance(lr, torch.Tensor):
+        if lr.numel() != 1:
+            msg = f"{name}: lr must be a number or a tensor of one (got {list(lr.shape)})"
+            raise ValueError(msg)
+    elif not 0.0 <= lr < float("inf"):
         msg = f"{name}: lr must be finite and at least 0 (got {lr})"
         raise ValueError(msg)

@@ -8,6 +8,7 @@ from allocations import peak_of
 from hypothesis import given
 from hypothesis import strategies as st
 from support import same_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
 
@@ -274,6 +275,20 @@ def test_frozen_and_evaluated_heads_make_no_gradient_buffer() -> None:
     assert peak_of(lambda: chunked_cross_entropy(hidden, weight, labels)) < weight.nbytes // 4
 
 
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_values_have_a_loss_without_one(kind: str) -> None:
+    with FakeTensorMode() if kind == "fake" else torch.device("meta"):
+        hidden = torch.ones(2, 3, 5, requires_grad=True)
+        weight = torch.ones(7, 5, requires_grad=True)
+        loss = chunked_cross_entropy(hidden, weight, torch.ones(2, 3, dtype=torch.int64))
+        loss.backward()
+
+    assert (torch.float32, ()) == (loss.dtype, loss.shape)
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    assert [(2, 3, 5), (7, 5)] == [hidden.grad.shape, weight.grad.shape]
+
+
 H, W, B, L = inputs((3, 4), 5, 6)
 
 
@@ -290,7 +305,11 @@ H, W, B, L = inputs((3, 4), 5, 6)
         ((H, W.to("meta"), L), {}, "weight is on meta, hidden on cpu; put them on one"),
         ((H, W, L), {"chunk": 0}, r"chunk must be at least 1 token \(got 0\)"),
         ((H, W, L), {"reduction": "none"}, r"'mean' or 'sum' \(got 'none'\)"),
-        ((H, W, L), {"softcap": 0.0}, r"softcap must be more than 0, .* \(got 0.0\)"),
+        ((H, W, L), {"softcap": 0.0}, r"softcap must be more than 0 .* \(got 0.0\)"),
+        ((H, W, L), {"softcap": float("inf")}, r"softcap must be .* finite, .* \(got inf\)"),
+        ((H, W[:0], L), {}, r"weight \[0, 5\]: a vocabulary has at least one row"),
+        ((H.long(), W.long(), L), {}, "hidden is torch.int64, weight torch.int64; both should be"),
+        ((H.cfloat(), W.cfloat(), L), {}, "hidden is torch.complex64, weight torch.complex64; bo"),
         ((H, W, L + 1000), {}, "0 to 5, or ignore_index = -100: 12 of 12 are not"),
         ((H, W, L), {"ignore_index": -1}, r"of 12 are not \(the first is -100\)"),
     ],

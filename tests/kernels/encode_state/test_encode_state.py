@@ -261,3 +261,16 @@ def test_what_does_not_go_together_is_one_line(
     with pytest.raises(ValueError, match=message) as told:
         encode_state(*given)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_packed_histories_are_float32_whatever_a_program_defaults_to(dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            ring, count = packed([0.1, 0.2], 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert torch.equal(torch.tensor([0.1, 0.2, 0.0]), ring)
+    assert 2 == count.item()

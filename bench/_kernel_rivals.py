@@ -128,7 +128,6 @@ def _foreach_adamw(params: list[torch.Tensor]) -> torch.optim.Optimizer:
 
 def _bitsandbytes(name: str) -> Callable[[list[torch.Tensor]], torch.optim.Optimizer]:
     def make(params: list[torch.Tensor]) -> torch.optim.Optimizer:
-        _on_gpu(params[0], "bitsandbytes' optimizer")
         optimizer: torch.optim.Optimizer = getattr(_module("bitsandbytes.optim"), name)(
             params, lr=1e-3
         )

@@ -58,7 +58,7 @@ def build_data(spec: DataSpec) -> Data | None:
 def register_kernels(kernels: KernelScope) -> None:
     """Add providers of ops with `kernels.add`, or ask for some with `kernels.use`.
 
-    Runs before any tensor of the run is computed with; all of it is undone when the run ends. Also
+    Runs when the model is built and nothing else is; all of it is undone when the run ends. Also
     called without a run, on a plugin with default settings, by `neaptide kernels`.
     """
 

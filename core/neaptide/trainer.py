@@ -121,7 +121,6 @@ class HybridTrainer:
             if config.train.deterministic:
                 torch.use_deterministic_algorithms(mode=True)
             self.hooks = assembly.create_plugins(config, ordered, log)
-            self.hooks.register_kernels(self._kernels)
             task: Task = build(self.hooks)
             self.model = task.module
             placed = assembly.is_placed(self.hooks)
@@ -131,6 +130,7 @@ class HybridTrainer:
             self.state = TrainState(assembly.schedule_of(config, ordered))
             # From here on the model may be patched, and `on_run_end` runs whatever happens.
             self.run = Run(config, self._recorder.directory, device, log, spans=self.hooks.spans)
+            self.hooks.register_kernels(self._kernels)
             self.hooks.convert_model(self.model)
             optimizer = optimizer or assembly.build_optimizer(config, self.model, self.hooks)
             _check_optimizer(optimizer, self.model)

@@ -49,6 +49,7 @@ NOTIFICATIONS = [
     "on_phase_exit",
     "on_record",
     "on_run_start",
+    "register_kernels",
 ]
 
 

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, "neaptide_spec"))
 OUTSIDE = {"build_model", "build_data", "diagnose"}
 """Asked by runs from a config, and by the doctor; tests/core/test_manager.py has them."""
-ASSEMBLY = {"configure_optimizer", "convert_model", "on_run_start", "provide_parameters"}
+ASSEMBLY = {
+    "configure_optimizer",
+    "convert_model",
+    "on_run_start",
+    "provide_parameters",
+    "register_kernels",
+}
 DYNAMICS = {"forecast": {"claims": {"dynamics"}}, "propose_update": {"claims": {"predictor"}}}
 AROUND = [hook for hook in HOOKS if hook.startswith("around_")]
 OBSERVABLE = [

@@ -107,7 +107,7 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     text = _one_line(str(error))
     if isinstance(error, CycloptsError):
-        return f"{text.rstrip('.')}; see neaptide --help", _USAGE
+        return f"{text.rstrip(' .,')}; see neaptide --help", _USAGE
     if isinstance(error, KeyboardInterrupt):
         return "interrupted while no update was under way", _INTERRUPTED
     if is_out_of_memory(error):

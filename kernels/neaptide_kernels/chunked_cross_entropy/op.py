@@ -214,9 +214,12 @@ def _samples(device: torch.device) -> Iterator[Sample]:
 
 
 def _large(device: torch.device) -> Iterator[Sample]:
-    for tokens, width, vocabulary in ((4096, 2048, 32_000), (2048, 4096, 128_256)):
-        hidden, weight, _, labels = arguments(tokens, width, vocabulary, device, torch.bfloat16)
-        given = (hidden, weight, None, labels, 1024, -100, None, None, True, True, False)
+    gpu = device.type == "cuda"  # a CPU would take minutes
+    sizes = ((4096, 2048, 32_000), (2048, 4096, 128_256)) if gpu else ((512, 256, 32_000),)
+    dtype, chunk = (torch.bfloat16, 1024) if gpu else (torch.float32, 128)
+    for tokens, width, vocabulary in sizes:
+        hidden, weight, _, labels = arguments(tokens, width, vocabulary, device, dtype)
+        given = (hidden, weight, None, labels, chunk, -100, None, None, True, True, False)
         yield Sample(name=f"{tokens} tokens x {width}, {vocabulary} words", arguments=given)
 
 

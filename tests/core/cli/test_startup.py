@@ -84,8 +84,7 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
             ("rum",),
             (
                 'Unknown command "rum". Did you mean "run"? '
-                "Available commands: run, report, config, plugins, presets, ckpt, doctor, "
-                "completion"
+                "Available commands: run, report, config, plugins, presets, kernels, ckpt, doctor"
             ),
         ),
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),

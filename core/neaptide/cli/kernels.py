@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,12 +115,12 @@ def _measured(op: str | None, device: str | None, *, json: bool, keep: bool) -> 
                 )
                 if not json:
                     _print_measured(name, sample.name, timings, refused)
-        if json:
-            print_json({"measured": rows, "notes": notes})
-        else:
-            if keep:
-                print_text(f"kept in {kernels.path}")
-            _print_notes(notes)
+    if json:
+        print_json({"measured": rows, "notes": notes})
+        return
+    if keep:
+        print_text(f"kept in {kernels.path}")
+    _print_notes(notes)
 
 
 def _print_measured(
@@ -139,8 +140,11 @@ def _print_measured(
 
 @contextmanager
 def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
-    """Hold the ops and providers of every installed plugin, and what kept some from being asked."""
-    from neaptide.kernels import KERNELS, KernelScope  # noqa: PLC0415 - it imports torch
+    """Hold the ops and providers of every installed plugin.
+
+    What kept some from being asked, and what is warned of meanwhile, is in the notes afterwards.
+    """
+    from neaptide.kernels import KERNELS, KernelScope, KernelWarning  # noqa: PLC0415 - it imports torch
     from neaptide.manager import HookManager  # noqa: PLC0415 - likewise
     from neaptide.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - likewise
 
@@ -159,7 +163,10 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
                     )
             except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
                 notes.append(f"plugin {name!r} was not asked: {' '.join(str(error).split())}")
-        yield KERNELS, notes
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", KernelWarning)
+            yield KERNELS, notes
+        notes.extend(str(each.message) for each in caught)
     finally:
         scope.close()
 

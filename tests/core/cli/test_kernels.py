@@ -77,3 +77,17 @@ def test_damaged_timings_are_one_line(capsys: pytest.CaptureFixture[str], tmp_pa
 
     assert 1 == main(["kernels", "explain", "quantize_int8", "--device", "cpu"])
     assert "delete the file and tune again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_damaged_file_of_timings_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    (tmp_path / "kernels.json").write_text("{")
+    assert 0 == main(["kernels", "explain", "encode_state", "--device", "cpu", *options])
+    out, err = capsys.readouterr()
+
+    note = f"the kernels' timings in {tmp_path / 'kernels.json'} are damaged; delete the file"
+    said = json.loads(out)["notes"][0] if options else out.splitlines()[-1]
+    assert said.removeprefix("note: ").startswith(note)
+    assert "" == err

@@ -72,10 +72,13 @@ def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no usable CUDA device" in capsys.readouterr().err
 
 
-def test_damaged_timings_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_damaged_timings_are_not_tuned_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "kernels.json").write_text("{")
 
-    assert 1 == main(["kernels", "explain", "quantize_int8", "--device", "cpu"])
+    assert 1 == main(["kernels", "tune", "encode_state", "--device", "cpu"])
+    assert "{" == (tmp_path / "kernels.json").read_text()
     assert "delete the file and tune again" in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ the lists. A chunk is what one program works on; another table tells the row of 
 from __future__ import annotations
 
 from collections import OrderedDict
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import attrs
@@ -32,6 +33,7 @@ class TensorTable:
     """The CUDA stream it was copied on; 0 elsewhere."""
 
 
+_lock = Lock()  # of what follows: optimizers of several devices step in threads
 _tables: OrderedDict[tuple[object, ...], TensorTable] = OrderedDict()
 _captured: list[TensorTable] = []  # a CUDA graph reads them at every replay
 
@@ -53,16 +55,19 @@ def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable
     sizes = tuple(tensor.numel() for tensor in lists[0])
     addresses = tuple(tuple(tensor.data_ptr() for tensor in each) for each in lists)
     key = (device, chunk, sizes, addresses)
-    table = _tables.get(key)
-    if capturing:
-        if table is None:
-            msg = "a CUDA graph is captured over tensors that were not stepped before: do it once"
-            raise RuntimeError(msg)
-        _captured.append(table)
-    elif table is None or table.stream != stream:
-        table = _tables[key] = _built(device, chunk, sizes, addresses, stream)
-        _forget_oldest()
-    _tables.move_to_end(key)
+    with _lock:
+        table = _tables.get(key)
+        if capturing:
+            if table is None:
+                msg = (
+                    "a CUDA graph is captured over tensors that were not stepped before: do it once"
+                )
+                raise RuntimeError(msg)
+            _captured.append(table)
+        elif table is None or table.stream != stream:
+            table = _tables[key] = _built(device, chunk, sizes, addresses, stream)
+            _forget_oldest()
+        _tables.move_to_end(key)
     return table
 
 

@@ -1,5 +1,8 @@
 """Tables of tensors: what is in them, and that one is made once."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -47,3 +50,21 @@ def test_tables_are_on_the_host_whatever_the_default_device() -> None:
     with torch.device("meta"):
         table = table_of([tensors], 2)
     assert [0, 0, 0] == table.owners.tolist()
+
+
+def test_threads_find_their_own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_table, "_REMEMBERED", 8)
+    tensors = [torch.zeros(size) for size in range(1, 100)]
+
+    def chunks(chunk: int) -> list[int]:
+        return [table_of([[tensor]], chunk).chunks for tensor in tensors]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(chunks, range(1, 17)))
+    finally:
+        sys.setswitchinterval(before)
+
+    assert [[-(-size // chunk) for size in range(1, 100)] for chunk in range(1, 17)] == found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import attrs
 import torch
 
 from .features import DECAYS, QUANTILES, SHORTEST_SECONDS, SPANS
+from .window import Window, log_level, mean_of, quotient, window_of
 
 UNEXPLAINED = 1e-6
 """Added to a span's variance, as a share of that of all: a line fits nothing where all is flat."""
@@ -39,9 +39,9 @@ def encode_state(
     """
     features = torch.cat(
         [
-            _of_losses(_window(losses, losses_seen)),
-            _of_norms(_window(norms, norms_seen)),
-            _of_seconds(_window(seconds, seconds_seen)),
+            _of_losses(window_of(losses, losses_seen)),
+            _of_norms(window_of(norms, norms_seen)),
+            _of_seconds(window_of(seconds, seconds_seen)),
             torch.where(extras.isfinite(), extras, 0),
         ],
         -1,
@@ -49,77 +49,7 @@ def encode_state(
     return features.to(torch.promote_types(losses.dtype, torch.float32))
 
 
-@attrs.frozen(eq=False)
-class _Window:
-    """Samples by age, newest first: `[..., window]` each, and `[..., 1]` what is of them all."""
-
-    raw: torch.Tensor
-    """Finite; 0 where there is none."""
-    valid: torch.Tensor
-    filled: torch.Tensor
-    """How many places samples have reached."""
-    unit: torch.Tensor
-    """A power of two near the largest magnitude: what the following are divided by."""
-    last: torch.Tensor
-    """The newest sample."""
-    away: torch.Tensor
-    """How far samples are from the newest one, which is exact for neighbours of like size."""
-    mean: torch.Tensor
-    """Of `away`."""
-    deviation: torch.Tensor
-    """`away - mean`; 0 where there is no sample."""
-    std: torch.Tensor
-
-    @property
-    def age(self) -> torch.Tensor:
-        return torch.arange(self.raw.shape[-1], device=self.raw.device)
-
-    def level(self, number: torch.Tensor) -> torch.Tensor:
-        """Return the level of `number`, which is in units; 0 where there is no sample."""
-        most = torch.finfo(number.dtype).max
-        number = (number * self.unit).clamp(-most, most)
-        return self.where_any(_level(number))
-
-    def where_any(self, number: torch.Tensor) -> torch.Tensor:
-        return torch.where(self.valid.any(-1, keepdim=True), number, 0)
-
-    def by_std(self, number: torch.Tensor) -> torch.Tensor:
-        return _over(number, self.std)
-
-    def variation(self) -> torch.Tensor:
-        return _over(self.std, self.std + (self.last + self.mean).abs())
-
-    def presence(self) -> list[torch.Tensor]:
-        """Return the share of places with a finite sample, and that of samples without one."""
-        count = self.valid.sum(-1, keepdim=True)
-        broken = _over(self.filled - count, self.filled)
-        return [count / self.raw.shape[-1], broken]
-
-
-def _window(ring: torch.Tensor, seen: torch.Tensor) -> _Window:
-    size = ring.shape[-1]
-    age = torch.arange(size, device=ring.device)
-    seen = seen[..., None]
-    raw = ring.to(torch.promote_types(ring.dtype, torch.float32))
-    raw = raw.gather(-1, (seen - 1 - age) % size)
-    filled = seen.clamp(0, size)
-    valid = (age < filled) & raw.isfinite()
-    raw = torch.where(valid, raw, 0)
-    largest = raw.abs().amax(-1, keepdim=True)
-    most = 1022 if raw.dtype == torch.float64 else 126
-    exponent = torch.frexp(largest).exponent.clamp(-most, most)
-    unit = torch.ldexp(torch.ones_like(largest), exponent)
-    scaled = torch.ldexp(raw, -exponent)
-    newest = torch.where(valid, age, size - 1).amin(-1, keepdim=True)
-    last = scaled.gather(-1, newest)
-    away = torch.where(valid, scaled - last, 0)
-    mean = _mean(away, valid)
-    deviation = torch.where(valid, away - mean, 0)
-    std = _mean(deviation * deviation, valid).sqrt()
-    return _Window(raw, valid, filled, unit, last, away, mean, deviation, std)
-
-
-def _of_losses(losses: _Window) -> torch.Tensor:
+def _of_losses(losses: Window) -> torch.Tensor:
     last, mean = losses.last, losses.mean
     z = losses.by_std(losses.deviation)
     quantiles = _quantiles(losses)
@@ -138,18 +68,18 @@ def _of_losses(losses: _Window) -> torch.Tensor:
         losses.level(last + largest),
         losses.level(losses.std),
         losses.variation(),
-        _mean(z**3, losses.valid),
-        torch.where(losses.std > 0, _level(_mean(z**4, losses.valid) - 3), 0),
+        mean_of(z**3, losses.valid),
+        torch.where(losses.std > 0, log_level(mean_of(z**4, losses.valid) - 3), 0),
         losses.by_std(losses.where_any(quantiles - mean)),
         losses.by_std(-mean),
-        _over(2 * below + equal - 1, 2 * (count - 1)),
+        quotient(2 * below + equal - 1, 2 * (count - 1)),
         since,
-        *(_mean(z, span) for span in spans[:3]),
+        *(mean_of(z, span) for span in spans[:3]),
         *(losses.by_std(_std(losses.deviation, span)) for span in spans[:3]),
         *(rise for rise, _ in trends),
         *(fit for _, fit in trends),
         _bend(losses, z),
-        *(_mean(z, losses.valid * decay ** losses.age.to(mean.dtype)) for decay in DECAYS),
+        *(mean_of(z, losses.valid * decay ** losses.age.to(mean.dtype)) for decay in DECAYS),
         *_of_neighbours(losses),
         _echo(losses, z, 1),
         _echo(losses, z, 8),
@@ -157,7 +87,7 @@ def _of_losses(losses: _Window) -> torch.Tensor:
     return torch.cat([feature.to(mean.dtype) for feature in features], -1)
 
 
-def _of_norms(norms: _Window) -> torch.Tensor:
+def _of_norms(norms: Window) -> torch.Tensor:
     features = [
         *norms.presence(),
         norms.level(norms.last),
@@ -169,7 +99,7 @@ def _of_norms(norms: _Window) -> torch.Tensor:
     return torch.cat([feature.to(norms.mean.dtype) for feature in features], -1)
 
 
-def _of_seconds(seconds: _Window) -> torch.Tensor:
+def _of_seconds(seconds: Window) -> torch.Tensor:
     mean = (seconds.last + seconds.mean) * seconds.unit
     most = torch.finfo(mean.dtype).max
     log = mean.clamp(SHORTEST_SECONDS, most).log()
@@ -177,7 +107,7 @@ def _of_seconds(seconds: _Window) -> torch.Tensor:
     return torch.cat([feature.to(mean.dtype) for feature in features], -1)
 
 
-def _quantiles(window: _Window) -> torch.Tensor:
+def _quantiles(window: Window) -> torch.Tensor:
     """Return the quantiles of `away`, `[..., 7]`."""
     ordered = torch.where(window.valid, window.away, torch.inf).sort(-1).values
     highest = (window.valid.sum(-1, keepdim=True) - 1).clamp(min=0)
@@ -189,7 +119,7 @@ def _quantiles(window: _Window) -> torch.Tensor:
     return window.where_any(torch.lerp(low, high, place - below))
 
 
-def _extremes(window: _Window) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _extremes(window: Window) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return least and largest of `away`, and how long ago the least was, by the window."""
     size = window.raw.shape[-1]
     least = torch.where(window.valid, window.away, torch.inf).amin(-1, keepdim=True)
@@ -199,27 +129,27 @@ def _extremes(window: _Window) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return window.where_any(least), window.where_any(largest), window.where_any(age / size)
 
 
-def _trend(window: _Window, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _trend(window: Window, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rise of the line over a span in stds of all, and the share that it explains."""
     time = -window.age.to(window.away.dtype) * span
-    time = torch.where(span, time - _mean(time, span), 0)
-    deviation = torch.where(span, window.deviation - _mean(window.deviation, span), 0)
-    along = _mean(time * deviation, span)
-    of_time, of_losses = _mean(time * time, span), _mean(deviation * deviation, span)
-    rise = window.by_std(_over(along * 12**0.5, of_time.sqrt()))
+    time = torch.where(span, time - mean_of(time, span), 0)
+    deviation = torch.where(span, window.deviation - mean_of(window.deviation, span), 0)
+    along = mean_of(time * deviation, span)
+    of_time, of_losses = mean_of(time * time, span), mean_of(deviation * deviation, span)
+    rise = window.by_std(quotient(along * 12**0.5, of_time.sqrt()))
     variance = of_losses + UNEXPLAINED * window.std**2
-    return rise, _over(along * along, of_time * variance)
+    return rise, quotient(along * along, of_time * variance)
 
 
-def _bend(window: _Window, z: torch.Tensor) -> torch.Tensor:
+def _bend(window: Window, z: torch.Tensor) -> torch.Tensor:
     third = 3 * window.age // window.filled.clamp(min=1)
     parts = [window.valid & (third == place) for place in range(3)]
-    newest, middle, oldest = (_mean(z, part) for part in parts)
+    newest, middle, oldest = (mean_of(z, part) for part in parts)
     whole = torch.stack([part.any(-1, keepdim=True) for part in parts]).all(0)
     return torch.where(whole, newest - 2 * middle + oldest, 0)
 
 
-def _of_neighbours(window: _Window) -> list[torch.Tensor]:
+def _of_neighbours(window: Window) -> list[torch.Tensor]:
     """Return falls, falls among the newest 8, roughness and turns."""
     newer, older = window.raw[..., :-1], window.raw[..., 1:]
     pairs = window.valid[..., :-1] & window.valid[..., 1:]
@@ -230,35 +160,20 @@ def _of_neighbours(window: _Window) -> list[torch.Tensor]:
     return [
         _share(falls, pairs),
         _share(falls & newest, pairs & newest),
-        window.by_std(_mean(distance, pairs)),
+        window.by_std(mean_of(distance, pairs)),
         _share(turns, pairs[..., :-1] & pairs[..., 1:]),
     ]
 
 
-def _echo(window: _Window, z: torch.Tensor, apart: int) -> torch.Tensor:
+def _echo(window: Window, z: torch.Tensor, apart: int) -> torch.Tensor:
     pairs = window.valid[..., :-apart] & window.valid[..., apart:]
-    return _mean(z[..., :-apart] * z[..., apart:], pairs)
-
-
-def _level(number: torch.Tensor) -> torch.Tensor:
-    return number.sign() * number.abs().log1p()
-
-
-def _mean(numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return _over((numbers * weights).sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+    return mean_of(z[..., :-apart] * z[..., apart:], pairs)
 
 
 def _std(numbers: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
-    deviation = numbers - _mean(numbers, span)
-    return _mean(deviation * deviation, span).sqrt()
+    deviation = numbers - mean_of(numbers, span)
+    return mean_of(deviation * deviation, span).sqrt()
 
 
 def _share(some: torch.Tensor, all_of_them: torch.Tensor) -> torch.Tensor:
-    return _over(some.sum(-1, keepdim=True), all_of_them.sum(-1, keepdim=True))
-
-
-def _over(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """Return the quotient, in float64 of counts; 0 for a divisor of 0 or less."""
-    if not number.is_floating_point():
-        number = number.double()
-    return torch.where(divisor > 0, number / torch.where(divisor > 0, divisor, 1), 0)
+    return quotient(some.sum(-1, keepdim=True), all_of_them.sum(-1, keepdim=True))

@@ -1,0 +1,98 @@
+"""A ring's samples by age, with what most features are made of."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+
+@attrs.frozen(eq=False)
+class Window:
+    """Samples by age, newest first: `[..., window]` each, and `[..., 1]` what is of them all."""
+
+    raw: torch.Tensor
+    """Finite; 0 where there is none."""
+    valid: torch.Tensor
+    filled: torch.Tensor
+    """How many places samples have reached."""
+    unit: torch.Tensor
+    """A power of two near the largest magnitude: what the following are divided by."""
+    last: torch.Tensor
+    """The newest sample."""
+    away: torch.Tensor
+    """How far samples are from the newest one, which is exact for neighbours of like size."""
+    mean: torch.Tensor
+    """Of `away`."""
+    deviation: torch.Tensor
+    """`away - mean`; 0 where there is no sample."""
+    std: torch.Tensor
+
+    @property
+    def age(self) -> torch.Tensor:
+        """How many samples came after each, `[window]`."""
+        return torch.arange(self.raw.shape[-1], device=self.raw.device)
+
+    def level(self, number: torch.Tensor) -> torch.Tensor:
+        """Return the level of `number`, which is in units; 0 where there is no sample."""
+        most = torch.finfo(number.dtype).max
+        number = (number * self.unit).clamp(-most, most)
+        return self.where_any(log_level(number))
+
+    def where_any(self, number: torch.Tensor) -> torch.Tensor:
+        """Return `number`; 0 where there is no sample."""
+        return torch.where(self.valid.any(-1, keepdim=True), number, 0)
+
+    def by_std(self, number: torch.Tensor) -> torch.Tensor:
+        """Return `number` in standard deviations; 0 where all samples are alike."""
+        return quotient(number, self.std)
+
+    def variation(self) -> torch.Tensor:
+        """Return the standard deviation as a share of itself and the mean's magnitude."""
+        return quotient(self.std, self.std + (self.last + self.mean).abs())
+
+    def presence(self) -> list[torch.Tensor]:
+        """Return the share of places with a finite sample, and that of samples without one."""
+        count = self.valid.sum(-1, keepdim=True)
+        broken = quotient(self.filled - count, self.filled)
+        return [count / self.raw.shape[-1], broken]
+
+
+def window_of(ring: torch.Tensor, seen: torch.Tensor) -> Window:
+    """Return a ring's samples, `seen` of which there were since the start."""
+    size = ring.shape[-1]
+    age = torch.arange(size, device=ring.device)
+    seen = seen[..., None]
+    raw = ring.to(torch.promote_types(ring.dtype, torch.float32))
+    raw = raw.gather(-1, (seen - 1 - age) % size)
+    filled = seen.clamp(0, size)
+    valid = (age < filled) & raw.isfinite()
+    raw = torch.where(valid, raw, 0)
+    largest = raw.abs().amax(-1, keepdim=True)
+    most = 1022 if raw.dtype == torch.float64 else 126
+    exponent = torch.frexp(largest).exponent.clamp(-most, most)
+    unit = torch.ldexp(torch.ones_like(largest), exponent)
+    scaled = torch.ldexp(raw, -exponent)
+    newest = torch.where(valid, age, size - 1).amin(-1, keepdim=True)
+    last = scaled.gather(-1, newest)
+    away = torch.where(valid, scaled - last, 0)
+    mean = mean_of(away, valid)
+    deviation = torch.where(valid, away - mean, 0)
+    std = mean_of(deviation * deviation, valid).sqrt()
+    return Window(raw, valid, filled, unit, last, away, mean, deviation, std)
+
+
+def log_level(number: torch.Tensor) -> torch.Tensor:
+    """Return `log(1 + |number|)` with the sign of `number`."""
+    return number.sign() * number.abs().log1p()
+
+
+def mean_of(numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted mean, `[..., 1]`; 0 where all weights are."""
+    return quotient((numbers * weights).sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+
+
+def quotient(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    """Return the quotient, in float64 of counts; 0 for a divisor of 0 or less."""
+    if not number.is_floating_point():
+        number = number.double()
+    return torch.where(divisor > 0, number / torch.where(divisor > 0, divisor, 1), 0)

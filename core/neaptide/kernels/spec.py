@@ -69,7 +69,7 @@ class OpSpec:
     """
     agree: Callable[[Any, Any], Iterable[str]] | None = None
     """`agree(expected, got)` yields what is wrong, where norms cannot tell; over tensors as
-    `agreement.outcome` lists them."""
+    `agreement.outcome` lists them, whose dtypes and shapes are right."""
     timed_by: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Numbers among the arguments that change how fast it is, such as a block size.
 

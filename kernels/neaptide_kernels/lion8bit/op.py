@@ -51,8 +51,8 @@ def new_state(param: torch.Tensor) -> tuple[torch.Tensor, ...]:
     number, device = param.numel(), param.device
     return (
         torch.zeros(number, dtype=torch.int8, device=device),
-        torch.zeros(blocks_of(number), device=device),
-        torch.zeros((), device=device),
+        torch.zeros(blocks_of(number), dtype=torch.float32, device=device),
+        torch.zeros((), dtype=torch.float32, device=device),
     )
 
 
@@ -69,11 +69,13 @@ def _samples(device: torch.device) -> Iterator[Sample]:
             )
 
 
-def _stepped(params: list[torch.Tensor], grads: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Return arguments whose state has seen two steps already."""
+def _stepped(
+    params: list[torch.Tensor], grads: list[torch.Tensor], times: int = 2
+) -> tuple[Any, ...]:
+    """Return arguments whose state has seen some steps already."""
     state = [list(each) for each in zip(*map(new_state, params), strict=True)]
-    lr = torch.tensor(1e-2, device=params[0].device)
-    for count in (1, 2):
+    lr = torch.tensor(1e-2, dtype=torch.float32, device=params[0].device)
+    for count in range(1, 1 + times):
         for step in state[-1]:
             step.fill_(count)
         gradient = [(grad.nan_to_num(0, 0, 0) * count).contiguous() for grad in grads]
@@ -87,7 +89,7 @@ def _stepped(params: list[torch.Tensor], grads: list[torch.Tensor]) -> tuple[Any
 def _large(device: torch.device) -> Iterator[Sample]:
     for dtype in (torch.float32, torch.bfloat16):
         grads = [torch.randn(_LARGE // 16, device=device).to(dtype) for _ in range(16)]
-        arguments = _stepped(weights(dtype, grads), grads)
+        arguments = _stepped(weights(dtype, grads), grads, times=0)
         yield Sample(name=f"16 of 1M {dtype}", arguments=arguments)
 
 

@@ -265,3 +265,18 @@ def test_digits_are_learned_as_with_32_bits(ours: Any, theirs: Any) -> None:
     assert wanted < 0.4
     assert digits_loss(ours, torch.float32) < 1.05 * wanted
     assert digits_loss(ours, torch.bfloat16) < 1.1 * wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("optimizer", [Adam8bit, Lion8bit])
+def test_the_default_dtype_is_nobodys_business(optimizer: Any, dtype: torch.dtype) -> None:
+    weight = torch.nn.Parameter(torch.ones(300))
+    weight.grad = torch.ones(300)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        optimizer([weight], lr=0.1).step()
+    finally:
+        torch.set_default_dtype(before)
+
+    assert (weight.dtype, True) == (torch.float32, bool((weight < 1).all()))

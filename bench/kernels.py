@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def measure(
             try:
                 once = seconds(running[name], device)
             except Exception as error:  # noqa: BLE001 - that a library fails here is its row
-                reasons[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                reasons[name] = f"it fails: {type(error).__name__}"
                 del running[name], taken[name]
                 continue
             if turn:  # the first is for compilers and caches
@@ -101,30 +102,26 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]], copy: float) -> str:
-    """Return the rows as a table in Markdown."""
+    """Return what was measured as a table in Markdown, and below it what was not."""
+    eager = {(row["op"], row["sample"]): row["seconds"] for row in rows if row["by"] == "eager"}
     lines = [_HEAD, "|---" * (_HEAD.count("|") - 1) + "|"]
+    absent: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        head = f"| {row['op']} | {row['sample']} | {row['by']} |"
         if row["seconds"] is None:
-            lines.append(f"{head} not measured: {row['not_measured']} | | | | |")
+            ops = absent.setdefault((row["by"], row["not_measured"]), [])
+            ops += [row["op"]] if row["op"] not in ops else []
             continue
         low, high = row["quartiles"]
         rate = row["bytes"] / row["seconds"] if row["bytes"] else None
         speed = f"{rate / 1e9:.1f} | {rate / copy:.0%}" if rate else "|"
-        eager = next(
-            (
-                one["seconds"]
-                for one in rows
-                if (one["op"], one["sample"], one["by"]) == (row["op"], row["sample"], "eager")
-            ),
-            None,
-        )
-        times = f"{eager / row['seconds']:.2f}" if eager else ""
+        beside = eager.get((row["op"], row["sample"]))
+        times = f"{beside / row['seconds']:.2f}" if beside else ""
         lines.append(
-            f"{head} {row['seconds'] * 1e3:.3f} ms | {low * 1e3:.3f}-{high * 1e3:.3f} | {speed} "
-            f"| {times} |"
+            f"| {row['op']} | {row['sample']} | {row['by']} | {row['seconds'] * 1e3:.2f} ms "
+            f"| {low * 1e3:.2f}-{high * 1e3:.2f} | {speed} | {times} |"
         )
-    return "\n".join(lines)
+    notes = [f"- {by}, {', '.join(ops)}: {reason}" for (by, reason), ops in absent.items()]
+    return "\n".join([*lines, "", "Not measured:", "", *notes] if notes else lines)
 
 
 def main() -> None:
@@ -150,7 +147,8 @@ def main() -> None:
             rounds = max(_FEWEST, arguments.rounds)
             found = measure(op, sample, device, rounds, compiled=not arguments.no_compile)
             rows += found
-            print(table(found, limits["copy_bytes_per_s"]), flush=True)
+            print(f"measured: {name}, {sample.name}", file=sys.stderr)
+    print(table(rows, limits["copy_bytes_per_s"]))
     if arguments.json is not None:
         content = {"machine": facts(), "device": str(device), "ceilings": limits, "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")

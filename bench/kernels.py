@@ -23,7 +23,7 @@ import torch
 from _kernel_rivals import Absent, rivals
 from _kernel_times import ceilings, seconds
 
-from neaptide.kernels import KERNELS, disagreements
+from neaptide.kernels import KERNELS, first_disagreement
 from neaptide.machine import facts
 from neaptide_kernels.catalogue import triton_providers
 
@@ -37,7 +37,7 @@ _FEWEST = 3
 
 
 def contenders(
-    op: Op, sample: Sample, device: torch.device, *, compiled: bool
+    op: Op, sample: Sample, *, compiled: bool
 ) -> Iterator[tuple[str, Callable[[], object] | str]]:
     """Yield what runs a sample, by name: something to call, or why there is nothing."""
     arguments = op.spec.complete(sample.arguments)
@@ -48,13 +48,9 @@ def contenders(
         if answer is not True:
             yield name, str(answer)
             continue
-        wrong = [
-            f"{small.name}: {problem}"
-            for small in op.spec.samples(device)
-            for problem in disagreements(op.spec, provider, small.arguments)
-        ]
-        if wrong:
-            yield name, f"its numerics are red: {wrong[0]}"
+        wrong = first_disagreement(op.spec, provider, query)
+        if wrong is not None:
+            yield name, f"its numerics are red {wrong}"
         else:
             yield name, lambda run=provider.run: run(*arguments)
     for name, build in rivals(op.spec.name, compiled=compiled):
@@ -68,7 +64,7 @@ def measure(
     op: Op, sample: Sample, device: torch.device, rounds: int, *, compiled: bool
 ) -> list[dict[str, Any]]:
     """Return one row for each contender, timed in turns."""
-    named = dict(contenders(op, sample, device, compiled=compiled))
+    named = dict(contenders(op, sample, compiled=compiled))
     running = {name: action for name, action in named.items() if not isinstance(action, str)}
     taken: dict[str, list[float]] = {name: [] for name in running}
     reasons = {name: action for name, action in named.items() if isinstance(action, str)}

@@ -4,7 +4,7 @@
 has no op of its own.
 """
 
-from .agreement import copied, disagreements, outcome, relative_error, same_bits
+from .agreement import copied, disagreements, first_disagreement, outcome, relative_error, same_bits
 from .choosing import Choice, Explanation, Judged
 from .faults import KernelError, KernelWarning
 from .op import Op
@@ -41,6 +41,7 @@ __all__ = [
     "copied",
     "define",
     "disagreements",
+    "first_disagreement",
     "outcome",
     "relative_error",
     "same_bits",

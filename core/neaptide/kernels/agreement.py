@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .isolation import isolated
+from .query import query_of
+
 if TYPE_CHECKING:
     from .provider import Provider
+    from .query import Query
     from .spec import OpSpec
 
 Outcome = list[tuple[str, torch.Tensor]]
@@ -50,6 +54,27 @@ def disagreements(
         for (name, right), (_, result) in zip(expected, got, strict=True)
         for problem in _compare(right, result, spec.tolerances)
     ]
+
+
+def first_disagreement(
+    spec: OpSpec, provider: Provider, query: Query, config: Mapping[str, Any] | None = None
+) -> str | None:
+    """Try a provider on the op's samples; return the first thing that is wrong, or None.
+
+    Of the samples that it supports, those of the call's dtypes, or all where there are none such.
+    """
+    device = torch.device("cuda" if query.device == "mixed" else query.device)
+    with isolated(device):
+        samples = []
+        for sample in spec.samples(device):
+            small = query_of(spec.name, spec.names, spec.complete(sample.arguments))
+            if provider.supports(small) is True:
+                samples.append((small.dtypes, sample))
+        alike = [sample for dtypes, sample in samples if dtypes == query.dtypes]
+        for sample in alike or [sample for _, sample in samples]:
+            for problem in disagreements(spec, provider, sample.arguments, config):
+                return f"on the sample {sample.name!r}: {problem}"
+    return None
 
 
 def outcome(

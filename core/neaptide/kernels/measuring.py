@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .agreement import copied, disagreements
+from .agreement import copied, first_disagreement
 from .faults import KernelWarning
 from .isolation import isolated
 from .provider import REFERENCE
@@ -42,7 +42,7 @@ def time_providers(
     with isolated(device):
         for provider in providers:
             for config in provider.configs(query) or ({},):
-                wrong = _wrong(spec, provider, device, config)
+                wrong = first_disagreement(spec, provider, query, config)
                 if wrong:
                     refused[provider.name] = wrong
                     continue
@@ -97,14 +97,6 @@ def _timed(run: Callable[[], Any], device: torch.device) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
-
-
-def _wrong(spec: OpSpec, provider: Provider, device: torch.device, config: Any) -> str | None:
-    for sample in spec.samples(device):
-        problems = disagreements(spec, provider, sample.arguments, config)
-        if problems:
-            return f"{sample.name}: {problems[0]}"
-    return None
 
 
 def _device(arguments: Sequence[Any]) -> torch.device:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-import torch
-
-from .agreement import disagreements
+from .agreement import first_disagreement
 from .faults import KernelWarning
-from .isolation import isolated
 from .provider import REFERENCE
-from .query import query_of
 
 if TYPE_CHECKING:
     from .provider import Provider
     from .query import Query
-    from .spec import OpSpec, Sample
+    from .spec import OpSpec
 
 
 class Trials:
@@ -67,28 +63,13 @@ class Trials:
         return provider.name != REFERENCE and _kind(provider, query) not in self._passed
 
     def hold(self, provider: Provider, query: Query, spec: OpSpec) -> str | None:
-        """Try a provider on the op's samples; return what is wrong, and remember if nothing is.
-
-        Samples of the call's dtypes are tried, where there are none all that it supports.
-        """
-        device = torch.device("cuda" if query.device == "mixed" else query.device)
-        with isolated(device):
-            samples = [
-                (sample, small)
-                for sample in spec.samples(device)
-                if not self.refusal(provider, small := _query(spec, sample))
-            ]
-            alike = [each for each in samples if each[1].dtypes == query.dtypes]
-            for sample, _ in alike or samples:
-                for problem in disagreements(spec, provider, sample.arguments):
-                    return f"on the sample {sample.name!r}: {problem}"
+        """Try a provider on the op's samples; return what is wrong, and remember if nothing is."""
+        wrong = first_disagreement(spec, provider, query)
+        if wrong is not None:
+            return wrong
         self._passed.add(_kind(provider, query))
         return None
 
 
 def _kind(provider: Provider, query: Query) -> tuple[object, ...]:
     return (provider.op, provider.name, query.device, query.dtypes)
-
-
-def _query(spec: OpSpec, sample: Sample) -> Query:
-    return query_of(spec.name, spec.names, spec.complete(sample.arguments))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import OpSpec, Provider, Sample, define
+from neaptide.kernels import KERNELS, OpSpec, Provider, Sample, define
 from neaptide_kernels.support import no_triton, triton_version
 
-from . import reference, tuning
+from . import eager, reference, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,6 +167,25 @@ dequantize_int8 = define(
     )
 )
 """See `reference.dequantize_int8`."""
+
+TORCH = (
+    Provider(
+        op="quantize_int8",
+        name="torch",
+        run=eager.quantize,
+        supports=eager.quantizes,
+        priority=5,
+    ),
+    Provider(
+        op="dequantize_int8",
+        name="torch",
+        run=eager.dequantize,
+        supports=eager.dequantizes,
+        priority=5,
+    ),
+)
+for provider in TORCH:
+    KERNELS.add(provider)
 
 TRITON = tuple(
     Provider(

@@ -29,7 +29,7 @@ def test_an_explanation_gives_every_reason(capsys: pytest.CaptureFixture[str]) -
     explained = json.loads(capsys.readouterr().out)
 
     reasons = {one["provider"]: one["reason"] for one in explained["providers"]}
-    assert ("reference", "") == (explained["chosen"], reasons["reference"])
+    assert ("torch", "") == (explained["chosen"], reasons["torch"])
     assert "on a GPU" in reasons["triton"]
 
 

@@ -130,5 +130,24 @@ def test_a_liar_is_not_timed(kernels: Kernels, double: Op) -> None:
     measured, refused = kernels.measure(double.spec.name, (torch.ones(4),), keep=False)
 
     assert ["reference"] == [one.provider for one in measured]
-    assert {"liar": "17: result 0: 16 of 17 elements differ from the reference's"} == refused
+    assert {
+        "liar": "on the sample '17': result 0: 16 of 17 elements differ from the reference's"
+    } == refused
     assert not kernels.path.exists()
+
+
+def test_timing_asks_a_provider_for_what_it_supports_alone(kernels: Kernels, double: Op) -> None:
+    def small_only(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor if x.numel() < 10 else raising()
+
+    provider = Provider(
+        op=double.spec.name,
+        name="small",
+        run=small_only,
+        supports=lambda query: query["x"].elements < 10 or "too many elements",
+    )
+    kernels.add(provider)
+
+    measured, refused = kernels.measure(double.spec.name, (torch.ones(4),), keep=False)
+
+    assert ({"reference", "small"}, {}) == ({one.provider for one in measured}, refused)

@@ -36,5 +36,5 @@ def dequantize(
 
 
 PROVIDER = Provider(
-    op="dequantize_int8", name="example", run=dequantize, supports=supports, priority=1
+    op="dequantize_int8", name="example", run=dequantize, supports=supports, priority=7
 )

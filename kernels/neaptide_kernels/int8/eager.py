@@ -1,0 +1,54 @@
+"""Int8 by whole symmetric groups in few passes of torch, with the reference's bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .reference import SYMMETRIC, parameters
+
+if TYPE_CHECKING:
+    from neaptide.kernels import Query, Support
+
+
+def quantizes(query: Query) -> Support:
+    """Return whether a call is symmetric, to the nearest, and of whole groups."""
+    if query["affine"] or query["stochastic"]:
+        return "it is symmetric and rounds to the nearest"
+    return _whole(query["x"].elements, query["group"])
+
+
+def dequantizes(query: Query) -> Support:
+    """Return whether a call is of whole groups without zero points."""
+    if query["zero"] is not None:
+        return "it is symmetric"
+    return _whole(query["codes"].elements, query["group"])
+
+
+def quantize(
+    x: torch.Tensor, group: int, affine: bool, stochastic: bool, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run `quantize_int8`: two passes over the input, two over a product of its size."""
+    del affine, stochastic, seed
+    rows = x.reshape(-1, group).float()
+    low, high = torch.aminmax(rows, dim=1)
+    scale, inverse, zero = parameters(low, high, affine=False)
+    scaled = (rows * inverse[:, None]).round_().clamp_(-SYMMETRIC, SYMMETRIC)
+    codes = scaled.masked_fill_(scale.isnan()[:, None], 0).to(torch.int8)
+    return codes.view(x.shape), scale, zero.to(torch.int8)
+
+
+def dequantize(
+    codes: torch.Tensor, scale: torch.Tensor, zero: None, group: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Run `dequantize_int8`: one product."""
+    del zero
+    values = codes.reshape(-1, group) * scale[:, None]
+    return values.to(dtype).view(codes.shape)
+
+
+def _whole(elements: int, group: int) -> Support:
+    if elements == 0 or elements % group:
+        return "the last group is shorter than the others"
+    return True

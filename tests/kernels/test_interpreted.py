@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,17 +15,33 @@ from neaptide_kernels.catalogue import triton_providers
 pytest.importorskip("triton", reason="Triton is installed on Linux and Windows only")
 
 HERE = Path(__file__).parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Of each process: two at a time have two cores."""
+OPS = sorted({provider.op for provider in triton_providers()})
 
 
-@pytest.mark.parametrize("op", sorted({provider.op for provider in triton_providers()}))
-def test_kernels_agree_in_the_interpreter(op: str) -> None:
-    done = subprocess.run(
+def interpreted(op: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, str(HERE / "interpreting.py"), op],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)} | ONE_THREAD,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """Run all of them, two at a time: the interpreter is slow."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {op: pool.submit(interpreted, op) for op in OPS}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernels_agree_in_the_interpreter(
+    op: str, runs: dict[str, Future[subprocess.CompletedProcess[str]]]
+) -> None:
+    done = runs[op].result()
 
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert (0, []) == (done.returncode, lines[:-1]), done.stderr[-2000:]

@@ -1,6 +1,7 @@
 """The file of timings: damage, two writers at once, places that cannot be written."""
 
-import multiprocessing
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,21 +17,26 @@ def timing(seconds: float) -> Timing:
     return Timing("mine", "1", {"warps": 4}, seconds)
 
 
-def _write(path: Path, writer: int) -> None:
-    for number in range(20):
-        merge(path, {f"{writer}|{number}": (timing(number + 1.0),)})
+WRITER = """
+import sys
+from pathlib import Path
+from neaptide.kernels import Timing
+from neaptide.kernels.timings import merge
+
+for number in range(20):
+    timing = Timing("mine", "1", {"warps": 4}, number + 1.0)
+    merge(Path(sys.argv[1]), {f"{sys.argv[2]}|{number}": (timing,)})
+"""
 
 
 def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "kernels.json"
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(path, writer)) for writer in range(2)]
-    for each in writers:
-        each.start()
-    for each in writers:
-        each.join(60)
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(writer)])
+        for writer in range(2)
+    ]
 
-    assert [0, 0] == [each.exitcode for each in writers]
+    assert [0, 0] == [each.wait(60) for each in writers]
     assert {f"{w}|{n}": (timing(n + 1.0),) for w in range(2) for n in range(20)} == read(path)
 
 

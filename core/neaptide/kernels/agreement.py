@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.errors import is_out_of_memory
+
 from .isolation import isolated
 from .query import query_of
 
@@ -30,14 +32,16 @@ def disagreements(
     Results are what it returns and what it mutates: their values, dtypes, shapes and devices. It
     may write to nothing else, and results share no memory with arguments. The given arguments are
     left as they are; an exception of the provider is its disagreement, one of the reference is
-    raised.
+    raised, and so is one for want of memory.
     """
     arguments = spec.complete(arguments)
     expected = outcome(spec, spec.reference, [copied(each) for each in arguments])
     try:
         copies = [copied(each) for each in arguments]
         got = outcome(spec, provider.run, copies, config)
-    except Exception as error:  # noqa: BLE001 - a stranger's kernel may raise anything
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise  # no fault of the provider
         return [f"raised {type(error).__name__}: {' '.join(str(error).split())}"]
     if len(expected) != len(got):
         return [f"returned {len(got)} tensors instead of {len(expected)}"]

@@ -151,3 +151,23 @@ def test_timing_asks_a_provider_for_what_it_supports_alone(kernels: Kernels, dou
     measured, refused = kernels.measure(double.spec.name, (torch.ones(4),), keep=False)
 
     assert ({"reference", "small"}, {}) == ({one.provider for one in measured}, refused)
+
+
+def test_memory_that_runs_out_in_a_trial_is_no_fault_of_a_provider(
+    kernels: Kernels, double: Op
+) -> None:
+    free = [False]
+
+    def hungry(x: torch.Tensor, factor: float) -> torch.Tensor:
+        if not free[0]:
+            message = "CUDA out of memory"
+            raise torch.OutOfMemoryError(message)
+        return x * factor
+
+    kernels.add(Provider(op=double.spec.name, name="hungry", run=hungry, priority=1))
+    with pytest.raises(torch.OutOfMemoryError):
+        double(torch.ones(1))
+    free[0] = True
+
+    assert torch.equal(torch.full((1,), 2.0), double(torch.ones(1)))
+    assert "hungry" == kernels.explain(double.spec.name, (torch.ones(1),)).chosen

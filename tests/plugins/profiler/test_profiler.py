@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import sys
 from pathlib import Path
@@ -128,8 +129,9 @@ def test_a_leak_in_a_step_is_a_spike(tmp_path: Path) -> None:
     config = {
         "run": {"dir": str(tmp_path)},
         "phases": {"warmup": {"steps": 20}},
-        "plugins": {"profiler": {"spike_mb": 150.0}},
+        "plugins": {"profiler": {"spike_mb": 100.0}},
     }
+    gc.collect()  # what earlier tests left would go in the middle
     trainer, batches = tiny_trainer(config, [SPEC])
     leaked = []
     with trainer:
@@ -143,7 +145,7 @@ def test_a_leak_in_a_step_is_a_spike(tmp_path: Path) -> None:
         (spike["moment"], spike["step"]) for spike in spikes
     }
     assert {"warmup"} == {spike["phase"] for spike in spikes}
-    assert all(160e6 <= spike["bytes"] < 240e6 for spike in spikes)
+    assert all(100e6 <= spike["bytes"] < 240e6 for spike in spikes)
     assert 3 == trainer.report("profiler").count("spike: +")
     assert 3.0 == trainer.hooks.plugins["profiler"].collect_metrics()["spikes"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import sys
 from types import ModuleType
 from typing import Any
@@ -79,3 +80,8 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
             other.contiguous().reshape(-1).view(torch.uint8),
         )
     )
+
+
+def touched(elements: int) -> torch.Tensor:
+    """Return float32 ones in pages of their own: no heap has them already, or keeps them."""
+    return torch.frombuffer(mmap.mmap(-1, 4 * elements), dtype=torch.float32).fill_(1.0)

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import KERNELS, OpSpec, Provider, Sample, define
-from neaptide_kernels.state_codes import blocks_of, compiled, lists
-from neaptide_kernels.state_codes.trials import gradients, weights
+from neaptide.kernels import KERNELS, OpSpec, Provider, define
+from neaptide_kernels.state_codes import blocks_of, compiled, launching, lists
+from neaptide_kernels.state_codes.trials import Trials
 from neaptide_kernels.support import triton_version
 
 from . import reference, tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-_LARGE = 1 << 24
+    from collections.abc import Sequence
 
 
 def check(
@@ -66,49 +64,14 @@ def new_state(param: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _samples(device: torch.device) -> Iterator[Sample]:
-    for dtype, grad_dtype in (
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-    ):
-        for name, grads in gradients(grad_dtype, device):
-            yield Sample(
-                name=f"{dtype} by {grad_dtype}, {name}",
-                arguments=_stepped(weights(dtype, grads), grads),
-            )
-
-
-def _stepped(
-    params: list[torch.Tensor], grads: list[torch.Tensor], times: int = 2
-) -> tuple[Any, ...]:
-    """Return arguments whose state has seen some steps already."""
-    state = [list(each) for each in zip(*map(new_state, params), strict=True)]
-    lr = torch.tensor(1e-2, dtype=torch.float32, device=params[0].device)
-    for count in range(1, 1 + times):
-        for step in state[-1]:
-            step.fill_(count)
-        gradient = [(grad.nan_to_num(0, 0, 0) * count).contiguous() for grad in grads]
-        arguments: tuple[Any, ...] = (params, gradient, *state, lr)
-        reference.adam8bit_step(*arguments)
-    for place, step in enumerate(state[-1]):
-        step.fill_(3 + 1000 * place)
-    return (params, grads, *state, lr, 0.9, 0.999, 1e-8, 1e-2, 5)
-
-
-def _large(device: torch.device) -> Iterator[Sample]:
-    for dtype in (torch.float32, torch.bfloat16):
-        grads = [torch.randn(_LARGE // 16, device=device).to(dtype) for _ in range(16)]
-        arguments = _stepped(weights(dtype, grads), grads, times=0)
-        yield Sample(name=f"16 of 1M {dtype}", arguments=arguments)
-
-
 def _traffic(params: Any, grads: Any, *_: Any) -> int:
     return sum(
         round(param.numel() * (2 * param.element_size() + grad.element_size() + 4 + 16 / 256))
         for param, grad in zip(params, grads, strict=True)
     )
 
+
+_TRIALS = Trials(reference.adam8bit_step, new_state, (0.9, 0.999, 1e-8, 1e-2))
 
 adam8bit_step = define(
     OpSpec(
@@ -118,8 +81,8 @@ adam8bit_step = define(
         fake=lambda *_: None,
         mutates={"params", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"},
         check=check,
-        samples=_samples,
-        large=_large,
+        samples=_TRIALS.samples,
+        large=_TRIALS.large,
         traffic=_traffic,
         agree=lists.disagreements,
     )
@@ -144,7 +107,7 @@ TRITON = (
         supports=lists.supports,
         priority=10,
         version=f"{triton_version()}/1",
-        configs=tuning.configs,
+        configs=launching.configs,
     ),
 )
 """For the plugin that brings Triton into a run."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
+
+from neaptide.kernels import Sample
 
 from . import PIECE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _SHAPES = ((1,), (17, 15), (256,), (0,), (3, 5, 7), (4500,))
 
@@ -42,3 +45,46 @@ def weights(dtype: torch.dtype, like: list[torch.Tensor]) -> list[torch.Tensor]:
 def _spread(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     magnitudes = torch.exp(3 * torch.randn(shape, generator=generator))
     return torch.randn(shape, generator=generator) * magnitudes
+
+
+@attrs.frozen
+class Trials:
+    """What one op over 8-bit state is tried on and timed on."""
+
+    step: Callable[..., None]
+    """The op's reference."""
+    new_state: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    numbers: tuple[float, ...]
+    """Those between the rate and the seed."""
+
+    def samples(self, device: torch.device) -> Iterator[Sample]:
+        """Yield small arguments, whose state has seen two steps already."""
+        for dtype, grad_dtype in (
+            (torch.float32, torch.float32),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.bfloat16, torch.float32),
+        ):
+            for name, grads in gradients(grad_dtype, device):
+                arguments = self._stepped(weights(dtype, grads), grads, times=2)
+                yield Sample(name=f"{dtype} by {grad_dtype}, {name}", arguments=arguments)
+
+    def large(self, device: torch.device) -> Iterator[Sample]:
+        """Yield 16 tensors of 2**20 elements, before their first step."""
+        for dtype in (torch.float32, torch.bfloat16):
+            grads = [torch.randn(1 << 20, device=device).to(dtype) for _ in range(16)]
+            arguments = self._stepped(weights(dtype, grads), grads, times=0)
+            yield Sample(name=f"16 of 1M {dtype}", arguments=arguments)
+
+    def _stepped(
+        self, params: list[torch.Tensor], grads: list[torch.Tensor], times: int
+    ) -> tuple[Any, ...]:
+        state = [list(each) for each in zip(*map(self.new_state, params), strict=True)]
+        lr = torch.tensor(1e-2, dtype=torch.float32, device=params[0].device)
+        for count in range(1, 1 + times):
+            for step in state[-1]:
+                step.fill_(count)
+            gradient = [(grad.nan_to_num(0, 0, 0) * count).contiguous() for grad in grads]
+            self.step(params, gradient, *state, lr)
+        for place, step in enumerate(state[-1]):
+            step.fill_(3 + 1000 * place)
+        return (params, grads, *state, lr, *self.numbers, 5)

@@ -1,0 +1,87 @@
+"""How kernels over 8-bit state are launched: one program for some blocks of one tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide_kernels.counter_random import keys, signed
+from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.tensor_table import table_of
+
+from . import BLOCK
+from .lists import aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from neaptide.kernels import Query
+
+CONFIGS: tuple[Mapping[str, Any], ...] = (
+    {"rows": 8, "num_warps": 8},
+    {"rows": 4, "num_warps": 4},
+    {"rows": 2, "num_warps": 2},
+    {"rows": 16, "num_warps": 16},
+)
+
+
+def configs(_: Query) -> Sequence[Mapping[str, Any]]:
+    """Return the tiles and warps to choose from."""
+    return CONFIGS
+
+
+def launch(
+    kernel: Any,
+    lists: Sequence[Sequence[torch.Tensor]],
+    lr: torch.Tensor,
+    numbers: Sequence[float],
+    seed: int,
+    *,
+    rows: int = 8,
+    num_warps: int = 8,
+) -> None:
+    """Step all tensors in one launch.
+
+    Args:
+        kernel: takes a table, its owners, the rate, the numbers and the keys of the seed.
+        lists: weights, gradients, their state, and last the step counts.
+        lr: 0-dim float32.
+        numbers: the kernel's others, which it gets as float32 has them.
+        seed: of the rounding.
+        rows: blocks of a program.
+        num_warps: of a program.
+    """
+    import triton.language as tl  # noqa: PLC0415 - only where it is installed
+
+    table = table_of(lists, rows * BLOCK)
+    if not table.chunks:
+        return
+    rounded = torch.tensor(numbers, dtype=torch.float32, device="cpu").tolist()
+    dtypes = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
+    kernel[(table.chunks,)](
+        table.rows, table.owners, lr, *rounded, *map(signed, keys(seed)),
+        WEIGHT=dtypes[lists[0][0].dtype], GRADIENT=dtypes[lists[1][0].dtype], ROWS=rows,
+        ALIGNMENT=16 if aligned(*lists[:-1]) else 1,
+        num_warps=num_warps,
+    )  # fmt: skip
+
+
+def shipped(module: str, kernel: str, numbers: Sequence[str]) -> Iterator[Shipped]:
+    """Yield a kernel's launches for bfloat16 weights in every config, and one for float32."""
+    import triton.language as tl  # noqa: PLC0415 - only where it is installed
+
+    cases = [("bf16", tl.bfloat16, config) for config in CONFIGS]
+    for name, dtype, config in (*cases, ("fp32", tl.float32, CONFIGS[0])):
+        rows, warps = config["rows"], config["num_warps"]
+        yield Shipped(
+            name=f"{kernel}: {name}, {rows}x{BLOCK}, {warps} warps",
+            module=module,
+            kernel=kernel,
+            types={"table": "*i64", "owners": "*i32", "lr": "*fp32"}
+            | dict.fromkeys(numbers, "fp32")
+            | {"first_key": "i32", "second_key": "i32"},
+            constants={"WEIGHT": dtype, "GRADIENT": dtype, "ROWS": rows, "ALIGNMENT": 16},
+            aligned=("table", "owners", "lr"),
+            options={"num_warps": warps},
+        )

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .errors import suggest
+from .errors import ConfigError, suggest
 from .phases import PHASES
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from .phases import Phase
 
 
@@ -35,6 +37,26 @@ def check_trained(model: object, optimizer: object, stateful: object) -> None:
                 f"stateful[{name!r}] must have state_dict and load_state_dict (got {_kind(value)})"
             )
             raise TypeError(msg)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raise ConfigError unless the optimizer can train the model."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        msg = "LBFGS runs the model several times a step, which a Neaptide step does not; use AdamW"
+        raise ConfigError(msg)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, tensor in named if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        msg = f"{lazy[0]!r} has no shape yet (a lazy module); run one batch through the model first"
+        raise ConfigError(msg)
+    own = set(model.parameters())
+    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not known & own:
+        msg = (
+            "the optimizer holds none of the model's parameters; build it after moving or "
+            "replacing them"
+        )
+        raise ConfigError(msg)
 
 
 def check_resume(resume: object) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from . import assembly, rng, saving
-from .arguments import check_resume, check_trained, phase_named
+from .arguments import check_optimizer, check_resume, check_trained, phase_named
 from .defaults import try_optimizer
 from .enabling import configured
-from .errors import ConfigError, suggest
+from .errors import suggest
 from .fit import Fit
 from .kernels import KERNELS, KernelScope
 from .logging import run_logger, said
@@ -23,6 +23,7 @@ from .schedule import LearningRate
 from .signals import Interrupted
 from .state import TrainState
 from .task import Data, Run, Task
+from .teardown import raise_teardown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -133,7 +134,7 @@ class HybridTrainer:
             self.hooks.register_kernels(self._kernels)
             self.hooks.convert_model(self.model)
             optimizer = optimizer or assembly.build_optimizer(config, self.model, self.hooks)
-            _check_optimizer(optimizer, self.model)
+            check_optimizer(optimizer, self.model)
             self.store = self.hooks.first(
                 "provide_parameters",
                 ParameterStore,
@@ -337,31 +338,4 @@ class HybridTrainer:
         self._recorder.close()
         if self.config.train.deterministic:
             torch.use_deterministic_algorithms(mode=False)
-        if errors:
-            msg = "plugins failed while the run ended"
-            interrupts = [one for one in errors if not isinstance(one, Exception)]
-            if interrupts:  # a Ctrl-C, say, is not to be hidden in a group
-                interrupts[0].add_note(f"{msg}: {errors}")
-                raise interrupts[0]
-            if error is None:
-                raise BaseExceptionGroup(msg, errors)
-            error.add_note(f"{msg}: {tuple(errors)}")
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        msg = "LBFGS runs the model several times a step, which a Neaptide step does not; use AdamW"
-        raise ConfigError(msg)
-    named = [*model.named_parameters(), *model.named_buffers()]
-    lazy = [name for name, tensor in named if torch.nn.parameter.is_lazy(tensor)]
-    if lazy:
-        msg = f"{lazy[0]!r} has no shape yet (a lazy module); run one batch through the model first"
-        raise ConfigError(msg)
-    own = set(model.parameters())
-    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    if not known & own:
-        msg = (
-            "the optimizer holds none of the model's parameters; build it after moving or "
-            "replacing them"
-        )
-        raise ConfigError(msg)
+        raise_teardown(errors, error)

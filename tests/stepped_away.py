@@ -10,8 +10,8 @@ import torch
 from support import same_bits
 from torch import nn, optim
 
+from neaptide.offload import Layout
 from neaptide_kernels.adamw_split.split_master import split
-from neaptide_plugins.layer_streaming.layout import Layout
 from neaptide_plugins.layer_streaming.stepping import Item, adoptable, state_layout, step_away
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import attrs
 import torch
 from support import same_bits
 
+from neaptide.offload import ThreadLane
 from neaptide.recompute import find_blocks
-from neaptide_plugins.layer_streaming.lanes import ThreadLane
 from neaptide_plugins.layer_streaming.settings import Settings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide_plugins.layer_streaming.lanes import Ticket
+    from neaptide.offload import Ticket
 
 CPU = torch.device("cpu")
 

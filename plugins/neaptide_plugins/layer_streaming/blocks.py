@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide.offload import Layout
+
 from .block import Block
-from .layout import Layout
 from .loading import from_model, put
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.offload import Layout
+
 from .blocks import owned_parameters
-from .layout import Layout
 from .sizes import size
 from .updates import state_tensors
 

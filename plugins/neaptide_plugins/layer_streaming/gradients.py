@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from neaptide.offload import Lane
+
     from .block import Block
-    from .lanes import Lane
 
     Gradient = torch.Tensor | None
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from .lanes import DONE, Lane, Ticket, computed
-from .layout import Layout
+from neaptide.offload import DONE, Lane, Layout, Ticket, computed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

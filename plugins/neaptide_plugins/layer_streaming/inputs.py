@@ -9,9 +9,8 @@ import attrs
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from neaptide.offload import DONE, Lane, Ticket, computed
 from neaptide.recompute import ChangedInPlaceError, Kept
-
-from .lanes import DONE, Lane, Ticket, computed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

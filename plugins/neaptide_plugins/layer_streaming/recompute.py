@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.offload import current
 from neaptide.recompute import ChangedInPlaceError, record
 
 from .backward import backward
 from .call import Call
 from .forward import forward
-from .lanes import current
 from .tensors import Found, replaced
 
 if TYPE_CHECKING:

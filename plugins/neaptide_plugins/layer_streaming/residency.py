@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide.offload import computed
+
 from .block import Block, Slot
-from .lanes import computed
 from .order import Moment, Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .lanes import Lane, Ticket
+    from neaptide.offload import Lane, Ticket
 
 
 _NAN_BYTE = 0xFF

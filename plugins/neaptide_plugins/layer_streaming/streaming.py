@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
+from neaptide.offload import Lane, Slab, lane_for
 from neaptide.recompute import Buffers, Patch
 
 from .applying import Applying
@@ -14,9 +15,7 @@ from .blocks import make_blocks, shared_parameters
 from .checks import looks_across_samples
 from .gradients import Gradients
 from .graph import Preserved
-from .host_memory import Slab
 from .inputs import Inputs
-from .lanes import Lane, lane_for
 from .loading import FromFiles, from_model, place_rest
 from .recompute import Recomputed
 from .residency import Residency
@@ -29,8 +28,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
+    from neaptide.offload import Listener
+
     from .block import Block
-    from .lanes import Listener
     from .settings import Settings
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.offload import DONE, Lane, Layout, Ticket, computed
+
 from .kernel_step import left_by_kernels
-from .lanes import DONE, Lane, Ticket, computed
-from .layout import Layout
 from .stepping import LO, Item, state_layout, step_away
 
 if TYPE_CHECKING:

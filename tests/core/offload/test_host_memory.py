@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide_plugins.layer_streaming.host_memory import Slab
+from neaptide.offload import Slab
 
 PAGE = mmap.PAGESIZE
 MIB = 2**20
@@ -145,7 +145,7 @@ def test_what_cannot_be_reserved_is_one_line() -> None:
 def test_a_forked_child_has_no_copy_of_pinned_pages_and_has_one_of_others() -> None:
     script = """
         import os, signal, sys
-        from neaptide_plugins.layer_streaming.host_memory import Slab
+        from neaptide.offload import Slab
         class Driver:
             cudaHostRegister = lambda self, *range: 0
             cudaHostUnregister = lambda self, address: 0
@@ -167,7 +167,7 @@ def test_filling_takes_the_size_and_closing_gives_it_back() -> None:
     script = """
         import sys
         from pathlib import Path
-        from neaptide_plugins.layer_streaming.host_memory import Slab
+        from neaptide.offload import Slab
 
         def kib(what):
             lines = Path("/proc/self/status").read_text().splitlines()

@@ -7,6 +7,7 @@ copies; the host waits only where it must read. The same code runs on both kinds
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
-    Listener = Callable[[str, str, float, float], None]
-    """`listener(lane, what, start, end)`: times of `time.perf_counter`."""
+Listener = Callable[[str, str, float, float], None]
+"""`listener(lane, what, start, end)`: times of `time.perf_counter`."""
 
 
 class Ticket(Protocol):

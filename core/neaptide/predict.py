@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from . import rng
+from . import buffers, rng
 from .errors import PluginError
 
 if TYPE_CHECKING:
@@ -126,20 +126,11 @@ def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Run forwards in eval mode without a trace: modes, buffers and random state come back."""
     modes = {module: module.training for module in model.modules()}
-    buffers = [
-        (module, name, buffer, buffer._version, buffer.clone())  # noqa: SLF001 - see below
-        for module in model.modules()
-        for name, buffer in module._buffers.items()  # noqa: SLF001 - to put the very objects back
-        if buffer is not None
-    ]
-    model.eval()
-    try:
-        with torch.no_grad(), rng.preserved():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        for module, name, buffer, version, value in buffers:
-            if buffer._version != version:  # noqa: SLF001 - writing bumps it, and graphs may watch
-                buffer.copy_(value)
-            module._buffers[name] = buffer  # noqa: SLF001 - see above
+    with buffers.preserved(model):
+        model.eval()
+        try:
+            with torch.no_grad(), rng.preserved():
+                yield
+        finally:
+            for module, training in modes.items():
+                module.training = training

@@ -1,0 +1,224 @@
+"""How far gradients computed in an approximate way are from the exact ones, beside a run.
+
+For a middleware of `around_forward` that, every so often, takes the gradients of one micro-batch
+twice. The run goes on bit for bit as if nothing had been measured.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from . import buffers, rng
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from .parameters import ParameterStore, Span
+    from .steps import WeighedLoss
+
+    Gradients = Sequence[torch.Tensor | None]
+
+ELEMENTS = 4_000_000
+"""Elements that are sampled unless told otherwise: 16 MB of float32 gradients."""
+
+
+@attrs.frozen(eq=False)
+class Sampled:
+    """The parameters whose gradients are compared."""
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    elements: int
+    """In all of them."""
+    missing: str | None
+    """Why there are none, in one line; None where there are."""
+
+
+def sample(
+    model: nn.Module,
+    store: ParameterStore,
+    *,
+    elements: int = ELEMENTS,
+    wanted: Callable[[Span], bool] = lambda _: True,
+) -> Sampled:
+    """Choose trainable parameters on the device, whole ones, of at most `elements` in total.
+
+    The choice depends on names and shapes alone, so that a resumed run measures the same. Where not
+    all fit they are spread over the depth of the model, and at least the smallest is taken. What is
+    not on the device cannot be asked for: it is there only while its block runs.
+
+    Args:
+        model: whose parameters they are.
+        store: knows where they lie.
+        elements: at most so many.
+        wanted: asked of each trainable span; False leaves it out.
+    """
+    trainable = [span for span in store.spans() if span.trainable and wanted(span)]
+    known = dict(model.named_parameters())
+    order = {name: place for place, name in enumerate(known)}
+    here = sorted(
+        (span for span in trainable if span.tier == "device"), key=lambda span: order[span.name]
+    )
+    if not here:
+        return Sampled((), (), 0, _nothing(store, trainable))
+    sizes = {span.name: math.prod(span.shape) for span in here}
+    chosen, total = set[str](), 0
+    for name in _spread([span.name for span in here]):
+        if total + sizes[name] <= elements:
+            chosen.add(name)
+            total += sizes[name]
+    if not chosen:
+        smallest = min(sizes, key=lambda name: (sizes[name], order[name]))
+        chosen, total = {smallest}, sizes[smallest]
+    names = tuple(sorted(chosen, key=order.__getitem__))
+    return Sampled(names, tuple(known[name] for name in names), total, None)
+
+
+def _nothing(store: ParameterStore, trainable: Sequence[Span]) -> str:
+    if trainable:
+        tiers = "/".join(sorted({span.tier for span in trainable}))
+        return (
+            f"none of the {len(trainable)} parameters in question stays on the device (they are "
+            f"on: {tiers}), so their gradients cannot be asked for beside a run"
+        )
+    if any(span.trainable for span in store.spans()):
+        return "none of the trainable parameters is in question"
+    return "the model has no trainable parameters"
+
+
+def _spread(names: Sequence[str]) -> list[str]:
+    """Return `names` so that each beginning of the list is spread evenly over all of it."""
+    bits = max(1, (len(names) - 1).bit_length())
+    places = (int(format(index, f"0{bits}b")[::-1], 2) for index in range(2**bits))
+    return [names[place] for place in places if place < len(names)]
+
+
+def gradients(
+    model: nn.Module,
+    store: ParameterStore,
+    call: Callable[[], WeighedLoss],
+    parameters: Sequence[nn.Parameter],
+    *,
+    loss_scale: float = 1.0,
+) -> list[torch.Tensor | None]:
+    """Return the gradients of the mean loss that `call()` computes, without a trace in the run.
+
+    Buffers, module modes, random state and every `.grad` stay as they are. Each call starts from
+    the same random state, so that dropout is the same in all of them.
+
+    Args:
+        model: whose buffers and modes are put back.
+        store: shows its weights meanwhile.
+        call: runs model and loss, as `next` of an `around_forward` does. Its backward runs inside
+            of whatever contexts are active here.
+        parameters: as `sample` chooses them.
+        loss_scale: multiplies the loss, and is divided out of the gradients again; a power of two
+            keeps small fp16 gradients from vanishing.
+
+    Returns:
+        One tensor a parameter, in its shape and dtype; None where the loss does not depend on it.
+
+    Raises:
+        ValueError: the loss depends on none of them.
+    """
+    modes = {module: module.training for module in model.modules()}
+    with buffers.preserved(model), rng.preserved():
+        try:
+            with torch.enable_grad():
+                loss = call().mean
+                if not loss.requires_grad:
+                    msg = "the loss depends on no trainable parameter, so it has no gradients"
+                    raise ValueError(msg)
+                scaled = loss if loss_scale == 1.0 else loss * loss_scale
+            with store.compute():
+                found = torch.autograd.grad(scaled, list(parameters), allow_unused=True)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+    if loss_scale == 1.0:
+        return list(found)
+    return [None if gradient is None else gradient / loss_scale for gradient in found]
+
+
+@attrs.frozen
+class GradientError:
+    """What separates approximate gradients from exact ones, over all tensors taken together."""
+
+    squared: float
+    """Squared L2 norm of the difference."""
+    exact: float
+    """Squared L2 norm of the exact gradients."""
+    approximate: float
+    """Squared L2 norm of the approximate ones."""
+    product: float
+    """Inner product of the two."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether anything was measured: False where a gradient holds inf or NaN."""
+        return all(map(math.isfinite, (self.squared, self.exact, self.approximate)))
+
+    @property
+    def relative(self) -> float:
+        """L2 norm of the difference over that of the exact gradients; 0 where both are zero."""
+        if self.squared == 0:
+            return 0.0
+        return math.sqrt(self.squared / self.exact) if self.exact else math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Cosine between the two, in [-1, 1]; 1 where both are zero, 0 where one is."""
+        norms = math.sqrt(self.exact) * math.sqrt(self.approximate)
+        if not norms:
+            return 1.0 if self.exact == self.approximate else 0.0
+        return max(-1.0, min(1.0, self.product / norms)) if math.isfinite(norms) else math.nan
+
+
+def compare(
+    exact: Gradients, approximate: Gradients, *, factors: Gradients | None = None
+) -> GradientError:
+    """Return the error of `approximate`; a gradient that is None counts as zeros.
+
+    Sums are taken in float64 and read from the device once.
+
+    Args:
+        exact: one tensor a parameter, or None.
+        approximate: likewise, in the same order.
+        factors: multiplied into exact and approximate first, elementwise: `1 / (sqrt(v) + eps)`
+            measures in Adam's metric. None, also for one tensor, is 1.
+    """
+    total: torch.Tensor | None = None
+    for place, (one, other) in enumerate(zip(exact, approximate, strict=True)):
+        factor = None if factors is None else factors[place]
+        sums = _sums(one, other, factor)
+        if sums is not None:
+            total = sums if total is None else total + sums.to(total.device)
+    if total is None:
+        return GradientError(0.0, 0.0, 0.0, 0.0)
+    return GradientError(*total.tolist())
+
+
+@torch.no_grad()
+def _sums(
+    exact: torch.Tensor | None, approximate: torch.Tensor | None, factor: torch.Tensor | None
+) -> torch.Tensor | None:
+    given = exact if exact is not None else approximate
+    if given is None:
+        return None
+    wide = [
+        torch.zeros_like(given, dtype=torch.float64) if each is None else _dense(each).double()
+        for each in (exact, approximate)
+    ]
+    one, other = (each if factor is None else each * factor for each in wide)
+    pairs = ((one - other, one - other), (one, one), (other, other), (one, other))
+    return torch.stack([(left * right).sum() for left, right in pairs])
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from .memory import Tier
 
 Mode = Literal["read", "write"]
@@ -60,17 +62,18 @@ class Snapshot:
 
 
 class ParameterStore(ABC):
-    """The verbs. A provider implements loans; the rest has defaults built on them."""
+    """The verbs. A provider implements `lend`; the rest has defaults built on loans."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._riders: list[Rider] = []
+        self._watchers: list[Callable[[Span], None]] = []
 
     @abstractmethod
     def spans(self) -> list[Span]:
         """Return every span once, tied parameters under their first name."""
 
-    @abstractmethod
+    @contextmanager
     def loan(
         self,
         span: Span,
@@ -78,12 +81,47 @@ class ParameterStore(ABC):
         *,
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
-    ) -> AbstractContextManager[torch.Tensor]:
+    ) -> Iterator[torch.Tensor]:
         """Lend a span's tensor: shape `span.shape`, on `on` or wherever it lies.
 
         Valid inside the context only. With `"write"`, what was written is kept at the end. Of a
         span without a gradient, reading it raises KeyError; writing one creates it from zeros.
         """
+        try:
+            with self.lend(span, mode, of=of, on=on) as tensor:
+                yield tensor
+        finally:
+            if mode == "write" and of == "weight":
+                for watcher in self._watchers:
+                    watcher(span)
+
+    @abstractmethod
+    def lend(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: Literal["weight", "gradient"] = "weight",
+        on: torch.device | None = None,
+    ) -> AbstractContextManager[torch.Tensor]:
+        """Do what `loan` promises; for the provider to implement, and for nobody else to call."""
+
+    def watch(self, watcher: Callable[[Span], None]) -> Callable[[], None]:
+        """Call `watcher(span)` when a weight's loan for writing ends; return what ends it.
+
+        For who keeps another form of the weights. Ordinary updates write without a loan.
+        """
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
+
+    def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:  # noqa: ARG002 - for a provider
+        """Have the device do without some weights until what is returned is called.
+
+        Loans go on lending them, from a tier below; the module's own tensors are not to be
+        computed with, nor updated. Afterwards they are back, bit for bit as loans have left them.
+        A store that cannot leaves them where they are.
+        """
+        return _nothing
 
     @abstractmethod
     def has_gradient(self, span: Span) -> bool:
@@ -221,6 +259,10 @@ class ParameterStore(ABC):
                 loaded = self.optimizer.state[parameter].get(key)
                 if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor):
                     self.optimizer.state[parameter][key] = value.to(loaded.device, copy=True)
+
+
+def _nothing() -> None:
+    """There is nothing to put back."""
 
 
 def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .memory import tier_of
+from .offload import Aside, movable
 from .parameters import (
     Change,
     Mode,
@@ -20,7 +21,7 @@ from .parameters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import nn
 
@@ -38,15 +39,25 @@ class ResidentStore(ParameterStore):
         self._found = torch.zeros(1)  # of the finite check, which only ever adds to it
         self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
         self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
+        self._aside: set[nn.Parameter] = set()
 
     def spans(self) -> list[Span]:
         """Return one span a parameter, in the module's order."""
-        device = next(iter(self._names), _ONE).device
+        present = (parameter for parameter in self._names if parameter not in self._aside)
+        device = next(present, _ONE).device
         return [self._span(parameter, device) for parameter in self._names]
 
     def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
         # Riders ask after every update; all that a user may still change is compared each time.
-        now = (parameter.requires_grad, parameter.dtype, parameter.device, device, parameter.shape)
+        aside = parameter in self._aside
+        now = (
+            parameter.requires_grad,
+            parameter.dtype,
+            parameter.device,
+            device,
+            parameter.shape,
+            aside,
+        )
         before, span = self._spans.get(parameter, (None, None))
         if span is None or now != before:
             first, *tied = self._names[parameter]
@@ -54,7 +65,7 @@ class ResidentStore(ParameterStore):
                 first,
                 tuple(parameter.shape),
                 parameter.dtype,
-                tier_of(parameter.device, device),
+                "host" if aside else tier_of(parameter.device, device),
                 parameter.requires_grad,
                 tuple(tied),
             )
@@ -62,7 +73,7 @@ class ResidentStore(ParameterStore):
         return span
 
     @contextmanager
-    def loan(
+    def lend(
         self,
         span: Span,
         mode: Mode,
@@ -87,6 +98,19 @@ class ResidentStore(ParameterStore):
         yield away
         if mode == "write":
             tensor.copy_(away)
+
+    def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
+        """Move the weights whose memory is all their own to RAM; the others stay."""
+        parameters = [self._parameters[span.name] for span in spans]
+        moved = [parameter for parameter in parameters if movable(parameter)]
+        aside = Aside(moved)
+        self._aside.update(moved)
+
+        def back() -> None:
+            aside.back()
+            self._aside.difference_update(moved)
+
+        return back
 
     def carry(self, change: Change) -> None:
         """Call every rider without a loan a span: the weights are where they are."""

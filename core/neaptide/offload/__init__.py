@@ -1,5 +1,6 @@
 """Memory a tier below the device, and the lanes on which copies to and from it run."""
 
+from .aside import Aside, movable
 from .host_memory import PIECE, Slab
 from .lanes import (
     DONE,
@@ -18,6 +19,7 @@ __all__ = [
     "ALIGNMENT",
     "DONE",
     "PIECE",
+    "Aside",
     "Lane",
     "Layout",
     "Listener",
@@ -29,4 +31,5 @@ __all__ = [
     "computed",
     "current",
     "lane_for",
+    "movable",
 ]

@@ -48,7 +48,7 @@ class Layout:
         """
         places, offset = [], 0
         for index, tensor in enumerate(tensors):
-            strides = tensor.stride() if _is_dense(tensor) else _contiguous(tensor.shape)
+            strides = tensor.stride() if is_dense(tensor) else _contiguous(tensor.shape)
             dtype = dtypes[index] if dtypes else tensor.dtype
             place = Place(offset, dtype, tuple(tensor.shape), tuple(strides))
             places.append(place)
@@ -73,7 +73,7 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
     return strides[::-1]
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Return whether the elements fill their memory without gaps or overlaps, in any order."""
     step = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

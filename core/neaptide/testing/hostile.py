@@ -45,7 +45,7 @@ class HostileStore(ParameterStore):
         ]
 
     @contextmanager
-    def loan(
+    def lend(
         self,
         span: Span,
         mode: Mode,

@@ -242,10 +242,14 @@ class Residency:
         self._copy_in(block, slot)
 
     def _copy_in(self, block: Block, slot: Slot) -> None:
-        target, source = slot.flat[: block.layout.bytes], block.host
+        pairs = [(slot.flat[: block.layout.bytes], block.host)]
+        if block.aside:
+            both = enumerate(zip(self._views(block, slot), block.views, strict=True))
+            pairs = [pair for place, pair in both if place not in block.aside]
 
         def copy() -> None:
-            target.copy_(source, non_blocking=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
 
         block.stale = False
         block.arrival = self._lane.submit(

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from neaptide import ParameterStore, Span
-from neaptide.memory import tier_of
+from neaptide.memory import Tier, tier_of
+from neaptide.offload import Aside, movable
 from neaptide.resident import parameter_names
 
 from .blocks import owners_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import nn
 
@@ -34,6 +35,7 @@ class StreamedStore(ParameterStore):
         self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
         self._owners = owners_of(streaming.blocks)
         self._rest_norm: torch.Tensor | None = None
+        self._aside: set[nn.Parameter] = set()
 
     @property
     def stores_gradients(self) -> bool:
@@ -47,15 +49,19 @@ class StreamedStore(ParameterStore):
                 first,
                 tuple(parameter.shape),
                 parameter.dtype,
-                "host" if parameter in self._owners else tier_of(parameter.device, self._device),
+                self._tier(parameter),
                 parameter.requires_grad,
                 tuple(tied),
             )
             for parameter, (first, *tied) in self._names.items()
         ]
 
+    def _tier(self, parameter: nn.Parameter) -> Tier:
+        away = parameter in self._owners or parameter in self._aside
+        return "host" if away else tier_of(parameter.device, self._device)
+
     @contextmanager
-    def loan(
+    def lend(
         self,
         span: Span,
         mode: Mode,
@@ -133,6 +139,21 @@ class StreamedStore(ParameterStore):
     def step(self) -> None:
         """Update what has a gradient, streamed or not."""
         self.streaming.step()
+
+    def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
+        """Leave streamed weights where they are, which saves their fetches, and move the rest."""
+        parameters = {self._parameters[span.name] for span in spans}
+        moved = [p for p in parameters if p not in self._owners and movable(p)]
+        fetched = self.streaming.set_aside(parameters & self._owners.keys())
+        aside = Aside(moved)
+        self._aside.update(moved)
+
+        def back() -> None:
+            aside.back()
+            self._aside.difference_update(moved)
+            fetched()
+
+        return back
 
     def drain(self) -> None:
         """Wait until the host has the newest weights and state."""

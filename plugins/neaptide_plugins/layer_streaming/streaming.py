@@ -22,7 +22,7 @@ from .residency import Residency
 from .updates import Updates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import torch
     from torch import nn
@@ -77,6 +77,7 @@ class Streaming:
         place_rest(model, self.blocks, device, fill)
         make = lanes or partial(lane_for, listener=listener)
         self._lanes = [make(device, name) for name in ("to device", "to host")]
+        self._whole = False
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
         self._newest: list[RemovableHandle] = []
@@ -184,12 +185,37 @@ class Streaming:
             updates.step(block, gradients)
 
     def stay(self, *, whole: bool) -> None:
-        """Let all blocks stay on the device, or only those that are resident anyhow."""
+        """Let all blocks stay on the device, or only those that are resident anyhow.
+
+        One of which a part is set aside does not: its place would be as large as ever.
+        """
+        self._whole = whole
         for block in self.blocks:
-            if whole:
+            if (whole or block in self.resident) and not block.aside:
                 self.residency.keep(block)
-            elif block not in self.resident:
+            else:
                 self.residency.let_go(block)
+
+    def set_aside(self, parameters: Collection[nn.Parameter]) -> Callable[[], None]:
+        """Do not fetch some parameters until what is returned is called."""
+        affected = []
+        for block in self.blocks:
+            places = {
+                place for place, parameter in enumerate(block.parameters) if parameter in parameters
+            }
+            if places:
+                block.aside |= places
+                affected.append((block, places))
+                self.residency.let_go(block)
+                self.residency.changed(block)
+
+        def back() -> None:
+            for block, places in affected:
+                block.aside -= places
+                self.residency.changed(block)
+            self.stay(whole=self._whole)
+
+        return back
 
     def keep_last(self, spare: int) -> int:
         """Let as many more of the last blocks stay as `spare` bytes hold; return how many."""

@@ -1,0 +1,60 @@
+"""Tensors that give their memory up for a while, their values waiting in RAM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .host_memory import Slab
+from .layout import Layout, is_dense
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OWNERS = 2
+"""Of a storage that only one tensor uses: that tensor, and the handle to ask with."""
+
+
+class Aside:
+    """Moves the memory of `tensors` to a buffer of its own in RAM, until `back`.
+
+    They stay the objects they are, and show their values there, which may be read and written.
+    Copies are bitwise. Pass those that `movable` accepts.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        layout = Layout.of(tensors)
+        self._slab = Slab(layout.bytes)
+        places = layout.views(self._slab.flat)
+        self._taken = [
+            (tensor, tensor.device, place) for tensor, place in zip(tensors, places, strict=True)
+        ]
+        for tensor, _, place in self._taken:
+            place.copy_(tensor.detach())
+            tensor.data = place
+
+    def back(self) -> None:
+        """Give the tensors memory where they were, and their values as they are now."""
+        for tensor, device, place in self._taken:
+            home = torch.empty_strided(
+                place.shape, place.stride(), dtype=place.dtype, device=device
+            )
+            tensor.data = home.copy_(place)
+        self._taken = []
+        self._slab.close()
+
+
+def movable(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of `tensor` is all its own, so that moving it frees it.
+
+    A view of other tensors, one that others are views of, and subclasses are not.
+    """
+    plain = tensor.detach()
+    if type(tensor.data) is not torch.Tensor or plain.layout != torch.strided:
+        return False
+    del plain
+    storage = tensor.untyped_storage()
+    alone: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no other way to ask
+    own = storage.nbytes() == tensor.numel() * tensor.element_size()
+    return own and is_dense(tensor) and alone <= _OWNERS

@@ -1,0 +1,114 @@
+"""Weights that leave the device for a while, and who hears of what is written to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from neaptide import HybridTrainer
+from neaptide.offload import movable
+from neaptide.resident import ResidentStore
+from neaptide.testing.hostile import HostileStore
+from neaptide.testing.tiny import tiny_loss, tiny_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from neaptide import ParameterStore
+
+
+def allocated_by(action: Callable[[], object]) -> int:
+    """Return the bytes torch's allocator has given out in `action` and not got back."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = action()
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]  # it has run
+    del kept
+    return sum(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+def store_of(model: nn.Module) -> ResidentStore:
+    return ResidentStore(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def written(store: ParameterStore, value: float) -> None:
+    for span in store.spans():
+        with store.loan(span, "write") as weight:
+            weight.add_(value)
+
+
+def test_loans_lend_what_was_set_aside_and_back_is_bit_for_bit() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last))
+    expected = {name: weight + 0.25 for name, weight in model.state_dict().items()}
+    strides = [parameter.stride() for parameter in model.parameters()]
+    store = store_of(model)
+    back = store.set_aside(store.spans())
+    assert {"host"} == {span.tier for span in store.spans()}
+    written(store, 0.25)
+    back()
+    assert {"device"} == {span.tier for span in store.spans()}
+    assert all(torch.equal(expected[name], now) for name, now in model.state_dict().items())
+    assert strides == [parameter.stride() for parameter in model.parameters()]
+
+
+def test_the_device_holds_nothing_of_what_is_set_aside() -> None:
+    def built() -> tuple[ResidentStore, Callable[[], None]]:
+        model = nn.Linear(512, 512, bias=False)
+        store = store_of(model)
+        return store, store.set_aside(store.spans())
+
+    def back_again() -> ResidentStore:
+        store, back = built()
+        back()
+        return store
+
+    assert allocated_by(built) < 100  # the store has a scalar of its own
+    assert 512 * 512 * 4 == allocated_by(back_again) - allocated_by(built)
+
+
+def test_a_parameter_that_shares_its_memory_stays() -> None:
+    whole = torch.randn(2, 8)
+    model = nn.ParameterList([nn.Parameter(whole[0]), nn.Parameter(whole[1])])
+    store = store_of(model)
+    assert not any(map(movable, model.parameters()))
+    back = store.set_aside(store.spans())
+    assert {"device"} == {span.tier for span in store.spans()}
+    back()
+    assert whole[0].data_ptr() == model[0].data_ptr()
+
+
+def test_training_goes_on_bitwise_afterwards() -> None:
+    def trained(*, aside: bool) -> dict[str, torch.Tensor]:
+        task = tiny_task(steps=6)
+        with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss) as trainer:
+            for batch in task.batches:
+                trainer.step(batch)
+                if aside:
+                    trainer.store.set_aside(trainer.store.spans())()
+        return task.model.state_dict()
+
+    expected, actual = trained(aside=False), trained(aside=True)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+@pytest.mark.parametrize("kind", [ResidentStore, HostileStore])
+def test_watchers_hear_of_each_write_once(kind: type[ParameterStore]) -> None:
+    model = nn.Linear(2, 2)
+    store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[call-arg]  # as both stores take
+    heard: list[str] = []
+    leave = store.watch(lambda span: heard.append(span.name))
+    weight, bias = sorted(store.spans(), key=lambda span: span.name, reverse=True)
+    with store.loan(weight, "read"), store.loan(bias, "write"):
+        assert [] == heard
+    with store.loan(bias, "write", of="gradient"):
+        pass
+    assert ["bias"] == heard
+    with pytest.raises(KeyError), store.loan(weight, "write"):
+        raise KeyError
+    assert ["bias", "weight"] == heard
+    leave()
+    written(store, 1.0)
+    assert ["bias", "weight"] == heard

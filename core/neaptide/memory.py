@@ -57,16 +57,31 @@ class Ledger:
         entry = Entry(owner, kind, tier, int(nbytes), frozenset(moments))
         return Ledger((*self.entries, entry))
 
-    def move(self, kind: str, source: Tier, target: Tier) -> Ledger:
-        """Return a ledger in which everything of `kind` on `source` lies on `target`."""
-        return Ledger(
-            tuple(
-                attrs.evolve(entry, tier=target)
-                if (entry.kind, entry.tier) == (kind, source)
-                else entry
-                for entry in self.entries
-            )
-        )
+    def move(
+        self,
+        kind: str,
+        source: Tier,
+        target: Tier,
+        nbytes: int | None = None,
+        moments: Iterable[Moment] = MOMENTS,
+    ) -> Ledger:
+        """Return a ledger in which what is of `kind` on `source` lies on `target`.
+
+        All of it, or the first `nbytes` of it, during `moments`.
+        """
+        during, left, moved = frozenset(moments), nbytes, []
+        for entry in self.entries:
+            if (entry.kind, entry.tier) != (kind, source) or not entry.moments & during:
+                moved.append(entry)
+                continue
+            part = entry.bytes if left is None else min(left, entry.bytes)
+            left = None if left is None else left - part
+            moved += [
+                attrs.evolve(entry, tier=target, bytes=part, moments=entry.moments & during),
+                attrs.evolve(entry, bytes=part, moments=entry.moments - during),
+                attrs.evolve(entry, bytes=entry.bytes - part),
+            ]
+        return Ledger(tuple(entry for entry in moved if entry.bytes and entry.moments))
 
     def scale(self, kind: str, factor: float) -> Ledger:
         """Return a ledger in which everything of `kind` takes `factor` times its bytes."""

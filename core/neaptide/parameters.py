@@ -123,6 +123,10 @@ class ParameterStore(ABC):
         """
         return _nothing
 
+    def can_set_aside(self, span: Span) -> bool:  # noqa: ARG002 - for a provider
+        """Return whether setting `span` aside frees memory of the device."""
+        return False
+
     @abstractmethod
     def has_gradient(self, span: Span) -> bool:
         """Return whether a gradient has been accumulated for `span`."""

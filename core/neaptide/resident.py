@@ -101,8 +101,7 @@ class ResidentStore(ParameterStore):
 
     def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
         """Move the weights whose memory is all their own to RAM; the others stay."""
-        parameters = [self._parameters[span.name] for span in spans]
-        moved = [parameter for parameter in parameters if movable(parameter)]
+        moved = [self._parameters[span.name] for span in spans if self.can_set_aside(span)]
         aside = Aside(moved)
         self._aside.update(moved)
 
@@ -111,6 +110,11 @@ class ResidentStore(ParameterStore):
             self._aside.difference_update(moved)
 
         return back
+
+    def can_set_aside(self, span: Span) -> bool:
+        """Return whether the parameter is on the device, and its memory all its own."""
+        parameter = self._parameters[span.name]
+        return parameter not in self._aside and movable(parameter)
 
     def carry(self, change: Change) -> None:
         """Call every rider without a loan a span: the weights are where they are."""

@@ -143,7 +143,7 @@ class StreamedStore(ParameterStore):
     def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
         """Leave streamed weights where they are, which saves their fetches, and move the rest."""
         parameters = {self._parameters[span.name] for span in spans}
-        moved = [p for p in parameters if p not in self._owners and movable(p)]
+        moved = [self._parameters[span.name] for span in spans if self.can_set_aside(span)]
         fetched = self.streaming.set_aside(parameters & self._owners.keys())
         aside = Aside(moved)
         self._aside.update(moved)
@@ -154,6 +154,12 @@ class StreamedStore(ParameterStore):
             fetched()
 
         return back
+
+    def can_set_aside(self, span: Span) -> bool:
+        """Return whether the parameter does not stream, and its memory is all its own."""
+        parameter = self._parameters[span.name]
+        away = parameter in self._owners or parameter in self._aside
+        return not away and movable(parameter)
 
     def drain(self) -> None:
         """Wait until the host has the newest weights and state."""

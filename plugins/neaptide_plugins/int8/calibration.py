@@ -1,0 +1,100 @@
+"""Ranges that leave outliers out, so that the codes are spent on the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+import torch
+
+from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_kernels.int8.reference import in_groups
+
+if TYPE_CHECKING:
+    from .scheme import Scheme
+
+Calibration = Literal["minmax", "percentile", "mse"]
+
+_SHARES = tuple(1.0 - step / 40 for step in range(21))
+"""Of the full range, tried for the least squared error: from all of it to half."""
+
+
+@attrs.frozen(eq=False)
+class Ranges:
+    """The least and greatest value of each group that is not clipped: float32 `[groups]`."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def clip(self, values: torch.Tensor, group: int) -> torch.Tensor:
+        """Return `values`, whose flattened order makes the groups, with outliers at the limits."""
+        rows = in_groups(values, group).float()
+        low, high = (limit.to(values.device)[:, None] for limit in (self.low, self.high))
+        clipped = torch.where(rows.isfinite(), torch.minimum(torch.maximum(rows, low), high), rows)
+        return clipped.view(-1)[: values.numel()].view(values.shape)
+
+    def scaled(self, share: torch.Tensor | float) -> Ranges:
+        """Return ranges of a share of the size."""
+        return Ranges(self.low * share, self.high * share)
+
+
+def calibrated(
+    weight: torch.Tensor,
+    scheme: Scheme,
+    how: Calibration,
+    *,
+    percentile: float = 99.9,
+    channel: int = 0,
+) -> Ranges:
+    """Return the ranges of the groups of `weight`.
+
+    Args:
+        weight: floating, any shape; a group with an inf or NaN is left to the encoding.
+        scheme: what a group is.
+        channel: the dim of output channels.
+        how: `minmax` takes all; `percentile` the values up to that percentile of the magnitudes (of
+            each sign, where the scheme is not symmetric); `mse` the share of the extremes, in steps
+            of 1/40 down to a half, with the least squared error of the decoded values.
+        percentile: in (50, 100].
+    """
+    group = scheme.group(weight.shape, channel)
+    values = weight.detach().movedim(channel, 0).contiguous()
+    rows = in_groups(values, group).float()
+    low, high = rows.amin(1), rows.amax(1)
+    if scheme.symmetric:
+        high = torch.maximum(-low, high)
+        low = -high
+    extremes = Ranges(low, high)
+    if how == "minmax":
+        return extremes
+    if how == "percentile":
+        return _percentile(rows, percentile / 100, symmetric=scheme.symmetric)
+    return _least_squares(values, extremes, group, affine=not scheme.symmetric)
+
+
+def _percentile(rows: torch.Tensor, share: float, *, symmetric: bool) -> Ranges:
+    if symmetric:
+        high = _quantile(rows.abs(), share)
+        return Ranges(-high, high)
+    return Ranges(-_quantile(-rows, share), _quantile(rows, share))
+
+
+def _quantile(rows: torch.Tensor, share: float) -> torch.Tensor:
+    # torch.quantile takes 16M elements at most, and interpolates; a value that is there will do.
+    place = max(1, min(rows.shape[1], round(share * rows.shape[1])))
+    return rows.kthvalue(place, dim=1).values
+
+
+def _least_squares(values: torch.Tensor, extremes: Ranges, group: int, *, affine: bool) -> Ranges:
+    rows = in_groups(values, group).float()
+    best = torch.full_like(extremes.high, torch.inf)
+    chosen = torch.ones_like(extremes.high)
+    for share in _SHARES:
+        clipped = extremes.scaled(share).clip(values, group)
+        codes, scale, zero = quantize_int8(clipped, group, affine)
+        decoded = in_groups(dequantize_int8(codes, scale, zero, group), group)
+        error = (decoded - rows).square().sum(1)
+        better = error < best
+        best = torch.where(better, error, best)
+        chosen = torch.where(better, torch.full_like(chosen, share), chosen)
+    return extremes.scaled(chosen)

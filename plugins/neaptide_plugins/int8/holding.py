@@ -1,0 +1,159 @@
+"""Weights held as int8 for a while: codes in their place, the full ones out of the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import torch
+
+from .calibration import Calibration, Ranges, calibrated
+from .scheme import Codes, Scheme, encode
+from .weight import Int8Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from contextlib import AbstractContextManager
+
+    from .targets import Target
+
+
+class Weights(Protocol):
+    """Where the full weights of targets are."""
+
+    def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
+        """Lend one on the device, for reading."""
+
+    def set_aside(self, target: Target) -> Callable[[], None]:
+        """Take one off the device; return what brings it back."""
+
+    def home(self, target: Target) -> torch.device:
+        """Return where its codes belong: the device, or RAM where the weight lies there anyhow."""
+
+
+@attrs.frozen(kw_only=True)
+class Quantizer:
+    """How weights are encoded."""
+
+    scheme: Scheme
+    calibration: Calibration | None
+    """How ranges are measured once a holding, to stay; None measures them at each encoding."""
+    percentile: float
+
+    def ranges(self, weight: torch.Tensor, channel: int) -> Ranges | None:
+        """Return the ranges that `weight` fixes, if any."""
+        if self.calibration is None:
+            return None
+        return calibrated(
+            weight, self.scheme, self.calibration, percentile=self.percentile, channel=channel
+        )
+
+
+@attrs.define(eq=False)
+class _Held:
+    target: Target
+    weight: Int8Weight
+    ranges: Ranges | None
+    back: Callable[[], None]
+    fresh: bool = True
+
+
+class Holding:
+    """Has modules compute with int8 weights between `hold` and `release`.
+
+    Args:
+        targets: the weights.
+        quantizer: how they are encoded.
+        device: where they are computed with.
+        weights: where the full ones are.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        quantizer: Quantizer,
+        device: torch.device,
+        weights: Weights,
+    ) -> None:
+        self.targets = list(targets)
+        self.errors: dict[str, float] = {}
+        """Relative root mean square error of each weight, where it was measured last."""
+        self._quantizer = quantizer
+        self._device = device
+        self._weights = weights
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def held(self) -> bool:
+        """Whether anything is int8 now."""
+        return bool(self._held)
+
+    def hold(self, *, exempt: Collection[str] = (), measured: bool = False) -> None:
+        """Put codes in the weights' place, one weight after the other.
+
+        Args:
+            exempt: names of targets that stay as they are.
+            measured: note the errors of what is encoded.
+        """
+        if measured:
+            self.errors = {}
+        try:
+            for target in self.targets:
+                if target.name not in exempt and target.name not in self._held:
+                    self._take(target, measured=measured)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, target: Target, *, measured: bool) -> None:
+        codes, ranges = self._first_codes(target, measured=measured)
+        weight = Int8Weight(codes, target.parameter, self._device)
+        # Noted first: whatever fails from here on, `release` undoes.
+        held = self._held[target.name] = _Held(target, weight, ranges, _nothing)
+        for module, attribute in target.sites:
+            module._parameters[attribute] = weight  # type: ignore[assignment]  # no parameter: it is not trained
+        held.back = self._weights.set_aside(target)
+
+    def _first_codes(self, target: Target, *, measured: bool) -> tuple[Codes, Ranges | None]:
+        with self._weights.lent(target) as full:
+            ranges = self._quantizer.ranges(full, target.channel)
+            codes = self._encoded(target, full, ranges)
+            if measured:
+                self.errors[target.name] = relative_error(full, codes)
+        return codes, ranges
+
+    def _encoded(self, target: Target, full: torch.Tensor, ranges: Ranges | None) -> Codes:
+        codes = encode(full, self._quantizer.scheme, target.channel, ranges)
+        return codes.to(self._weights.home(target))
+
+    def outdate(self, name: str) -> None:
+        """Note that the full weight of a target has changed."""
+        if name in self._held:
+            self._held[name].fresh = False
+
+    def refresh(self) -> None:
+        """Encode anew what has changed."""
+        for held in self._held.values():
+            if not held.fresh:
+                with self._weights.lent(held.target) as full:
+                    held.weight.codes = self._encoded(held.target, full, held.ranges)
+                held.fresh = True
+
+    def release(self) -> None:
+        """Put the full weights back, with whatever was written to them meanwhile."""
+        for held in reversed(self._held.values()):
+            held.back()
+            for module, attribute in held.target.sites:
+                module._parameters[attribute] = held.target.parameter
+        self._held.clear()
+
+
+def relative_error(full: torch.Tensor, codes: Codes) -> float:
+    """Return the norm of what is lost over the norm of the weight; 0 for a weight of zeros."""
+    lost = codes.to(full.device).decode(torch.float32) - full.to(torch.float32)
+    norm = torch.linalg.vector_norm(full.to(torch.float32))
+    return float(torch.linalg.vector_norm(lost) / norm.clamp(min=torch.finfo(norm.dtype).tiny))
+
+
+def _nothing() -> None:
+    """Nothing was set aside yet."""

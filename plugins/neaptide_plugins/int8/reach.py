@@ -1,0 +1,52 @@
+"""The full weights, through the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    from neaptide import ParameterStore, Span
+
+    from .targets import Target
+
+_HOST = torch.device("cpu")
+
+
+class Reach:
+    """Lends targets' weights and has the device do without them.
+
+    Codes of a weight that the store keeps off the device go there, too, and come when computed
+    with; else streaming would end where int8 begins.
+    """
+
+    def __init__(self, model: nn.Module, store: ParameterStore, device: torch.device) -> None:
+        self._store, self._device = store, device
+        named = dict(model.named_parameters(remove_duplicate=False))
+        self._spans = {named[span.name]: span for span in store.spans()}
+
+    def span(self, target: Target) -> Span:
+        """Return the span of a target, as it was when the run began."""
+        return self._spans[target.parameter]
+
+    def frees(self, target: Target) -> bool:
+        """Return whether the device has memory of the weight that it can do without."""
+        return self._store.can_set_aside(self.span(target))
+
+    def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
+        """Lend one on the device, for reading."""
+        return self._store.loan(self.span(target), "read", on=self._device)
+
+    def set_aside(self, target: Target) -> Callable[[], None]:
+        """Take one off the device; return what brings it back."""
+        return self._store.set_aside([self.span(target)])
+
+    def home(self, target: Target) -> torch.device:
+        """Return where its codes belong."""
+        return self._device if self.span(target).tier == "device" else _HOST

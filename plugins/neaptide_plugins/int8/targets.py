@@ -1,0 +1,156 @@
+"""Which weights of a model are quantized, and why the others are not."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+
+from .scheme import DTYPES, Scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_MATRIX = 2
+"""Least dimensions of a weight that is worth it."""
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_HEADS = ("head", "lm_head", "classifier")
+"""Names, or last parts of names, that heads go by wherever they were registered."""
+
+
+@attrs.frozen(eq=False)
+class Target:
+    """A parameter that is quantized, and everywhere it is found."""
+
+    name: str
+    """Its first qualified name."""
+    parameter: nn.Parameter
+    sites: tuple[tuple[nn.Module, str], ...]
+    """Modules and attributes that hold it."""
+    channel: int
+    """The dim of output channels."""
+
+
+def find(
+    model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], scheme: Scheme
+) -> list[Target]:
+    """Return the weights to quantize, in the model's order.
+
+    Args:
+        model: none of it is changed.
+        scheme: what shares a scale.
+        include: patterns of modules' names. None takes every matrix and convolution but embeddings,
+            norms, heads, recurrent layers, and what is tied to one of these.
+        exclude: patterns of modules that are left alone.
+
+    Raises:
+        ValueError: nothing is left, a pattern of `include` names nothing that can be quantized, or
+            blocks do not divide a channel.
+    """
+    candidates = list(_candidates(model))
+    last = candidates[-1][1] if candidates else None  # what is registered last makes the outputs
+    chosen = {
+        id(module)
+        for name, module, _, _ in candidates
+        if not _matches(name, exclude)
+        and (_matches(name, include) if include is not None else not _is_left(name, module, last))
+    }
+    _check_patterns(include, candidates)
+    sites: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    names: dict[nn.Parameter, str] = {}
+    channels: dict[nn.Parameter, int] = {}
+    for name, module, attribute, parameter in candidates:
+        sites.setdefault(parameter, []).append((module, attribute))
+        names.setdefault(parameter, f"{name}.{attribute}" if name else attribute)
+        channels.setdefault(parameter, _channel_of(module, attribute))
+    others = _used_elsewhere(model, candidates)
+    targets = [
+        Target(names[parameter], parameter, tuple(found), channels[parameter])
+        for parameter, found in sites.items()
+        if parameter not in others and all(id(module) in chosen for module, _ in found)
+    ]
+    if not targets:
+        msg = (
+            f"no weight is left to quantize of {len(sites)} matrices and convolutions "
+            f"(embeddings, norms, heads and recurrent layers are left alone); name modules in "
+            f"include, or exclude fewer"
+        )
+        raise ValueError(msg)
+    for target in targets:
+        try:
+            scheme.group(target.parameter.shape, target.channel)
+        except ValueError as error:
+            msg = f"{target.name!r}: {error}; take another block, or exclude the module"
+            raise ValueError(msg) from error
+    return targets
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    for name, module in model.named_modules():
+        if not _can(module):
+            continue
+        for attribute, parameter in module._parameters.items():
+            if (
+                parameter is not None
+                and not is_lazy(parameter)
+                and parameter.dim() >= _MATRIX
+                and parameter.dtype in DTYPES
+                and type(parameter.data) is torch.Tensor
+                and parameter.layout == torch.strided
+                and parameter.numel()
+            ):
+                yield name, module, attribute, parameter
+
+
+def _can(module: nn.Module) -> bool:
+    # Recurrent layers hold their weights in a list beside their attributes.
+    kinds = (nn.RNNBase, ParametrizationList)
+    return not isinstance(module, kinds) and "norm" not in type(module).__name__.lower()
+
+
+def _is_left(name: str, module: nn.Module, last: nn.Module | None) -> bool:
+    """Return whether a module is an embedding or a head."""
+    embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return embeds or name.rpartition(".")[2] in _HEADS or module is last
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(
+    include: Sequence[str] | None,
+    candidates: Sequence[tuple[str, nn.Module, str, nn.Parameter]],
+) -> None:
+    for pattern in include or ():
+        if not any(fnmatchcase(name, pattern) for name, *_ in candidates):
+            known = ", ".join(repr(name) for name, *_ in candidates[:3])
+            msg = (
+                f"no module with a matrix is called {pattern!r} in include; there is {known}"
+                f"{', …' if len(candidates) > 3 else ''}"  # noqa: PLR2004 - as many as are shown
+            )
+            raise ValueError(msg)
+
+
+def _used_elsewhere(
+    model: nn.Module, candidates: Sequence[tuple[str, nn.Module, str, nn.Parameter]]
+) -> set[nn.Parameter]:
+    """Return parameters that a module which cannot be quantized has, too."""
+    sites = {(id(module), attribute) for _, module, attribute, _ in candidates}
+    return {
+        parameter
+        for module in model.modules()
+        for attribute, parameter in module._parameters.items()
+        if parameter is not None and (id(module), attribute) not in sites
+    }
+
+
+def _channel_of(module: nn.Module, attribute: str) -> int:
+    # transformers' Conv1D multiplies by its weight, not by the transpose.
+    turned = isinstance(module, _TRANSPOSED) or type(module).__name__ == "Conv1D"
+    return 1 if turned and attribute == "weight" else 0

@@ -1,0 +1,85 @@
+"""A tensor that stands in for a weight: int8 in memory, the weight's values to whoever computes."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+if TYPE_CHECKING:
+    from .scheme import Codes
+
+
+class Int8Weight(torch.Tensor):
+    """Shape, dtype and device of `parameter`, on `device`, in int8.
+
+    Every operation on it gets the decoded values, which are gone with the operation. Reading it
+    without computing (`detach`, a state dict, a deep copy) gives the parameter itself. It takes
+    part in no gradient, and cannot be written to.
+    """
+
+    codes: Codes
+    parameter: torch.nn.Parameter
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
+
+    def __new__(cls, codes: Codes, parameter: torch.nn.Parameter, device: torch.device) -> Self:  # noqa: D102 - see __init__
+        del codes
+        made: Self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            parameter.shape,
+            strides=parameter.stride(),
+            dtype=parameter.dtype,
+            device=device,
+            requires_grad=False,
+        )
+        return made
+
+    def __init__(self, codes: Codes, parameter: torch.nn.Parameter, device: torch.device) -> None:
+        del device
+        self.codes = codes
+        self.parameter = parameter
+
+    def decoded(self) -> torch.Tensor:
+        """Return the values the codes stand for, on the device, with the weight's strides."""
+        values = self.codes.to(self.device).decode(self.dtype)
+        if values.stride() == self.stride():
+            return values
+        home = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
+        return home.copy_(values)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves the op out
+        cls, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if op is torch.ops.aten.detach.default:
+            return args[0].parameter.detach()
+        if op._schema.is_mutable:
+            written = _written(op, args, kwargs or {})
+            if any(isinstance(tensor, Int8Weight) for tensor in written):
+                msg = (
+                    f"{op} writes to a weight that is int8 in this phase; exclude its module from "
+                    f"the plugin int8"
+                )
+                raise RuntimeError(msg)
+        args, kwargs = tree_map_only(Int8Weight, Int8Weight.decoded, (args, kwargs or {}))
+        return op(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.parameter, memo)
+
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's takes contents, which are not shown
+        return f"Int8Weight(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    arguments = op._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    given.update(kwargs)
+    return [
+        given.get(argument.name)
+        for argument in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -68,6 +69,8 @@ class Slab:
         pages = _mapped(size)
         # It keeps the pages as long as any view of it lives.
         self._flat: torch.Tensor | None = torch.frombuffer(pages, dtype=torch.uint8)[:size]
+        pages.address = self._flat.data_ptr()
+        _mapped_now.add(pages)
         if cudart is not None and size:
             ends = list(_ends(size, cuts, piece))
             self.reason = pages.register(cudart, self._flat.data_ptr(), ends)
@@ -102,9 +105,21 @@ class Slab:
         self.pinned = False
 
 
+def slab_bytes() -> int:
+    """Return the bytes of all slabs of the process that are mapped now, whoever holds them."""
+    return sum(map(len, _mapped_now))
+
+
+def lies_in_slab(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory is a slab's."""
+    address = tensor.data_ptr()
+    return any(pages.address <= address < pages.address + len(pages) for pages in _mapped_now)
+
+
 class _Pages(mmap.mmap):
     """Anonymous pages; forgotten, they are unregistered first and unmapped then."""
 
+    address: int
     _cudart: Cudart
     _registered: tuple[int, ...] = ()
 
@@ -134,6 +149,9 @@ class _Pages(mmap.mmap):
 
     def __del__(self) -> None:
         self._unregister()
+
+
+_mapped_now: WeakSet[_Pages] = WeakSet()
 
 
 def _mapped(size: int) -> _Pages:

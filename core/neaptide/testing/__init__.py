@@ -6,9 +6,11 @@ def test_contract():
     check_plugin("my-plugin")
 """
 
-from .contract import LAWS, ContractError, check_plugin
+from .allocations import peak_of
+from .contract import LAWS, check_plugin
 from .hostile import HOSTILE_STORE, HostileStore
 from .providers import check_provider
+from .subject import ContractError
 from .tiny import TinyTask, tiny_task
 
 __all__ = [
@@ -19,5 +21,6 @@ __all__ = [
     "TinyTask",
     "check_plugin",
     "check_provider",
+    "peak_of",
     "tiny_task",
 ]

@@ -8,7 +8,7 @@ import torch
 
 from neaptide.kernels import KERNELS, Provider, copied, disagreements, same_bits
 
-from .contract import ContractError
+from .subject import ContractError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,14 +24,15 @@ class Block(nn.Module):
 
     def __init__(self, shared: nn.Linear, *, coupled: bool) -> None:
         super().__init__()
-        self.norm: nn.Module = nn.BatchNorm1d(WIDTH) if coupled else nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 2 * WIDTH)
-        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        width = shared.in_features
+        self.norm: nn.Module = nn.BatchNorm1d(width) if coupled else nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
         self.shared = shared
         self.drop = nn.Dropout(0.1 if coupled else 0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `[N, 16]` to `[N, 16]`."""
+        """Map `[N, width]` to `[N, width]`."""
         hidden = self.down(functional.gelu(self.up(self.norm(x))))
         mixed: torch.Tensor = x + self.drop(hidden) + 0.1 * torch.tanh(self.shared(x))
         return mixed
@@ -40,16 +41,16 @@ class Block(nn.Module):
 class TinyNet(nn.Module):
     """Four blocks that share a layer, after a frozen projection."""
 
-    def __init__(self, *, coupled: bool = True) -> None:
+    def __init__(self, width: int = WIDTH, *, coupled: bool = True) -> None:
         super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(width, width)
         self.first.weight.requires_grad_(False)
-        shared = nn.Linear(WIDTH, WIDTH)
+        shared = nn.Linear(width, width)
         self.blocks = nn.ModuleList(Block(shared, coupled=coupled) for _ in range(4))
-        self.head = nn.Linear(WIDTH, CLASSES)
+        self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map float32 `[N, 16]` to logits `[N, 8]`."""
+        """Map float32 `[N, width]` to logits `[N, 8]`."""
         x = self.first(x)
         for block in self.blocks:
             x = block(x)
@@ -73,20 +74,22 @@ class TinyTask:
     batches: list[dict[str, torch.Tensor]]
 
 
-def tiny_task(seed: int = 0, steps: int = 32, *, coupled: bool = True) -> TinyTask:
-    """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples.
+def tiny_task(
+    seed: int = 0, steps: int = 32, *, coupled: bool = True, width: int = WIDTH
+) -> TinyTask:
+    """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples of `width`.
 
     Not `coupled` it has no batch norm and no dropout, so that a split batch is the same batch.
     """
     torch.manual_seed(seed)
-    model = TinyNet(coupled=coupled)
+    model = TinyNet(width, coupled=coupled)
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
     )
     generator = torch.Generator().manual_seed(seed + 1)
     batches = []
     for _ in range(steps):
-        x = torch.randn(12, WIDTH, generator=generator)
+        x = torch.randn(12, width, generator=generator)
         y = x[:, :CLASSES].argmax(dim=1)
         y[0] = -100
         batches.append({"x": x, "y": y})

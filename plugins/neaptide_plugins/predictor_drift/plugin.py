@@ -107,9 +107,8 @@ class PredictorDrift(Plugin[PredictorDriftConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """One float32 accumulator over the trainable weights."""
-        del phase
-        held = 4 * self._trainable_parameters
+        """One float32 accumulator over the trainable weights, once Warmup is over."""
+        held = 0 if phase is WARMUP else 4 * self._trainable_parameters
         return ledger.add("predictor-drift", "predictor", self.config.tier, held)
 
     @hookimpl

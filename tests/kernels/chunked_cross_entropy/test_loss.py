@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from allocations import peak_of
 from hypothesis import given
 from hypothesis import strategies as st
 from support import same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from neaptide.testing import peak_of
 from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
 
 IGNORED = -100

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from allocations import peak_of
 from torch import nn
 
 from neaptide import HybridTrainer
+from neaptide.testing import peak_of
 
 WIDTH, BATCH, BLOCKS = 128, 256, 16
 

@@ -1,0 +1,110 @@
+"""Counts what torch's CPU allocator hands out while something runs, whoever holds it."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+from torch._C._autograd import _enable_profiler
+from torch._C._profiler import RecordScope, _EventType
+from torch.autograd.profiler import profile, record_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+class _Event(NamedTuple):
+    """A mark by its name, or a block that comes (bytes > 0) or goes."""
+
+    time: int
+    mark: str = ""
+    address: int = 0
+    bytes: int = 0
+
+
+@attrs.define(eq=False)
+class Allocations:
+    """What was allocated and given back, in order, and where the marks lie between.
+
+    On the thread that counts and on autograd's; what a thread of one's own allocates or frees is
+    not seen. What was there before does not count, and neither does its end.
+    """
+
+    _events: list[_Event] = attrs.field(factory=list)
+
+    @staticmethod
+    def mark(name: str) -> None:
+        """Set a mark at this moment; several may have one name."""
+        with record_function(_MARK + name):
+            pass
+
+    def at_marks(self) -> dict[str, list[int]]:
+        """Return the bytes held at each mark, once the count is over."""
+        marks: dict[str, list[int]] = {}
+        for event, held in self._followed():
+            if event.mark:
+                marks.setdefault(event.mark, []).append(held)
+        return marks
+
+    def peak(self) -> int:
+        """Return the most bytes held at a time, once the count is over."""
+        return max((held for _, held in self._followed()), default=0)
+
+    def _followed(self) -> Iterator[tuple[_Event, int]]:
+        blocks: dict[int, int] = {}
+        held = 0
+        for event in self._events:
+            if event.bytes > 0:
+                blocks[event.address] = event.bytes
+                held += event.bytes
+            else:
+                held -= blocks.pop(event.address, 0)
+            yield event, held
+
+
+@contextmanager
+def counted() -> Iterator[Allocations]:
+    """Count meanwhile; the answers are there afterwards. No other torch profiler may run."""
+    events: list[_Event] = []
+    with _MemoryProfile(profile_memory=True) as profiler:
+        yield Allocations(events)
+    found = _events(profiler.kineto_results.experimental_event_tree())
+    events.extend(sorted(found, key=lambda event: event.time))
+
+
+def _events(nodes: Iterable[Any]) -> Iterator[_Event]:
+    open_nodes = list(nodes)
+    while open_nodes:
+        node = open_nodes.pop()
+        if node.tag == _EventType.Allocation:
+            what = node.extra_fields
+            if what.device.type == "cpu":
+                yield _Event(node.start_time_ns, "", what.ptr, what.alloc_size)
+            continue
+        if node.name.startswith(_MARK):
+            yield _Event(node.start_time_ns, node.name.removeprefix(_MARK))
+        open_nodes += node.children
+
+
+def peak_of(action: Callable[[], Any]) -> int:
+    """Return the most bytes allocated at a time during `action`, beyond those before it."""
+    gc.collect()
+    with counted() as allocations:
+        kept = action()
+    del kept
+    return allocations.peak()
+
+
+_MARK = "neaptide.mark: "
+
+
+class _MemoryProfile(profile):
+    """Records memory and marks, and no operators: these would take thirty times as long."""
+
+    def _start_trace(self) -> None:
+        self.entered = True
+        config = self.config()  # type: ignore[no-untyped-call]  # torch leaves it so
+        scopes = {RecordScope.USER_SCOPE}
+        _enable_profiler(config, self.kineto_activities, scopes)  # type: ignore[call-arg]  # torch's stub lacks the scopes

@@ -1,0 +1,166 @@
+"""Runs a plugin and counts what is held at marked moments of each phase, by who hands it out."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from neaptide.memory import Ledger, Moment, nested_tensors, tensor_bytes
+from neaptide.offload.host_memory import lies_in_slab, slab_bytes
+from neaptide.phases import PHASES, Phase
+from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
+
+from .allocations import Allocations, counted
+from .tiny import tiny_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from neaptide.parameters import ParameterStore
+
+    from .subject import Subject
+
+WIDTH = 128
+"""Of the network: 1.2 MB of weights, so that 5 % are far above counters and rounding."""
+STEPS = 22
+"""Two cycles of the phases, but for the last's end."""
+
+
+@attrs.frozen
+class Held:
+    """Bytes at one moment beyond those before the run, counted by who hands them out."""
+
+    cpu: int
+    cuda: int
+    slabs: int
+
+
+@attrs.frozen(eq=False)
+class Observed:
+    """What a run held when it last came by a moment of a phase, and what its ledgers state."""
+
+    device: torch.device
+    held: dict[tuple[str, Moment], Held]
+    ledgers: dict[str, Ledger]
+    beside_weights: int
+    """Bytes of optimizer state that the optimizer itself put next to weights on the host."""
+
+    def stated(self, key: tuple[str, Moment]) -> tuple[int, int]:
+        """Return the bytes on device and host."""
+        phase, moment = key
+        ledger = self.ledgers[phase]
+        return ledger.total(tier="device", moment=moment), ledger.total(tier="host", moment=moment)
+
+    def outside_slabs(self, key: tuple[str, Moment]) -> int:
+        """Return the bytes that are on the host of a CPU although no slab holds them."""
+        phase, moment = key
+        state = self.ledgers[phase].total(tier="host", moment=moment, kind="optimizer.state")
+        return min(self.beside_weights, state)
+
+
+def observed(subject: Subject) -> Observed:
+    """Train through all phases, evaluating after each step, and count at every mark."""
+    gc.collect()  # nothing of other runs may go in the middle of this one
+    before = _others()
+    others: dict[str, tuple[int, int]] = {}
+
+    def mark(phase: Phase, moment: Moment) -> None:
+        name = f"{phase.name} {moment}"
+        Allocations.mark(name)
+        others[name] = _others()
+
+    with _no_collector(), counted() as allocations:
+        task = tiny_task(width=WIDTH)
+        with subject.trainer(task, MARKS) as trainer:
+            marks = trainer.hooks.plugins[MARKS.name]
+            assert isinstance(marks, Marks), "it is what the manifest names"
+            marks.mark = mark
+            for batch in task.batches[:STEPS]:
+                trainer.step(batch)
+                trainer.evaluate(task.batches[STEPS : STEPS + 1])
+            ledgers = {phase: trainer.estimate_memory(phase) for phase in PHASES}
+            beside = _state_beside_weights(trainer.store, task.model)
+            device = trainer.run.device
+    held: dict[Any, Held] = {}
+    for name, cpu in allocations.at_marks().items():
+        cuda, slabs = (now - then for now, then in zip(others[name], before, strict=True))
+        held[tuple(name.split())] = Held(cpu[-1], cuda, slabs)
+    return Observed(device, held, ledgers, beside)
+
+
+def _others() -> tuple[int, int]:
+    cuda = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    return cuda, slab_bytes()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Leave cycles alone: a tensor in one is held until the collector happens to come by."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _state_beside_weights(store: ParameterStore, model: nn.Module) -> int:
+    on_host = {span.name for span in store.spans() if span.tier == "host"}
+    return tensor_bytes(
+        tensor
+        for name, parameter in model.named_parameters()
+        if name in on_host
+        for tensor in nested_tensors(dict(store.optimizer.state.get(parameter, {})))
+        if not lies_in_slab(tensor)
+    )
+
+
+@attrs.define(eq=False)
+class Marks(Plugin[NoConfig]):
+    """Calls `mark(phase, moment)` inside every other plugin, just before the core's own part."""
+
+    mark: Callable[[Phase, Moment], None] = attrs.field(init=False, default=lambda *_: None)
+
+    @hookimpl
+    def around_forward(self) -> Callable[..., Any]:
+        """Mark training forwards and probes."""
+
+        def forward(
+            following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
+        ) -> Any:
+            if moment != "evaluate":
+                self.mark(phase, "predict" if moment == "probe" else "forward")
+            return following(phase=phase, moment=moment, **arguments)
+
+        return forward
+
+    @hookimpl
+    def around_optimizer_step(self) -> Callable[..., Any]:
+        """Mark updates, gradients being there."""
+        return self._marking("update")
+
+    @hookimpl
+    def around_evaluate(self) -> Callable[..., Any]:
+        """Mark evaluations."""
+        return self._marking("evaluate")
+
+    def _marking(self, moment: Moment) -> Callable[..., Any]:
+        def marked(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
+            self.mark(phase, moment)
+            return following(phase=phase, **arguments)
+
+        return marked
+
+
+MARKS = PluginSpec(
+    name="memory-marks",
+    load="neaptide.testing.moments:Marks",
+    summary="Marks the moments at which memory is counted, for tests.",
+)

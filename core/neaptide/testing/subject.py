@@ -1,0 +1,71 @@
+"""The plugin under check, and the run it is checked in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.plugin import PluginSpec
+from neaptide.trainer import HybridTrainer
+
+from .tiny import STEADY_PREDICTOR, TinyTask, tiny_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STEPS = 30
+PHASE_LENGTHS = {
+    "warmup": {"steps": 4},
+    "full": {"steps": 6},
+    "predict": {"max_horizon": 5, "correction_interval": 1},
+    "correct": {"steps": 3},
+}
+
+
+class ContractError(AssertionError):
+    """A plugin breaks a law; the text says which, what was seen and what was expected."""
+
+
+@attrs.frozen
+class Subject:
+    """The plugin under check, with the settings and the company it is checked in."""
+
+    spec: PluginSpec
+    settings: Mapping[str, Any]
+    beside: tuple[str | PluginSpec, ...]
+
+    def plugins(self, *more: PluginSpec) -> list[str | PluginSpec]:
+        """Return what to enable: the plugin, its company, and a predictor if it brings none."""
+        claims = self.spec.claims | {
+            claim
+            for other in self.beside
+            if isinstance(other, PluginSpec)
+            for claim in other.claims
+        }
+        predictor = [] if "predictor" in claims else [STEADY_PREDICTOR]
+        return [self.spec, *self.beside, *predictor, *more]
+
+    def config(self) -> dict[str, Any]:
+        """Return the run's config."""
+        return {
+            "phases": PHASE_LENGTHS,
+            "train": {"clip_norm": 1.0, "steps": STEPS},
+            "plugins": {self.spec.name: dict(self.settings)},
+        }
+
+    def trainer(self, task: TinyTask, *more: PluginSpec) -> HybridTrainer:
+        """Return a trainer of `task` under these plugins."""
+        return HybridTrainer(
+            task.model,
+            task.optimizer,
+            loss_fn=tiny_loss,
+            config=self.config(),
+            plugins=self.plugins(*more),
+        )
+
+
+def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence
+    """Raise ContractError saying `otherwise` unless it `holds`."""
+    if not holds:
+        raise ContractError(otherwise)

@@ -1,0 +1,147 @@
+"""An estimate that differs from what is allocated breaks the law, wherever the bytes hide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support import stranger
+
+from neaptide import Ledger, Phase, Plugin, hookimpl
+from neaptide.offload import Slab
+from neaptide.testing import ContractError, check_plugin
+from neaptide.testing.moments import observed
+from neaptide.testing.subject import Subject
+from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from neaptide.memory import Moment, Tier
+
+SIZE = 300_000
+LAW = ["estimate-is-allocated"]
+
+
+def tensor() -> torch.Tensor:
+    """Return memory of torch's allocator."""
+    return torch.empty(SIZE, dtype=torch.uint8)
+
+
+def slab() -> torch.Tensor:
+    """Return memory outside it."""
+    return Slab(SIZE).flat
+
+
+class Holder(Plugin[Any]):
+    """Holds memory where no walk over its attributes finds it, during the phases it names."""
+
+    takes: tuple[Callable[[], torch.Tensor], ...] = ()
+    states: tuple[Tier, ...] = ()
+    during: tuple[str, ...] = ("warmup", "full", "predict", "correct")
+    stated_during = during
+    moments: tuple[Moment, ...] = ("forward", "backward", "update", "predict", "evaluate", "save")
+
+    @hookimpl
+    def around_forward(self) -> Callable[..., Any]:
+        held: list[torch.Tensor] = []
+
+        def forward(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
+            held.clear()
+            if phase.name in self.during:
+                held.extend(take() for take in self.takes)
+            return following(phase=phase, **arguments)
+
+        return forward
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        for tier in self.states if phase.name in self.stated_during else ():
+            ledger = ledger.add("stranger", "held", tier, SIZE, self.moments)
+        return ledger
+
+
+def check(**members: Any) -> None:
+    check_plugin(stranger(type("Held", (Holder,), members), summary="Holds."), laws=LAW)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {"takes": (tensor,), "states": ("device",)},
+        {"takes": (slab,), "states": ("host",)},
+        {"takes": (tensor, slab), "states": ("host", "device")},
+        {
+            "takes": (tensor,),
+            "states": ("device",),
+            "during": ("predict", "full"),
+            "stated_during": ("full", "predict"),
+        },
+    ],
+    ids=["nothing", "tensor", "slab", "both", "in two phases"],
+)
+def test_what_is_stated_as_it_is_passes(members: dict[str, Any]) -> None:
+    check(**members)
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"takes": (tensor,)}, r"states \+0 bytes .*, and \+300000 are"),
+        ({"states": ("device",)}, r"states \+300000 bytes .*, and \+0 are"),
+        ({"takes": (slab,)}, r"states \+0 bytes .*, and \+300000 are"),
+        ({"takes": (slab,), "states": ("device",)}, r"states \+300000 bytes on the device"),
+        (
+            {"takes": (slab, tensor), "states": ("host", "host")},
+            r"states \+0 bytes on the device, and \+300000 are",
+        ),
+        (
+            {"takes": (tensor,), "states": ("device",), "stated_during": ("warmup", "full")},
+            r"in correct at 'evaluate'",
+        ),
+        (
+            {"takes": (tensor,), "states": ("device",), "moments": ("forward", "update")},
+            r"at 'evaluate' it states \+0",
+        ),
+        ({"takes": (tensor,), "during": ("predict",)}, r"in predict at 'predict'"),
+    ],
+    ids=[
+        "unstated tensor",
+        "stated and not held",
+        "unstated slab",
+        "slab said to be on the device",
+        "tensor said to be on the host",
+        "unstated in a phase",
+        "unstated at a moment",
+        "unstated in Predict alone",
+    ],
+)
+def test_what_is_stated_otherwise_breaks_the_law(members: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ContractError, match=reason):
+        check(**members)
+
+
+def test_a_cycle_that_waits_for_the_collector_counts_as_held() -> None:
+    class Cyclic(Plugin[Any]):
+        @hookimpl
+        def before_forward(self) -> None:
+            cycle: list[Any] = [tensor()]
+            cycle.append(cycle)
+
+    with pytest.raises(ContractError, match="are allocated"):
+        check_plugin(stranger(Cyclic, summary="Leaves cycles."), laws=LAW)
+
+
+def test_the_cores_own_ledger_is_what_is_allocated_at_every_moment() -> None:
+    """Not as a difference: all that a run holds, but for its batches."""
+    seen = observed(Subject(STEADY_PREDICTOR, {}, ()))
+    batches = sum(
+        value.nbytes for batch in tiny_task(width=128).batches for value in batch.values()
+    )
+    moments = {"forward", "update", "evaluate"}
+    expected = {(phase, each) for phase in ("warmup", "full", "correct") for each in moments}
+    assert expected | {("predict", "predict")} == set(seen.held)
+    for key, held in seen.held.items():
+        assert sum(seen.stated(key)) == pytest.approx(held.cpu - batches, rel=0.05), key

@@ -61,13 +61,13 @@ class Ledger:
         self,
         kind: str,
         source: Tier,
-        target: Tier,
+        target: Tier | None,
         nbytes: int | None = None,
         moments: Iterable[Moment] = MOMENTS,
     ) -> Ledger:
         """Return a ledger in which what is of `kind` on `source` lies on `target`.
 
-        All of it, or the first `nbytes` of it, during `moments`.
+        All of it, or the first `nbytes` of it, during `moments`. A target of None gives it up.
         """
         during, left, moved = frozenset(moments), nbytes, []
         for entry in self.entries:
@@ -76,8 +76,10 @@ class Ledger:
                 continue
             part = entry.bytes if left is None else min(left, entry.bytes)
             left = None if left is None else left - part
+            if target is not None:
+                there = attrs.evolve(entry, tier=target, bytes=part)
+                moved.append(attrs.evolve(there, moments=entry.moments & during))
             moved += [
-                attrs.evolve(entry, tier=target, bytes=part, moments=entry.moments & during),
                 attrs.evolve(entry, bytes=part, moments=entry.moments - during),
                 attrs.evolve(entry, bytes=entry.bytes - part),
             ]

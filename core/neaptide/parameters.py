@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 import torch
@@ -59,6 +59,16 @@ class Snapshot:
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any] | None
+
+
+class Keeper(Protocol):
+    """Holds one weight in a form of its own, which may be less than what it is given."""
+
+    def read(self) -> torch.Tensor:
+        """Return the weight it holds, on the device, in the span's shape and dtype."""
+
+    def write(self, weight: torch.Tensor) -> None:
+        """Hold `weight` from now on. Writing what was read changes nothing, bit for bit."""
 
 
 class ParameterStore(ABC):
@@ -122,6 +132,15 @@ class ParameterStore(ABC):
         A store that cannot leaves them where they are.
         """
         return _nothing
+
+    def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:  # noqa: ARG002 - for a provider
+        """Have `keeper` hold a weight in the module's stead until what is returned is called.
+
+        Loans and updates go through it; the module's own tensor is not to be computed with, but
+        takes gradients. ValueError where the store cannot give the weight's memory up.
+        """
+        msg = f"this store keeps {span.name!r} in a form of its own"
+        raise ValueError(msg)
 
     def can_set_aside(self, span: Span) -> bool:  # noqa: ARG002 - for a provider
         """Return whether setting `span` aside frees memory of the device."""

@@ -11,6 +11,7 @@ from .memory import tier_of
 from .offload import Aside, movable
 from .parameters import (
     Change,
+    Keeper,
     Mode,
     ParameterStore,
     Span,
@@ -40,6 +41,7 @@ class ResidentStore(ParameterStore):
         self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
         self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
         self._aside: set[nn.Parameter] = set()
+        self._kept: dict[nn.Parameter, Keeper] = {}
 
     def spans(self) -> list[Span]:
         """Return one span a parameter, in the module's order."""
@@ -90,14 +92,18 @@ class ResidentStore(ParameterStore):
                 parameter.grad = torch.zeros_like(parameter)
             tensor = parameter.grad
         else:
-            tensor = parameter.detach()
-        if on is None or on == tensor.device:
-            yield tensor
-            return
-        away = tensor.to(on)
-        yield away
+            tensor = self._weight(parameter)
+        lent = tensor if on is None else tensor.to(on)
+        yield lent
         if mode == "write":
-            tensor.copy_(away)
+            if lent is not tensor:
+                tensor.copy_(lent)
+            if of == "weight" and parameter in self._kept:
+                self._kept[parameter].write(tensor)
+
+    def _weight(self, parameter: nn.Parameter) -> torch.Tensor:
+        keeper = self._kept.get(parameter)
+        return parameter.detach() if keeper is None else keeper.read()
 
     def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
         """Move the weights whose memory is all their own to RAM; the others stay."""
@@ -114,7 +120,34 @@ class ResidentStore(ParameterStore):
     def can_set_aside(self, span: Span) -> bool:
         """Return whether the parameter is on the device, and its memory all its own."""
         parameter = self._parameters[span.name]
-        return parameter not in self._aside and movable(parameter)
+        taken = parameter in self._aside or parameter in self._kept
+        return not taken and movable(parameter)
+
+    def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
+        """Leave the parameter a single number for all its elements."""
+        parameter = self._parameters[span.name]
+        if not self.can_set_aside(span):
+            msg = f"the memory of {span.name!r} is not all its own, or it is taken already"
+            raise ValueError(msg)
+        self._kept[parameter] = keeper
+        parameter.data = _hollow(parameter)
+
+        def back() -> None:
+            parameter.data = keeper.read()
+            del self._kept[parameter]
+
+        return back
+
+    def step(self) -> None:
+        """Let the optimizer update every weight, those that are kept for the update only."""
+        for parameter, keeper in self._kept.items():
+            parameter.data = keeper.read()
+        try:
+            super().step()
+        finally:
+            for parameter, keeper in self._kept.items():
+                keeper.write(parameter.detach())
+                parameter.data = _hollow(parameter)
 
     def carry(self, change: Change) -> None:
         """Call every rider without a loan a span: the weights are where they are."""
@@ -123,7 +156,7 @@ class ResidentStore(ParameterStore):
         with torch.no_grad():
             for span, parameter in zip(self.spans(), self._names, strict=True):
                 if span.trainable:
-                    weight = parameter.detach()
+                    weight = self._weight(parameter)
                     delta = change(span, weight)
                     for rider in self._riders:
                         rider(span, weight, delta)
@@ -177,6 +210,12 @@ class ResidentStore(ParameterStore):
                 by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
         for device, gradients in by_device.items():
             torch._foreach_mul_(gradients, on_device(factor, device))
+
+
+def _hollow(parameter: nn.Parameter) -> torch.Tensor:
+    """Return what has a parameter's shape, dtype and device, and next to no memory."""
+    one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+    return one.expand(parameter.shape)
 
 
 def _is_slow_fused(gradient: torch.Tensor) -> bool:

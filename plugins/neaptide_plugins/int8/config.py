@@ -12,6 +12,9 @@ from neaptide.plugin import PluginSpec
 
 Precision = Literal["full", "int8"]
 
+TRAINED = ("warmup", "full", "correct")
+"""Phases that have updates."""
+
 _precision = in_(("full", "int8"))
 
 
@@ -19,9 +22,17 @@ _precision = in_(("full", "int8"))
 class Int8Config:
     """`[plugins.int8]`."""
 
+    warmup: Precision = field("full", validator=_precision, help="weights trained in Warmup")
+    full: Precision = field(
+        "full",
+        validator=_precision,
+        help="weights trained in Full; `int8` leaves nothing but codes, to which updates are "
+        "rounded stochastically",
+    )
     predict: Precision = field(
         "int8", validator=_precision, help="weights in Predict, where jumps are judged"
     )
+    correct: Precision = field("full", validator=_precision, help="weights trained in Correct")
     evaluate: Precision = field("full", validator=_precision, help="weights in evaluations")
     symmetric: bool = field(
         default=True, help="codes in [-127, 127], centred on 0; false adds a zero point to a scale"
@@ -64,6 +75,13 @@ class Int8Config:
         "weights with the largest errors keep their precision from then on",
     )
 
+    @symmetric.validator
+    def _is_trainable(self, attribute: attrs.Attribute[bool], value: bool) -> None:  # noqa: FBT001 - attrs calls it
+        trained = [name for name in TRAINED if getattr(self, name) == "int8"]
+        if trained and not value:
+            msg = f"{attribute.name!r} must be true where {trained[0]} = 'int8' (got {value})"
+            raise ValueError(msg)
+
     @calibration.validator
     def _is_used(self, attribute: attrs.Attribute[str], value: str) -> None:
         if self.dynamic_range and value != "minmax":
@@ -83,6 +101,5 @@ SPEC = PluginSpec(
     config=Int8Config,
     summary="Weights as int8 in Predict, the full ones off the device and back bit for bit.",
     claims={"linear.weight"},
-    phases={"predict"},
     numerics="changes-training",
 )

@@ -1,4 +1,4 @@
-"""Holds weights as int8 while forwards of their phase run, and measures what that costs."""
+"""Gives each phase the weights that the table says, and measures what int8 costs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from torch.compiler import set_stance
 from neaptide import ConfigError, Plugin, hookimpl
 from neaptide.rng import preserved
 
+from .accounting import OWNER, Footprint, held, trained
 from .adapting import relative_gap, worst_quarter
-from .config import Int8Config
+from .config import TRAINED, Int8Config
+from .grid import check_trainable
 from .holding import Holding, Quantizer
 from .reach import Reach
 from .scheme import Scheme, bytes_of
 from .targets import find
+from .training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,34 +27,28 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import Ledger, ParameterStore, Phase, Run
-    from neaptide.memory import Moment, Tier
+    from neaptide.memory import Moment
 
     from .targets import Target
-
-_NAME = "int8"
 
 
 @attrs.define(eq=False)
 class Int8(Plugin[Int8Config]):
-    """One precision for the probes of Predict and one for evaluations; training has full weights.
+    """Codes while a forward without gradients runs, or codes instead of weights in training.
 
-    Codes are made when the first forward that wants them comes: a Predict phase that proposes
-    nothing costs nothing.
+    The former are made when the first forward that wants them comes: a Predict phase in which
+    nothing is proposed costs nothing.
     """
 
     _targets: list[Target] = attrs.field(init=False, factory=list)
+    _run: Run = attrs.field(init=False)
     _reach: Reach = attrs.field(init=False)
     _holding: Holding | None = attrs.field(init=False, default=None)
-    _run: Run = attrs.field(init=False)
+    _training: Training = attrs.field(init=False)
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
     _held_phases: int = attrs.field(init=False, default=0)
     _exempt: list[str] = attrs.field(init=False, factory=list)
     _measured: dict[str, float] = attrs.field(init=False, factory=dict)
-
-    @property
-    def _scheme(self) -> Scheme:
-        config = self.config
-        return Scheme(config.granularity, config.block, config.symmetric)
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
@@ -59,28 +56,43 @@ class Int8(Plugin[Int8Config]):
         config = self.config
         try:
             self._targets = find(model, config.include, config.exclude, self._scheme)
+            if self._trains_int8:
+                check_trainable(self._targets)
         except ValueError as error:
-            msg = f"{error} @ plugins.{_NAME}"
+            msg = f"{error} @ plugins.{OWNER}"
             raise ConfigError(msg) from error
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
         """Watch the weights, and say what will be quantized."""
-        config = self.config
+        config, scheme = self.config, self._scheme
         quantizer = Quantizer(
-            scheme=self._scheme,
+            scheme=scheme,
             calibration=None if config.dynamic_range else config.calibration,
             percentile=config.percentile,
         )
-        self._run, self._reach = run, Reach(model, store, run.device)
-        self._holding = holding = Holding(self._targets, quantizer, run.device, self._reach)
+        reach = self._reach = Reach(model, store, run.device)
+        self._run = run
+        self._check_kept()
+        self._training = Training(self._targets, scheme, run.device, reach.lent, reach.keep)
+        holding = self._holding = Holding(self._targets, quantizer, run.device, reach)
         self._leave = store.watch(lambda span: holding.outdate(span.name))
         run.log.info(
             "int8.started",
             weights=len(self._targets),
             full_bytes=sum(target.parameter.nbytes for target in self._targets),
-            int8_bytes=sum(map(self._code_bytes, self._targets)),
+            int8_bytes=sum(footprint.codes for footprint in self._footprints()),
         )
+
+    def _check_kept(self) -> None:
+        stuck = [target.name for target in self._targets if not self._reach.frees(target)]
+        if self._trains_int8 and stuck:
+            msg = (
+                f"training in int8 needs weights that stay on the device and share no memory, and "
+                f"{stuck[0]!r} does not (of {len(stuck)} such); use 'full' there, exclude their "
+                f"modules, or do without streaming @ plugins.{OWNER}.full"
+            )
+            raise ConfigError(msg)
 
     @hookimpl
     def on_run_end(self) -> None:
@@ -89,12 +101,18 @@ class Int8(Plugin[Int8Config]):
             self._leave()
         if self._holding is not None:
             self._holding.release()
+            self._training.end()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Put the full weights back where training begins."""
-        if not phase.applies_prediction:
-            self._begun.release()
+        """Have the weights that the coming phase trains."""
+        if phase.applies_prediction:
+            return  # its forwards say what they want
+        self._begun.release()
+        if getattr(self.config, phase.name, "full") == "int8":
+            self._training.begin()
+        else:
+            self._training.end()
 
     @hookimpl
     def around_forward(self) -> Callable[..., Any]:
@@ -107,18 +125,20 @@ class Int8(Plugin[Int8Config]):
 
             def call() -> Any:
                 # Compiled code would be compiled anew for weights of another kind.
-                with set_stance("force_eager") if holding.held else nullcontext():
+                eager = holding.held or self._training.begun
+                with set_stance("force_eager") if eager else nullcontext():
                     return following(phase=phase, moment=moment, **arguments)
 
-            wanted = moment != "train" and getattr(self.config, _SETTINGS[moment]) == "int8"
-            if not wanted:
+            if self._training.begun:
+                return call()
+            if moment == "train" or getattr(self.config, _SETTINGS[moment]) == "full":
                 holding.release()
                 return call()
-            if holding.held or moment != "probe":
-                holding.hold(exempt=self._exempt)
-                holding.refresh()
-                return call()
-            return self._first_probe(call)
+            if moment == "probe" and not holding.held:
+                return self._first_probe(call)
+            holding.hold(exempt=self._exempt)
+            holding.refresh()
+            return call()
 
         return forward
 
@@ -157,7 +177,8 @@ class Int8(Plugin[Int8Config]):
         def evaluation(following: Callable[..., float], **arguments: Any) -> float:
             holding = self._begun
             try:
-                holding.hold(exempt=self._exempt)
+                if not self._training.begun:
+                    holding.hold(exempt=self._exempt)
                 return following(**arguments)
             finally:
                 holding.release()
@@ -166,31 +187,27 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Full weights in RAM and codes on the device, in the moments of int8."""
-        moments = self._moments(phase)
-        if not moments:
-            return ledger
-        for tier, full, codes in self._bytes():
-            ledger = ledger.move("weights", "device", "host", full, moments)
-            ledger = ledger.add(_NAME, "weights.int8", tier, codes, moments)
-        return ledger
+        """State codes in the place of weights, and where those are meanwhile."""
+        config, footprints = self.config, list(self._footprints())
+        before = "full" if phase.applies_prediction else phase.name  # Predict has what Full left
+        if getattr(config, before, "full") == "int8":
+            return trained(ledger, footprints)
+        moments: dict[Moment, bool] = {
+            "predict": phase.applies_prediction and config.predict == "int8",
+            "evaluate": config.evaluate == "int8",
+        }
+        return held(ledger, footprints, frozenset(name for name, on in moments.items() if on))
 
-    def _moments(self, phase: Phase) -> frozenset[Moment]:
-        probed = phase.applies_prediction and self.config.predict == "int8"
-        evaluated = self.config.evaluate == "int8"
-        moments: dict[Moment, bool] = {"predict": probed, "evaluate": evaluated}
-        return frozenset(moment for moment, is_int8 in moments.items() if is_int8)
-
-    def _bytes(self) -> Iterator[tuple[Tier, int, int]]:
-        """Yield for each weight where its codes lie, the bytes freed, and those of the codes."""
+    def _footprints(self) -> Iterator[Footprint]:
         for target in self._targets:
             if target.name not in self._exempt:
-                full = target.parameter.nbytes if self._reach.frees(target) else 0
-                away = self._reach.home(target) != self._run.device
-                yield "host" if away else "device", full, self._code_bytes(target)
-
-    def _code_bytes(self, target: Target) -> int:
-        return bytes_of(target.parameter.shape, self._scheme, target.channel)
+                shape, away = target.parameter.shape, self._reach.home(target) != self._run.device
+                freed = self._training.begun or self._reach.frees(target)
+                yield Footprint(
+                    target.parameter.nbytes if freed else 0,
+                    bytes_of(shape, self._scheme, target.channel),
+                    "host" if away else "device",
+                )
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
@@ -202,14 +219,27 @@ class Int8(Plugin[Int8Config]):
         assert self._holding is not None, "the run has started"
         return self._holding
 
+    @property
+    def _scheme(self) -> Scheme:
+        return Scheme(self.config.granularity, self.config.block, self.config.symmetric)
+
+    @property
+    def _trains_int8(self) -> bool:
+        return any(getattr(self.config, name) == "int8" for name in TRAINED)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return which weights keep their precision, and when to measure again."""
-        return {"held_phases": self._held_phases, "exempt": list(self._exempt)}
+        """Return which weights keep their precision, when to measure again, and the seed."""
+        return {
+            "held_phases": self._held_phases,
+            "exempt": list(self._exempt),
+            "roundings": self._training.roundings,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
         self._begun.release()
         self._held_phases, self._exempt = state["held_phases"], list(state["exempt"])
+        self._training.roundings = state["roundings"]
 
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}

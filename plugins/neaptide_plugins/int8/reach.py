@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import ParameterStore, Span
+    from neaptide.parameters import Keeper
 
     from .targets import Target
 
@@ -46,6 +47,10 @@ class Reach:
     def set_aside(self, target: Target) -> Callable[[], None]:
         """Take one off the device; return what brings it back."""
         return self._store.set_aside([self.span(target)])
+
+    def keep(self, target: Target, keeper: Keeper) -> Callable[[], None]:
+        """Have the store keep one by `keeper`; return what ends that."""
+        return self._store.keep(self.span(target), keeper)
 
     def home(self, target: Target) -> torch.device:
         """Return where its codes belong."""

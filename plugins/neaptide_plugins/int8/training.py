@@ -1,0 +1,181 @@
+"""int8 training: the codes are the weights, and updates are rounded to them stochastically."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from .grid import round_to_grid
+from .weight import Int8Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .scheme import Codes, Scheme
+    from .targets import Target
+
+
+class TrainedWeight(Int8Weight):
+    """An `Int8Weight` that has gradients, which its parameter gets.
+
+    `linear` decodes it again in the backward; other operations keep what they were given.
+    """
+
+    def __new__(cls, codes: Any, parameter: torch.nn.Parameter, device: torch.device) -> Any:  # noqa: D102 - as the parent's
+        made = super().__new__(cls, codes, parameter, device)
+        return made.requires_grad_(parameter.requires_grad)
+
+    @classmethod
+    def __torch_function__(  # type: ignore[override]  # the parent has switched it off
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Send `linear` its own way."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if function is functional.linear and torch.is_grad_enabled():
+                x, weight, bias = _linear_arguments(*args, **kwargs)
+                if isinstance(weight, TrainedWeight):
+                    return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch leaves it so
+            return function(*args, **kwargs)
+
+
+def _linear_arguments(
+    input: torch.Tensor,  # noqa: A002 - torch's name
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    return input, weight, bias
+
+
+class _Linear(torch.autograd.Function):
+    """`linear`, of which nothing is kept but its input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: TrainedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.has_bias = weight, bias is not None
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        return functional.linear(x, weight.decoded(), bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.dtypes
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        left = right = bias = None
+        if ctx.needs_input_grad[0]:
+            left = (gradient @ ctx.weight.decoded().to(gradient.dtype)).to(of_x)
+        if ctx.needs_input_grad[1]:
+            right = (flat.t() @ x.reshape(-1, x.shape[-1]).to(flat.dtype)).to(of_weight)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            bias = flat.sum(0).to(of_bias)
+        return left, right, bias
+
+
+class KeptCodes:
+    """Holds a weight as codes on the grid, for a store to keep.
+
+    Args:
+        weight: what modules compute with; its codes are replaced at each write.
+        seeds: gives one seed a rounding.
+    """
+
+    def __init__(self, weight: TrainedWeight, seeds: Callable[[], int]) -> None:
+        self._weight, self._seeds = weight, seeds
+
+    def read(self) -> torch.Tensor:
+        """Return the weight, decoded."""
+        return self._weight.decoded()
+
+    def write(self, weight: torch.Tensor) -> None:
+        """Round it to the grid."""
+        codes = self._weight.codes
+        self._weight.codes = round_to_grid(weight, codes.group, self._seeds(), codes.channel)
+
+
+class Training:
+    """Has weights be codes between `begin` and `end`.
+
+    Args:
+        targets: the weights, of `grid.TRAINABLE` dtypes.
+        scheme: what shares a scale.
+        device: where they are.
+        read: lends a target's full weight, for reading.
+        keep: has the store keep a target by a keeper; returns what ends that.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        scheme: Scheme,
+        device: torch.device,
+        read: Callable[[Target], Any],
+        keep: Callable[[Target, KeptCodes], Callable[[], None]],
+    ) -> None:
+        self.roundings = 0
+        """Updates of a weight that were rounded so far, each with a seed of its own."""
+        self._targets, self._scheme, self._device = list(targets), scheme, device
+        self._read, self._keep = read, keep
+        self._begun: list[tuple[Target, Callable[[], None]]] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether the codes are the weights now."""
+        return bool(self._begun)
+
+    def begin(self) -> None:
+        """Round the weights to codes, which take their place."""
+        if self._begun:
+            return
+        try:
+            for target in self._targets:
+                self._begin(target)
+        except BaseException:
+            self.end()
+            raise
+
+    def _begin(self, target: Target) -> None:
+        codes = self._codes(target)
+        weight = TrainedWeight(codes, target.parameter, self._device)
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(_hand_over)
+        back = self._keep(target, KeptCodes(weight, self._seed))
+        for module, attribute in target.sites:
+            module._parameters[attribute] = weight
+        self._begun.append((target, back))
+
+    def _codes(self, target: Target) -> Codes:
+        group = self._scheme.group(target.parameter.shape, target.channel)
+        with self._read(target) as full:
+            # A resume begins once more, on weights that this leaves as they are: it counts nothing.
+            return round_to_grid(full, group, self.roundings, target.channel)
+
+    def _seed(self) -> int:
+        self.roundings += 1
+        return self.roundings
+
+    def end(self) -> None:
+        """Give the parameters the values of their codes."""
+        while self._begun:
+            target, back = self._begun.pop()
+            back()
+            for module, attribute in target.sites:
+                module._parameters[attribute] = target.parameter
+
+
+def _hand_over(weight: torch.Tensor) -> None:
+    """Add a gradient to the parameter's own."""
+    assert isinstance(weight, TrainedWeight), "it is hooked to no other"
+    parameter, gradient = weight.parameter, weight.grad
+    weight.grad = None
+    if gradient is None:
+        return
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad += gradient

@@ -212,7 +212,9 @@ def _sums(
     if given is None:
         return None
     wide = [
-        torch.zeros_like(given, dtype=torch.float64) if each is None else _dense(each).double()
+        torch.zeros_like(_real(given), dtype=torch.float64)
+        if each is None
+        else _real(each).double()
         for each in (exact, approximate)
     ]
     one, other = (each if factor is None else each * factor for each in wide)
@@ -220,5 +222,6 @@ def _sums(
     return torch.stack([(left * right).sum() for left, right in pairs])
 
 
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
+def _real(gradient: torch.Tensor) -> torch.Tensor:
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return torch.view_as_real(dense) if dense.is_complex() else dense

@@ -234,6 +234,11 @@ def test_relative_error_and_cosine() -> None:
     assert compare([torch.zeros(2)], [torch.ones(2)]).relative == math.inf
 
 
+def test_complex_gradients_count_with_both_parts() -> None:
+    error = compare([torch.tensor([3 + 4j]), None], [torch.tensor([3 + 1j]), torch.tensor([2j])])
+    assert GradientError(squared=13.0, exact=25.0, approximate=14.0, product=13.0) == error
+
+
 def test_factors_measure_in_another_metric() -> None:
     exact, other = [torch.zeros(2), torch.ones(1)], [torch.tensor([1.0, 2.0]), None]
     error = compare(exact, other, factors=[torch.tensor([2.0, 0.5]), None])

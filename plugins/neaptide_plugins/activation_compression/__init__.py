@@ -1,0 +1,5 @@
+"""Activations saved for the backward as int8."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

@@ -1,0 +1,115 @@
+"""A flat tensor as int8 codes with a scale for each group, or as bits where it has two values.
+
+`|decoded - value| <= max / 254` of its group, rounded to the dtype; 0 for a group below 2**-120.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+
+_BROKEN = -128
+"""Of an inf or a NaN: symmetric codes begin at -127."""
+_TINY = -1
+"""Of a positive value that rounds to zero, where no value is negative."""
+_LARGEST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2.0**-23)
+"""Rounded, 127 times a greater one is infinity."""
+
+
+@attrs.frozen(eq=False)
+class Codes:
+    """What a flat floating tensor is encoded as."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    group: int
+    dtype: torch.dtype
+    marks_broken: bool
+    never_negative: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return self.codes.nbytes + self.scale.nbytes
+
+
+def encode(flat: torch.Tensor, group: int, *, never_negative: bool = False) -> Codes:
+    """Encode a float32, bfloat16 or float16 tensor `[N]` in groups of `group`.
+
+    An inf or NaN is told from the rest of its group. On the host one look at the scales says
+    whether there is any; on a device, where a look would wait, all elements are asked.
+    """
+    codes, scale = None, None
+    if flat.is_cpu:
+        codes, scale, _ = quantize_int8(flat, group)
+    broken = scale is None or bool(scale.isnan().any())
+    if codes is None or scale is None or broken:
+        finite = flat.isfinite()
+        codes, scale, _ = quantize_int8(flat.where(finite, 0), group)
+        codes.masked_fill_(~finite, _BROKEN)
+    if never_negative:
+        codes.masked_fill_((codes == 0) & (flat > 0), _TINY)
+    scale.clamp_(max=_LARGEST_SCALE)
+    return Codes(codes, scale, group, flat.dtype, broken, never_negative)
+
+
+def decode(encoded: Codes) -> torch.Tensor:
+    """Return the values `[N]` in the dtype they had; NaN for an inf or a NaN."""
+    codes = encoded.codes
+    if encoded.never_negative:
+        codes = codes.masked_fill(codes == _TINY, 0)
+    flat: torch.Tensor = dequantize_int8(codes, encoded.scale, None, encoded.group, encoded.dtype)
+    if encoded.marks_broken:
+        flat.masked_fill_(codes == _BROKEN, torch.nan)
+    return flat
+
+
+def positive(encoded: Codes) -> torch.Tensor:
+    """Return 1 where a value of a tensor without negative ones was not zero, else 0."""
+    return (encoded.codes != 0).to(encoded.dtype)
+
+
+@attrs.frozen(eq=False)
+class Bits:
+    """A flat tensor of two values, one bit an element: the set ones are `value`, the others 0."""
+
+    bits: torch.Tensor
+    elements: int
+    dtype: torch.dtype
+    value: float = 1.0
+
+
+def encode_mask(flat: torch.Tensor) -> Bits | None:
+    """Encode a bool tensor, or one of zeros and one other value as dropout draws; else None.
+
+    Without loss. Asks whether there are others, so a floating tensor must lie on the host.
+    """
+    if flat.dtype is torch.bool:
+        return _packed(flat, flat.dtype)
+    value = flat.max()
+    chosen = flat == value
+    if not bool((chosen | ((flat == 0) & ~flat.signbit())).all()):
+        return None
+    return _packed(chosen, flat.dtype, float(value))
+
+
+def encode_signs(flat: torch.Tensor) -> Bits:
+    """Encode as 1 what is not zero or less, and as 0 the rest."""
+    return _packed((flat <= 0).logical_not(), flat.dtype)
+
+
+def decode_bits(encoded: Bits) -> torch.Tensor:
+    """Return the values `[elements]` in the dtype they had."""
+    places = torch.arange(8, device=encoded.bits.device, dtype=torch.uint8)
+    spread = encoded.bits[:, None].bitwise_right_shift(places).bitwise_and_(1)
+    flat = spread.view(-1)[: encoded.elements].to(encoded.dtype)
+    return flat if encoded.value == 1.0 else flat.mul_(encoded.value)
+
+
+def _packed(chosen: torch.Tensor, dtype: torch.dtype, value: float = 1.0) -> Bits:
+    elements = chosen.numel()
+    rows = torch.nn.functional.pad(chosen, (0, -elements % 8)).view(-1, 8)
+    places = 2 ** torch.arange(8, device=chosen.device, dtype=torch.uint8)
+    return Bits((rows * places).sum(1, dtype=torch.uint8), elements, dtype, value)

@@ -1,0 +1,63 @@
+"""Settings and manifest of `activation-compression`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+from attrs.validators import ge
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+
+Family = Literal[
+    "activation", "attention", "convolution", "matmul", "norm", "pool", "product", "softmax"
+]
+Trained = Literal["warmup", "full", "correct"]
+_SMALLEST, _LARGEST = 16, 4096
+
+
+def _power_of_two(_: Any, attribute: attrs.Attribute[int], value: int) -> None:
+    if not _SMALLEST <= value <= _LARGEST or value & (value - 1):
+        msg = (
+            f"{attribute.name!r} must be a power of two from {_SMALLEST} to {_LARGEST} "
+            f"(got {value})"
+        )
+        raise ValueError(msg)
+
+
+@attrs.frozen(kw_only=True)
+class ActivationCompressionConfig:
+    """`[plugins.activation-compression]`."""
+
+    group: int = field(
+        128, validator=_power_of_two, help="neighbouring elements that share a scale"
+    )
+    min_elements: int = field(
+        1024, validator=ge(1), help="tensors of fewer elements are kept as they are"
+    )
+    exclude: tuple[Family, ...] = field(
+        (),
+        help="kinds of operations that keep what they save: `matmul`, `convolution`, `product`, "
+        "`norm`, `activation`, `softmax`, `attention`, `pool`",
+    )
+    phases: tuple[Trained, ...] = field(
+        ("warmup", "full", "correct"), help="phases in which to compress"
+    )
+    check_every: int = field(
+        100,
+        validator=ge(0),
+        help="updates between two measurements of the gradients' error, each of which takes two "
+        "more forwards and backwards; 0 never measures",
+    )
+
+
+SPEC = PluginSpec(
+    name="activation-compression",
+    load="neaptide_plugins.activation_compression.plugin:ActivationCompression",
+    config=ActivationCompressionConfig,
+    summary="Holds activations for the backward as int8: a quarter of float32, half of bfloat16.",
+    claims={"saved-tensors"},
+    phases={"warmup", "full", "correct"},
+    numerics="changes-training",
+)

@@ -1,0 +1,63 @@
+"""How a strided tensor lies in memory: the order of its dimensions, and what it takes packed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@attrs.frozen
+class Layout:
+    """Sizes and strides, and the order in which the elements lie in memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    order: tuple[int, ...]
+    """Dimensions from the widest stride to the narrowest."""
+    packed: tuple[int, ...]
+    """Strides of the same elements in the same order without gaps."""
+
+    @property
+    def gapless(self) -> bool:
+        """Whether the elements are neighbours in memory."""
+        return self.packed == self.stride
+
+    def flat(self, base: torch.Tensor) -> torch.Tensor:
+        """Return the elements in the order of memory, from a tensor that shares the storage."""
+        if self.gapless:
+            size = (torch.Size(self.size).numel(),)
+            return base.as_strided(size, (1,), self.offset)
+        return base.as_strided(self.size, self.stride, self.offset).permute(self.order).reshape(-1)
+
+    def unflatten(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of which `flat` returned the elements; its gaps are gone."""
+        return flat.as_strided(self.size, self.packed, 0)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout | None:
+    """Return the layout of a tensor; None where elements share memory, as in expanded ones."""
+    size, stride = tuple(tensor.shape), tensor.stride()
+    order = tuple(sorted(range(len(size)), key=lambda dim: (-stride[dim], -size[dim], dim)))
+    if not _apart([(size[dim], stride[dim]) for dim in order if size[dim] > 1]):
+        return None
+    packed, step = list(stride), 1
+    for dim in reversed(order):
+        if size[dim] > 1:  # of other dimensions no stride is ever taken
+            packed[dim] = step
+            step *= size[dim]
+    return Layout(size, stride, tensor.storage_offset(), order, tuple(packed))
+
+
+def _apart(dimensions: Sequence[tuple[int, int]]) -> bool:
+    if not dimensions:
+        return True
+    return dimensions[-1][1] > 0 and all(
+        outer >= count * inner for (_, outer), (count, inner) in pairwise(dimensions)
+    )

@@ -1,0 +1,73 @@
+"""Measures, every so many updates, what compression does to the gradients of a micro-batch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch.autograd.graph import save_on_cpu
+
+from neaptide.gradient_error import GradientError, Sampled, compare, gradients, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    from neaptide import ParameterStore, Run
+
+
+@attrs.define(eq=False)
+class Measuring:
+    """The relative errors so far, and whether the next forward is to be measured."""
+
+    every: int
+    run: Run
+    store: ParameterStore
+    due: bool = False
+    last: float | None = None
+    worst: float = 0.0
+    count: int = 0
+    _steps: int = attrs.field(init=False, default=0)
+    _sampled: Sampled | None = attrs.field(init=False, default=None)
+
+    def step(self) -> None:
+        """Take note that a step begins."""
+        self.due = self.every > 0 and self._steps % self.every == 0
+        self._steps += 1
+
+    def measure(
+        self,
+        model: nn.Module,
+        exact: Callable[[], Any],
+        compressed: Callable[[], Any],
+        context: AbstractContextManager[Any],
+    ) -> None:
+        """Compare the gradients of `exact()` with those of `compressed()`, within `context`.
+
+        On a GPU the exact ones hold what they save on the host, so that a run that only fits
+        compressed goes on fitting.
+        """
+        self.due = False
+        if self._sampled is None:
+            self._sampled = sample(model, self.store)
+            if self._sampled.missing:
+                self.run.log.info("activation-compression.unmeasured", why=self._sampled.missing)
+        if self._sampled.missing:
+            return
+        parameters = self._sampled.parameters
+        with save_on_cpu() if self.run.device.type == "cuda" else nullcontext():
+            wanted = gradients(model, self.store, exact, parameters)
+        with context:
+            found = gradients(model, self.store, compressed, parameters)
+        self._note(compare(wanted, found))
+
+    def _note(self, error: GradientError) -> None:
+        if not error.finite:
+            return
+        if not self.count:
+            self.run.log.info("activation-compression.measured", gradient_error=error.relative)
+        self.last, self.worst = error.relative, max(self.worst, error.relative)
+        self.count += 1

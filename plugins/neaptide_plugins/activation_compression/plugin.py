@@ -1,0 +1,133 @@
+"""Wraps forwards, and backwards that compute some of them again, in the hooks that compress."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import ConfigError, Plugin, hookimpl
+
+from .config import ActivationCompressionConfig
+from .measuring import Measuring
+from .ops import Ops
+from .saving import Held, Saving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from neaptide import ParameterStore, Phase, Run
+
+
+@attrs.define(eq=False)
+class ActivationCompression(Plugin[ActivationCompressionConfig]):
+    """Compresses what training forwards save, in the phases of the config."""
+
+    _ops: Ops = attrs.field(init=False)
+    _measuring: Measuring = attrs.field(init=False)
+    _held: Held = attrs.field(init=False, factory=Held)
+
+    @_ops.default
+    def _chosen(self) -> Ops:
+        return Ops(self.config.exclude)
+
+    @hookimpl
+    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+        """Note where to measure."""
+        self._measuring = Measuring(self.config.check_every, run, store)
+
+    @hookimpl
+    def around_train_step(self) -> Callable[..., Any]:
+        """Count the steps between measurements."""
+
+        def step(following: Callable[..., Any], **arguments: Any) -> Any:
+            self._measuring.step()
+            return following(**arguments)
+
+        return step
+
+    @hookimpl
+    def around_forward(self) -> Callable[..., Any]:
+        """Compress what the forward saves, and measure when it is time."""
+
+        def forward(
+            following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
+        ) -> Any:
+            def exact() -> Any:
+                return following(phase=phase, moment=moment, **arguments)
+
+            if moment != "train" or phase.name not in self.config.phases:
+                return exact()
+            if self._measuring.due:
+                saving = self._saving()
+                self._measuring.measure(
+                    arguments["model"], exact, lambda: _finished(saving, exact), saving.hooks()
+                )
+            saving = self._saving()
+            with saving.hooks():
+                loss = _finished(saving, exact)
+            self._held = saving.held()
+            return loss
+
+        return forward
+
+    @hookimpl
+    def around_backward(self) -> Callable[..., None]:
+        """Compress what is saved by blocks that run again in the backward."""
+
+        def backward(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
+            if phase.name not in self.config.phases:
+                following(phase=phase, **arguments)
+                return
+            with self._saving().hooks():
+                following(phase=phase, **arguments)
+
+        return backward
+
+    @hookimpl
+    def collect_metrics(self) -> dict[str, float]:
+        """Return the bytes of the last forward, and the error last measured."""
+        held = self._held
+        metrics = {
+            "exact_bytes": float(held.exact),
+            "held_bytes": float(held.compressed),
+            "saved_share": held.share,
+        }
+        if self._measuring.last is not None:
+            metrics["gradient_error"] = self._measuring.last
+        return metrics
+
+    def report(self) -> str | None:
+        """Return what was saved in the last forward, and the gradients' error."""
+        held, measured = self._held, self._measuring
+        if not held.exact:
+            return None
+        text = (
+            f"activations held for the backward: {held.compressed} of {held.exact} bytes "
+            f"({held.share:.1%} saved)"
+        )
+        if measured.last is None:
+            return text
+        return (
+            f"{text}\nrelative error of the gradients: {measured.last:.2e} last, "
+            f"{measured.worst:.2e} at most in {measured.count} measurements"
+        )
+
+    def _saving(self) -> Saving:
+        config = self.config
+        return Saving(self._ops, group=config.group, min_elements=config.min_elements)
+
+
+def _finished(saving: Saving, call: Callable[[], Any]) -> Any:
+    try:
+        loss = call()
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        msg = (
+            "the model differentiates with torch.func in its forward, where torch lets nobody hold "
+            "saved tensors otherwise; take [plugins.activation-compression] out of the config"
+        )
+        raise ConfigError(msg) from error
+    saving.finish(loss.value)
+    return loss

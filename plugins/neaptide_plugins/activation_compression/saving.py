@@ -1,0 +1,186 @@
+"""Holds what a forward saves for its backward as int8, where the saving operation allows it.
+
+A tensor is saved before the graph has the node that saves it, but the node's sequence number is
+already the newest one. So a tensor waits, exact, until a later one is saved: by then the graph
+leads to the node, and its name says what may be done. What is never found stays exact.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import attrs
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .blocks import Block, Kept, Saved
+from .layout import Layout, layout_of
+from .ops import Form, Ops, multiplies, never_negative, of_a_leaf
+
+_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+_NO_NUMBER = 2**63
+"""Nodes of leaves are numbered above it, and are not in order."""
+
+
+@attrs.define
+class _Walk:
+    """What one thread has seen of the graph it builds: nodes are numbered thread by thread."""
+
+    first: int
+    seen: set[int] = attrs.field(factory=set)
+    waiting: dict[int, list[weakref.ref[Saved]]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Held:
+    """Bytes held from the forward to the backward, parameters and what they are cast to aside."""
+
+    exact: int = 0
+    """What would be held without compression."""
+    compressed: int = 0
+    """What is."""
+
+    @property
+    def share(self) -> float:
+        """The share of the bytes that is saved."""
+        return 1 - self.compressed / self.exact if self.exact else 0.0
+
+
+class Saving:
+    """The tensors saved during one forward, or one backward.
+
+    Args:
+        ops: say what may be compressed.
+        group: neighbouring elements that share a scale.
+        min_elements: smaller tensors stay as they are.
+    """
+
+    def __init__(self, ops: Ops, *, group: int, min_elements: int) -> None:
+        self._ops = ops
+        self._group = group
+        self._min_elements = min_elements
+        self._blocks: weakref.WeakValueDictionary[Any, Block] = weakref.WeakValueDictionary()
+        self._walks: dict[int, _Walk] = {}
+        self._others: dict[int, int] = {}
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Return the context in which tensors are saved so."""
+        return saved_tensors_hooks(self._pack, lambda held: held.unpack())
+
+    def finish(self, result: torch.Tensor) -> None:
+        """Settle what still waits, in the graph behind `result`; the rest stays exact."""
+        walk = self._walks.get(threading.get_ident())
+        if walk is not None and result.grad_fn is not None:
+            self._look(walk, result.grad_fn)
+        for other in self._walks.values():
+            for saved in (each() for references in other.waiting.values() for each in references):
+                if saved is not None:
+                    saved.block.settle(saved, "exact")
+        for block in self._blocks.values():
+            block.finish()
+        self._walks.clear()
+
+    def held(self) -> Held:
+        """Return the bytes held now."""
+        exact, compressed = dict(self._others), dict(self._others)
+        codes = 0
+        for block in self._blocks.values():
+            exact[block.storage.cdata] = block.storage_bytes
+            codes += block.nbytes
+            if block.exact:
+                compressed[block.storage.cdata] = block.storage_bytes
+        return Held(sum(exact.values()), sum(compressed.values()) + codes)
+
+    def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
+        saver = torch.autograd._get_sequence_nr() - 1  # before `grad_fn`, which may make a node
+        node = tensor.grad_fn
+        walk = self._walks.setdefault(threading.get_ident(), _Walk(saver))
+        if node is not None:
+            self._look(walk, node)
+        layout = self._compressible(tensor, node)
+        if layout is None:
+            self._count(tensor, node)
+            # Detached, for a node must not hold the tensor that holds the node.
+            return Kept(tensor if node is None else tensor.detach(), tensor._version)
+        block = self._block(tensor, layout)
+        saved = Saved(block, layout, None if node is None else node._sequence_nr())
+        block.waiting += 1
+        if tensor.dtype is torch.bool:
+            block.settle(saved, "mask")
+        elif saved.producer == saver:
+            form = self._ops.form(node, tensor.output_nr)
+            block.settle(saved, form, unsigned=form == "signs" and never_negative(node))
+        else:
+            walk.waiting.setdefault(saver, []).append(weakref.ref(saved))
+        return saved
+
+    def _compressible(self, tensor: torch.Tensor, node: Any) -> Layout | None:
+        if (
+            type(tensor) is not torch.Tensor
+            or tensor.layout is not torch.strided
+            or tensor.numel() < self._min_elements
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        ):
+            return None
+        if node is None:
+            suited = tensor.dtype is torch.bool or (tensor.dtype in _DTYPES and tensor.is_cpu)
+            suited = suited and not tensor.requires_grad and not _of_a_parameter(tensor)
+        else:
+            suited = tensor.dtype in _DTYPES and not of_a_leaf(node)
+        return layout_of(tensor) if suited else None
+
+    def _block(self, tensor: torch.Tensor, layout: Layout) -> Block:
+        storage = tensor.untyped_storage()
+        shape = layout.size if layout.gapless else (layout.size, layout.stride)
+        elements = tensor.numel() if layout.gapless else shape
+        key = (storage._cdata, layout.offset, elements, tensor.dtype, tensor._version)
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = Block(
+                tensor.detach(),
+                tensor._version,
+                StorageWeakRef(storage),
+                storage.nbytes(),
+                self._group,
+            )
+        elif not block.exact:
+            block.tensor.data = tensor.detach()  # it may turn out to be needed exactly
+            block.exact = True
+        return block
+
+    def _count(self, tensor: torch.Tensor, node: Any) -> None:
+        weight = of_a_leaf(node) if node is not None else _of_a_parameter(tensor)
+        if not weight and tensor.layout is torch.strided and type(tensor) is torch.Tensor:
+            storage = tensor.untyped_storage()
+            self._others[storage._cdata] = storage.nbytes()
+
+    def _look(self, walk: _Walk, newest: Any) -> None:
+        """Settle what was saved by nodes not seen before, from `newest` backwards."""
+        nodes = [newest]
+        while nodes:
+            node = nodes.pop()
+            number = node._sequence_nr()
+            if not walk.first <= number < _NO_NUMBER or number in walk.seen:
+                continue
+            walk.seen.add(number)
+            inputs = [other for other, _ in node.next_functions if other is not None]
+            for reference in walk.waiting.pop(number, ()):
+                saved = reference()
+                if saved is not None:
+                    saved.block.settle(saved, self._form(node, saved.producer, inputs))
+            nodes += inputs
+
+    def _form(self, saver: Any, producer: int | None, inputs: list[Any]) -> Form:
+        if producer is None:
+            return "mask" if multiplies(saver) else "exact"
+        known = any(node._sequence_nr() == producer for node in inputs)
+        return self._ops.form(saver, None) if known else "exact"
+
+
+def _of_a_parameter(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad or any(
+        isinstance(each, torch.nn.Parameter) for each in (tensor, tensor._base)
+    )

@@ -1,0 +1,71 @@
+"""Gradients through many kinds of layers, blocks and nets are within two percent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import awkward_nets
+import pytest
+import torch
+from compressed import both, error
+from support import same_bits
+from zoo_blocks import BLOCKS
+from zoo_layers import LAYERS, Residual, Stack
+from zoo_nets import NETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+OTHERWISE = {
+    "python's chance": "draws other numbers each time",
+    "torch.func": "torch refuses saved-tensor hooks there",
+}
+
+
+def layered(name: str) -> Callable[[], nn.Module]:
+    make, call = LAYERS[name]
+    return lambda: Stack(lambda: Residual(make(), call))
+
+
+SUBJECTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    **{f"layer: {name}": (layered(name), (6, 5, 8)) for name in LAYERS},
+    **{f"block: {name}": (make, (6, 5, 8)) for name, make in BLOCKS.items()},
+    **{f"net: {name}": (make, (6, 5, 8)) for name, make in NETS.items()},
+    **{f"awkward: {name}": (make, (6, 8)) for name, make in awkward_nets.TRAINABLE.items()},
+}
+KNOWN = [name for name in SUBJECTS if name.partition(": ")[2] not in OTHERWISE]
+FEW = KNOWN[::9]
+BOUND = 0.02
+
+
+def check(name: str, dtype: torch.dtype, group: int) -> None:
+    make, size = SUBJECTS[name]
+    torch.manual_seed(0)
+    model = make().train()
+    x = torch.randn(*size, generator=torch.Generator().manual_seed(1))
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    parameters = [each for each in model.parameters() if each.requires_grad]
+
+    def call() -> torch.Tensor:
+        model.load_state_dict(state)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            return model(x).float()
+
+    exact, compressed = both(call, parameters, group=group)
+    assert same_bits(exact.loss, compressed.loss)
+    assert error(exact, compressed) < BOUND
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_some_kinds_of_nets(name: str) -> None:
+    check(name, torch.float32, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [16, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KNOWN)
+def test_all_kinds_of_nets(name: str, dtype: torch.dtype, group: int) -> None:
+    check(name, dtype, group)

@@ -13,6 +13,14 @@ from neaptide.testing import LAWS, check_plugin
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
     "gradient-accumulation": {"steps": 3},
+    "low-precision-backward": {
+        "min_elements": 1,
+        "min_rows": 1,
+        "exclude": [],
+        "check_every": 5,
+        "limit": 0.5,
+        "even_if_slower": True,
+    },
     "predictor-drift": {"min_window": 4, "sample_every": 1},
 }
 

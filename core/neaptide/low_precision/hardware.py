@@ -1,0 +1,44 @@
+"""Why products in 8 bits would be slower on a device than those they replace."""
+
+from __future__ import annotations
+
+import torch
+
+_FP8_TENSOR_CORES = (8, 9)
+_INT8_TENSOR_CORES = (7, 5)
+
+
+def fp8_slower(device: torch.device) -> str | None:
+    """Return why products in fp8 are slower on `device`, in one line; None where they are not."""
+    return _slower(device, "fp8", _FP8_TENSOR_CORES)
+
+
+def int8_slower(device: torch.device) -> str | None:
+    """Return why products in int8 are slower on `device`, in one line; None where they are not."""
+    return _slower(device, "int8", _INT8_TENSOR_CORES)
+
+
+def reason_by_capability(
+    dtype: str, capability: tuple[int, int], needed: tuple[int, int]
+) -> str | None:
+    """Return why a CUDA device of this compute capability is slower; None where it is not."""
+    if capability >= needed:
+        return None
+    return (
+        f"a GPU of compute capability {_dotted(capability)} has no {dtype} tensor cores "
+        f"({_dotted(needed)} and above have)"
+    )
+
+
+def _slower(device: torch.device, dtype: str, needed: tuple[int, int]) -> str | None:
+    if device.type != "cuda":
+        return (
+            f"on {device.type!r} rounding to {dtype} takes longer than a product in {dtype} saves"
+        )
+    if torch.version.hip is not None:
+        return f"products in {dtype} have not been tried on ROCm"
+    return reason_by_capability(dtype, torch.cuda.get_device_capability(device), needed)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

@@ -1,0 +1,89 @@
+"""Which weights are worth multiplying in 8 bits."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import attrs
+from torch import nn
+
+from .fp8 import MULTIPLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MATRIX = 2
+
+
+@attrs.frozen(eq=False)
+class Chosen:
+    """Matrices by identity, and why the others were left out."""
+
+    names: dict[nn.Parameter, str]
+    """Those chosen, with their qualified names."""
+    left_out: dict[str, int]
+    """How many matrices were left out, by reason."""
+    largest: int
+    """Elements of the largest one chosen."""
+
+
+def choose_weights(
+    model: nn.Module,
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    min_elements: int,
+) -> Chosen:
+    """Choose the 2-D parameters of `model` whose products are to be computed in 8 bits.
+
+    Weights of embeddings, which a head may share, stay out: their gradients come from a lookup,
+    too, and the head's products are the most sensitive. So do sizes that no 8-bit kernel takes.
+
+    Args:
+        model: whose parameters they are.
+        include: patterns of qualified names, as `blocks.*.weight`; one that matches is needed.
+        exclude: patterns; none may match.
+        min_elements: of a matrix; what is smaller gains nothing.
+    """
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.ndim == _MATRIX and parameter.is_floating_point():
+            names.setdefault(parameter, []).append(name)
+    chosen: dict[nn.Parameter, str] = {}
+    left_out: dict[str, int] = {}
+    for parameter, known in names.items():
+        reason = _reason(parameter, known, include, exclude, min_elements)
+        if id(parameter) in embeddings:
+            reason = "embedding"
+        if reason is None:
+            chosen[parameter] = known[0]
+        else:
+            left_out[reason] = left_out.get(reason, 0) + 1
+    largest = max((parameter.numel() for parameter in chosen), default=0)
+    return Chosen(chosen, left_out, largest)
+
+
+def _reason(
+    parameter: nn.Parameter,
+    names: Sequence[str],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    min_elements: int,
+) -> str | None:
+    if not _any_matches(names, include):
+        return "not included"
+    if _any_matches(names, exclude):
+        return "excluded"
+    if parameter.numel() < min_elements:
+        return f"smaller than {min_elements} elements"
+    if any(size % MULTIPLE for size in parameter.shape):
+        return f"a size that {MULTIPLE} does not divide"
+    return None
+
+
+def _any_matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)

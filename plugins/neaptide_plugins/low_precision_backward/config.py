@@ -1,0 +1,75 @@
+"""Settings and manifest of `low-precision-backward`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+from attrs.validators import and_, deep_iterable, ge, gt, in_, min_len
+
+from neaptide.config import field
+from neaptide.phases import PHASES
+from neaptide.plugin import PluginSpec
+
+_TRAINED = tuple(phase.name for phase in PHASES.values() if phase.runs_backward)
+
+EXCLUDED = ("*embed*", "lm_head.*", "*.lm_head.*", "head.*", "*.head.*", "*classifier*")
+"""Where the loss is made: few products, and the most sensitive ones."""
+
+
+def _distinct(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    if len(set(value)) != len(value):
+        msg = f"{attribute.name!r} names something twice (got {list(value)})"
+        raise ValueError(msg)
+
+
+@attrs.frozen(kw_only=True)
+class LowPrecisionBackwardConfig:
+    """`[plugins.low-precision-backward]`."""
+
+    dtype: Literal["int8", "fp8"] = field(
+        "int8",
+        validator=in_(("int8", "fp8")),
+        help="what the factors are rounded to: int8 stochastically (unbiased), or fp8 to the "
+        "nearest, e5m2 for gradients and e4m3 for weights and activations",
+    )
+    phases: tuple[str, ...] = field(
+        ("full",),
+        validator=and_(deep_iterable(in_(_TRAINED)), min_len(1), _distinct),
+        help="phases whose backward is in low precision: `warmup`, `full`, `correct`",
+    )
+    check_every: int = field(
+        200,
+        validator=ge(1),
+        help="updates in low precision between two measurements of the extra variance",
+    )
+    limit: float = field(
+        0.025,
+        validator=gt(0.0),
+        help="extra variance, as a share of the gradient's own, above which the rest of the run "
+        "is exact",
+    )
+    include: tuple[str, ...] = field(
+        ("*",), validator=min_len(1), help="patterns of the weights whose products are lowered"
+    )
+    exclude: tuple[str, ...] = field(EXCLUDED, help="patterns of weights that are left alone")
+    min_elements: int = field(
+        1 << 18, validator=ge(1), help="smaller weights are left alone: they gain nothing"
+    )
+    min_rows: int = field(
+        32, validator=ge(1), help="products with fewer rows (samples or tokens) stay exact"
+    )
+    even_if_slower: bool = field(
+        False, help="run also where the hardware is known to be slower in low precision"
+    )
+
+
+SPEC = PluginSpec(
+    name="low-precision-backward",
+    load="neaptide_plugins.low_precision_backward.plugin:LowPrecisionBackward",
+    config=LowPrecisionBackwardConfig,
+    summary="Matrix products of the backward in fp8 or int8, metered, with a fallback.",
+    claims={"linear.backward"},
+    after={"mixed-precision"},
+    numerics="changes-training",
+)

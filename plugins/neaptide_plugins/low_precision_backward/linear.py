@@ -1,0 +1,111 @@
+"""A product with a weight whose forward is torch's own and whose backward is in 8 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from neaptide.low_precision import Product
+
+    Multiply = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
+
+
+class _LowBackward(torch.autograd.Function):
+    """Computes a `Product`; its backward multiplies by `multiply`, the bias's sums are exact."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        product: Product,
+        multiply: Multiply,
+    ) -> torch.Tensor:
+        """Return what the product is without this."""
+        ctx.multiply, ctx.transposed = multiply, product.transposed
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.x_dtype = x.dtype
+        device = x.device.type
+        saved = x
+        cached = torch.is_autocast_cache_enabled()
+        if torch.is_autocast_enabled(device) and x.dtype is torch.float32:
+            saved = x.to(torch.get_autocast_dtype(device))  # as large as what autograd would keep
+        ctx.save_for_backward(saved, weight)
+        # A cast of the weight cached here, without a graph, would be found by a product with one.
+        torch.set_autocast_cache_enabled(False)
+        try:
+            return product.compute()
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x, weight and bias."""
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        of_x = of_weight = of_bias = None
+        if wants_x:
+            columns = weight if ctx.transposed else weight.t()
+            of_x = ctx.multiply(rows, columns, ctx.x_dtype).view(x.shape)
+        if wants_weight:
+            of_weight = ctx.multiply(rows.t(), x.reshape(-1, x.shape[-1]).t(), weight.dtype)
+            of_weight = of_weight.t() if ctx.transposed else of_weight
+        if wants_bias:
+            of_bias = rows.sum(0).to(ctx.bias_dtype)
+        return of_x, of_weight, of_bias, None, None
+
+
+@attrs.define(eq=False)
+class LowBackward:
+    """Handles the products with some weights, and counts.
+
+    Args:
+        weights: those whose products have a backward in low precision, with their names.
+        multiply: `multiply(a, b, dtype)` returns `a @ b.T`, see `products`.
+        min_rows: rows of `x` below which a product stays exact.
+    """
+
+    weights: dict[nn.Parameter, str]
+    multiply: Multiply
+    min_rows: int
+    low: int = 0
+    """Products with these weights whose backward is in low precision."""
+    exact: int = 0
+    """Those left exact, because they have too few rows or dtypes the kernels do not take."""
+    met: set[str] = attrs.field(factory=set)
+    """Names of the weights seen in either."""
+
+    def __call__(self, product: Product) -> torch.Tensor | None:
+        """Compute a product; None where it is none of these, or needs no backward."""
+        x, weight, bias = product.x, product.weight, product.bias
+        name = self.weights.get(weight)  # type: ignore[call-overload]  # only parameters arrive
+        if name is None or not torch.is_grad_enabled():
+            return None
+        if not (x.requires_grad or weight.requires_grad):
+            return None
+        self.met.add(name)
+        if product.rows < self.min_rows or not _known(x) or not _known(weight):
+            self.exact += 1
+            return None
+        self.low += 1
+        done: torch.Tensor = _LowBackward.apply(x, weight, bias, product, self.multiply)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return done
+
+
+def _known(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+    )

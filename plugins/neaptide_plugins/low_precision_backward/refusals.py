@@ -1,0 +1,51 @@
+"""What low precision cannot do without: hardware that gains by it, gradients to measure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from neaptide import ConfigError
+from neaptide.gradient_error import Sampled, sample
+from neaptide.low_precision import Chosen, fp8_slower, int8_slower
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from neaptide import ParameterStore
+
+    from .config import LowPrecisionBackwardConfig
+
+_ELEMENTS = 1 << 20
+"""Gradients that are measured. Those of two micro-batches are held: 8 MiB."""
+
+
+def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:
+    """Raise ConfigError where the backward would be slower, unless that is asked for."""
+    reason = fp8_slower(device) if config.dtype == "fp8" else int8_slower(device)
+    if reason is not None and not config.even_if_slower:
+        msg = (
+            f"dtype = {config.dtype!r} would be slower than a full-precision backward: {reason}; "
+            f"leave the plugin out, or set even_if_slower = true "
+            f"@ plugins.low-precision-backward.dtype"
+        )
+        raise ConfigError(msg)
+
+
+def measured(model: nn.Module, store: ParameterStore, chosen: Chosen) -> Sampled:
+    """Return what to measure: weights that are lowered, or where all of those stream, others.
+
+    Raises:
+        ConfigError: nothing that is trained stays on the device.
+    """
+    names = set(chosen.names.values())
+    sampled = sample(model, store, elements=_ELEMENTS, wanted=lambda span: span.name in names)
+    if names and sampled.missing:
+        sampled = sample(model, store, elements=_ELEMENTS)
+    if names and sampled.missing:
+        msg = (
+            f"its extra variance cannot be measured: {sampled.missing}; keep a trained weight on "
+            f"the device, or leave the plugin out @ plugins.low-precision-backward"
+        )
+        raise ConfigError(msg)
+    return sampled

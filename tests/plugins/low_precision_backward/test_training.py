@@ -1,0 +1,147 @@
+"""Runs with a lowered backward: where it acts, beside what, and when it gives up."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support import CYCLE, tensors_of, tiny_trainer
+
+from neaptide import ConfigError
+from neaptide.testing import HOSTILE_STORE, check_plugin
+from neaptide.testing.tiny import STEADY_PREDICTOR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "low-precision-backward"
+TINY = {
+    "min_elements": 1,
+    "min_rows": 1,
+    "exclude": [],
+    "even_if_slower": True,
+    "phases": ["warmup", "full", "correct"],
+    "check_every": 5,
+    "limit": 0.5,
+}
+"""Settings with which it acts on the tiny network."""
+
+
+def run(
+    steps: int, beside: Any = (), config: dict[str, Any] | None = None, **settings: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, float], str]:
+    """Return weights, metrics and digest after `steps`."""
+    tables = {NAME: {**TINY, **settings}, **(config or {}).get("plugins", {})}
+    trainer, batches = tiny_trainer({**(config or {}), "plugins": tables}, [*tables, *beside])
+    with trainer:
+        for batch in batches[:steps]:
+            result = trainer.step(batch)
+        metrics = trainer.hooks.plugins[NAME].collect_metrics(result.phase)
+        return tensors_of(trainer.model), metrics, trainer.digest()
+
+
+def settings_of(**more: Any) -> dict[str, Any]:
+    return {"plugins": {NAME: {**TINY, **more}}}
+
+
+def test_fp8_keeps_the_contract_too() -> None:
+    laws = ["resume-is-exact", "works-on-loans-alone", "estimate-is-measured"]
+    check_plugin(NAME, {**TINY, "dtype": "fp8"}, laws=laws)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"activation-checkpointing": {"interval": 2}},
+        {"layer-streaming": {}},
+        {"layer-streaming": {"mode": "graph"}},
+        {"layer-streaming": {"update": "in_backward", "clip": "per_tensor"}},
+    ],
+    ids=lambda beside: "-".join([*beside, *next(iter(beside.values()), {})]),
+)
+def test_what_is_computed_again_in_the_backward_is_lowered_there(beside: dict[str, Any]) -> None:
+    # Seeds go by the order of the backward, which is the same.
+    never = {"check_every": 100}
+    plain, counted, _ = run(6, **never)
+    weights, recounted, _ = run(6, config={"plugins": beside}, **never)
+    assert counted["products_low"] == 6 * 12
+    assert recounted["products_low"] >= counted["products_low"]
+    assert all(torch.equal(plain[name], weights[name]) for name in plain)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_it_works_under_mixed_precision(precision: str) -> None:
+    mixed = {"plugins": {"mixed-precision": {"warmup": precision, "full": precision}}}
+    _, metrics, _ = run(13, config=mixed)
+    assert (1.0, 0.0) == (metrics["low_precision_active"], metrics["products_exact"])
+    assert 0 < metrics["extra_variance"] < 0.01
+
+
+def test_it_acts_in_its_phases_alone() -> None:
+    config = {"phases": CYCLE, **settings_of(phases=["correct"])}
+    trainer, batches = tiny_trainer(config, [NAME, STEADY_PREDICTOR])
+    plugin = trainer.hooks.plugins[NAME]
+    seen: dict[str, set[float]] = {}
+    before = 0.0
+    with trainer:
+        for batch in batches[:16]:
+            phase = trainer.step(batch).phase
+            now = plugin.collect_metrics(phase)["products_low"]
+            seen.setdefault(phase.name, set()).add(now - before)
+            before = now
+    assert {"warmup": {0.0}, "full": {0.0}, "correct": {12.0}} == seen
+
+
+def test_measuring_changes_nothing() -> None:
+    one, _, _ = run(13, check_every=1000)
+    other, metrics, _ = run(13, check_every=1)
+    assert metrics["extra_variance"] > 0
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_it_measures_the_same_under_a_hostile_store_and_streamed() -> None:
+    for beside in ([HOSTILE_STORE], ["layer-streaming"]):
+        _, metrics, _ = run(13, beside)
+        assert 0 < metrics["extra_variance"] < 0.5
+
+
+def test_above_the_limit_the_rest_of_the_run_is_exact(tmp_path: Path) -> None:
+    config = {**settings_of(limit=1e-9, check_every=3), "run": {"dir": str(tmp_path)}}
+    trainer, batches = tiny_trainer(config, [NAME])
+    plugin = trainer.hooks.plugins[NAME]
+    with trainer:
+        for batch in batches[:8]:
+            trainer.step(batch)
+        trainer.save(tmp_path / "saved")
+        done = plugin.collect_metrics(trainer.step(batches[8]).phase)
+    events = [
+        json.loads(line)
+        for line in (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    (fallen,) = [event for event in events if event["event"] == f"{NAME}.fell_back"]
+    assert "of the gradient's own, over 0.00%" in fallen["reason"]
+    assert (0.0, 4 * 12) == (done["low_precision_active"], done["products_low"])
+    again, batches = tiny_trainer(settings_of(limit=1e-9, check_every=3), [NAME])
+    with again:
+        again.load(tmp_path / "saved")
+        resumed = again.hooks.plugins[NAME].collect_metrics(again.step(batches[8]).phase)
+    assert (0.0, 0.0) == (resumed["low_precision_active"], resumed["products_low"])
+    assert done["extra_variance"] == resumed["extra_variance"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_a_cpu_is_refused_unless_asked_for(dtype: str) -> None:
+    message = f"dtype = '{dtype}' would be slower .* set even_if_slower = true @ plugins"
+    with pytest.raises(ConfigError, match=message):
+        tiny_trainer(settings_of(dtype=dtype, even_if_slower=False), [NAME])
+
+
+def test_a_model_without_large_matrices_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, batches = tiny_trainer({"plugins": {NAME: {"even_if_slower": True}}}, [NAME])
+    with trainer:
+        trainer.step(batches[0])
+        metrics = trainer.hooks.plugins[NAME].collect_metrics(trainer.step(batches[1]).phase)
+    assert (0.0, 0.0) == (metrics["low_precision_active"], metrics["products_low"])
+    assert "no_weights" in caplog.text

@@ -43,7 +43,10 @@ class Held:
 
 @attrs.frozen(eq=False)
 class Observed:
-    """What a run held when it last came by a moment of a phase, and what its ledgers state."""
+    """What a run held, and what its ledgers state.
+
+    Of a moment it is the most that was held at it when the run was last in that phase.
+    """
 
     device: torch.device
     held: dict[tuple[str, Moment], Held]
@@ -68,12 +71,11 @@ def observed(subject: Subject) -> Observed:
     """Train through all phases, evaluating after each step, and count at every mark."""
     gc.collect()  # nothing of other runs may go in the middle of this one
     before = _others()
-    others: dict[str, tuple[int, int]] = {}
+    others: dict[str, list[tuple[int, int]]] = {}
 
-    def mark(phase: Phase, moment: Moment) -> None:
-        name = f"{phase.name} {moment}"
+    def mark(name: str) -> None:
         Allocations.mark(name)
-        others[name] = _others()
+        others.setdefault(name, []).append(_others())
 
     with _no_collector(), counted() as allocations:
         task = tiny_task(width=WIDTH)
@@ -88,9 +90,13 @@ def observed(subject: Subject) -> Observed:
             beside = _state_beside_weights(trainer.store, task.model)
             device = trainer.run.device
     held: dict[Any, Held] = {}
-    for name, cpu in allocations.at_marks().items():
-        cuda, slabs = (now - then for now, then in zip(others[name], before, strict=True))
-        held[tuple(name.split())] = Held(cpu[-1], cuda, slabs)
+    for name, each in allocations.at_marks().items():
+        phase, moment, _ = name.split()
+        every = [
+            Held(cpu, cuda - before[0], slabs - before[1])
+            for cpu, (cuda, slabs) in zip(each, others[name], strict=True)
+        ]
+        held[phase, moment] = max(reversed(every), key=lambda one: one.cpu + one.cuda + one.slabs)
     return Observed(device, held, ledgers, beside)
 
 
@@ -124,9 +130,18 @@ def _state_beside_weights(store: ParameterStore, model: nn.Module) -> int:
 
 @attrs.define(eq=False)
 class Marks(Plugin[NoConfig]):
-    """Calls `mark(phase, moment)` inside every other plugin, just before the core's own part."""
+    """Calls `mark` inside every other plugin, just before the core's own part.
 
-    mark: Callable[[Phase, Moment], None] = attrs.field(init=False, default=lambda *_: None)
+    With phase, moment and the number of the stay in the phase.
+    """
+
+    mark: Callable[[str], None] = attrs.field(init=False, default=lambda _: None)
+    _stays: int = attrs.field(init=False, default=0)
+
+    @hookimpl
+    def on_phase_enter(self) -> None:
+        """Count."""
+        self._stays += 1
 
     @hookimpl
     def around_forward(self) -> Callable[..., Any]:
@@ -136,7 +151,7 @@ class Marks(Plugin[NoConfig]):
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
         ) -> Any:
             if moment != "evaluate":
-                self.mark(phase, "predict" if moment == "probe" else "forward")
+                self._mark(phase, "predict" if moment == "probe" else "forward")
             return following(phase=phase, moment=moment, **arguments)
 
         return forward
@@ -153,10 +168,13 @@ class Marks(Plugin[NoConfig]):
 
     def _marking(self, moment: Moment) -> Callable[..., Any]:
         def marked(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
-            self.mark(phase, moment)
+            self._mark(phase, moment)
             return following(phase=phase, **arguments)
 
         return marked
+
+    def _mark(self, phase: Phase, moment: Moment) -> None:
+        self.mark(f"{phase.name} {moment} {self._stays}")
 
 
 MARKS = PluginSpec(

@@ -16,8 +16,18 @@ if TYPE_CHECKING:
     from .streaming import Streaming
 
 
-def account(ledger: Ledger, owner: str, streaming: Streaming, *, backward: bool) -> Ledger:
-    """Return the ledger of a phase: weights are on the host already, by the store's spans."""
+def account(
+    ledger: Ledger, owner: str, streaming: Streaming, *, backward: bool, all_stay: bool
+) -> Ledger:
+    """Return the ledger of a phase: weights are on the host already, by the store's spans.
+
+    Args:
+        ledger: the core's, and that of plugins before this one.
+        owner: the plugin's name.
+        streaming: what is running.
+        backward: whether the phase has backwards.
+        all_stay: whether all blocks stay on the device in it.
+    """
     trained = [
         parameter
         for block in streaming.blocks
@@ -44,7 +54,10 @@ def account(ledger: Ledger, owner: str, streaming: Streaming, *, backward: bool)
     ledger = ledger.scale("optimizer.state", (whole - state) / whole if whole else 0.0)
     ledger = ledger.add("core", "optimizer.state", "host", state)
     ledger = ledger.add(owner, "gradients", "host", _bytes(streaming.gradients.host.stored()))
-    ledger = ledger.add(owner, "slots", "device", _bytes(streaming.residency.buffers()))
+    slots = _bytes(slot.flat for slot in streaming.residency.slots)
+    kept = streaming.blocks if all_stay else streaming.resident
+    slots += sum(block.layout.bytes for block in kept)
+    ledger = ledger.add(owner, "slots", "device", slots)
     ledger = ledger.add(owner, "staging", "device", _bytes(streaming.gradients.host.buffers()))
     if streaming.updates is not None:
         held = _bytes(streaming.updates.buffers())

@@ -98,7 +98,10 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
         """Stream in the phases of the config; in the others every block stays."""
-        self._streaming().stay(whole=phase.name not in self.config.phases)
+        self._streaming().stay(whole=self._stays_whole(phase))
+
+    def _stays_whole(self, phase: Phase) -> bool:
+        return phase.name not in self.config.phases
 
     @hookimpl
     def after_step(self, step: int) -> None:
@@ -173,7 +176,8 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         """Move what streams to the host, and add the slots."""
         streaming = self._streaming()
         self._held = streaming.buffers()
-        return account(ledger, _NAME, streaming, backward=phase.runs_backward)
+        all_stay = self._stays_whole(phase)
+        return account(ledger, _NAME, streaming, backward=phase.runs_backward, all_stay=all_stay)
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:

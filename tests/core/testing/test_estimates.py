@@ -123,6 +123,22 @@ def test_what_is_stated_otherwise_breaks_the_law(members: dict[str, Any], reason
         check(**members)
 
 
+def test_what_is_held_at_one_of_a_phases_steps_counts() -> None:
+    class Restoring(Plugin[Any]):
+        _held: torch.Tensor | None = None
+
+        @hookimpl
+        def on_phase_enter(self) -> None:
+            self._held = tensor()
+
+        @hookimpl
+        def after_step(self) -> None:
+            self._held = None
+
+    with pytest.raises(ContractError, match=r"'forward' it states \+0 .* \+300000 are allocated"):
+        check_plugin(stranger(Restoring, summary="Is late to let go."), laws=LAW)
+
+
 def test_a_cycle_that_waits_for_the_collector_counts_as_held() -> None:
     class Cyclic(Plugin[Any]):
         @hookimpl

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer
-from neaptide.testing import peak_of
+from neaptide.testing import check_plugin, peak_of
 
 WIDTH, BATCH, BLOCKS = 128, 256, 16
 
@@ -71,3 +71,7 @@ def test_resident_training_takes_several_times_as_much() -> None:
     """The bound above is no bound of the model's size."""
     bound = WEIGHTS + ACTIVATIONS + BLOCKS * INPUT
     assert peak(None) > 2 * bound
+
+
+def test_the_estimate_knows_the_phases_in_which_every_block_stays() -> None:
+    check_plugin("layer-streaming", {"phases": ["full", "correct"]}, laws=["estimate-is-allocated"])

@@ -52,7 +52,7 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
         if size[dim] > 1:  # of other dimensions no stride is ever taken
             packed[dim] = step
             step *= size[dim]
-    return Layout(size, stride, tensor.storage_offset(), order, tuple(packed))
+    return Layout(size, stride, int(tensor.storage_offset()), order, tuple(packed))
 
 
 def _apart(dimensions: Sequence[tuple[int, int]]) -> bool:

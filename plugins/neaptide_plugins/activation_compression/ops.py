@@ -93,7 +93,7 @@ class Ops:
 
     def form(self, node: Any, output: int | None) -> Form:
         """Return how to hold what `node` saves: its `output`-th result, or an input if None."""
-        found = _NODE.fullmatch(node.name())
+        found = _NODE.fullmatch(_kind(node))
         name = found[1] if found else ""
         if name not in self._compressed or output:
             return "exact"
@@ -104,21 +104,25 @@ class Ops:
 
 def multiplies(node: Any) -> bool:
     """Return whether `node` is a product, which is what dropout draws its noise for on a CPU."""
-    return bool(node.name().startswith("MulBackward"))
+    return _kind(node) == "MulBackward0"
 
 
 def never_negative(node: Any) -> bool:
     """Return whether all that `node` returns is zero or more, or NaN."""
-    return bool(node.name().startswith("ReluBackward"))
+    return _kind(node) == "ReluBackward0"
 
 
 def of_a_leaf(node: Any) -> bool:
     """Return whether a tensor made by `node` is a view, or a cast, of a parameter or an input."""
-    while _WEIGHT_VIEWS.fullmatch(node.name()):
+    while _WEIGHT_VIEWS.fullmatch(_kind(node)):
         node = node.next_functions[0][0]
         if node is None:
             return False
-    return bool(node.name().endswith("AccumulateGrad"))
+    return _kind(node) == "AccumulateGrad"
+
+
+def _kind(node: Any) -> str:
+    return type(node).__name__  # not `name()`, which a function's own context may have set
 
 
 def _is_power(node: Any) -> bool:

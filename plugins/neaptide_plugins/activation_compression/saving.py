@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -95,7 +96,7 @@ class Saving:
         return Held(sum(exact.values()), sum(compressed.values()) + codes)
 
     def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
-        saver = torch.autograd._get_sequence_nr() - 1  # before `grad_fn`, which may make a node
+        saver = _get_sequence_nr() - 1  # before `grad_fn`, which may make a node
         node = tensor.grad_fn
         walk = self._walks.setdefault(threading.get_ident(), _Walk(saver))
         if node is not None:
@@ -142,7 +143,7 @@ class Saving:
             block = self._blocks[key] = Block(
                 tensor.detach(),
                 tensor._version,
-                StorageWeakRef(storage),
+                StorageWeakRef(storage),  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 storage.nbytes(),
                 self._group,
             )

@@ -273,6 +273,7 @@ def test_a_function_of_ones_own_gets_what_it_saved() -> None:
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             squared = x * x
+            ctx.name = "hides the node's own"
             ctx.save_for_backward(x, squared)
             return squared
 

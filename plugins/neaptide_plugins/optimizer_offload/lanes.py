@@ -1,0 +1,44 @@
+"""The lane for copies of state: pageable memory must not hold up who asks for the copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from neaptide.offload import Lane, Ticket, lane_for
+from neaptide.offload.lanes import StreamLane, ThreadLane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+
+_NAME = "optimizer-state"
+
+
+class PageableLane:
+    """A stream whose copies are asked for by a thread, for they hold it up."""
+
+    def __init__(self, stream: Lane) -> None:
+        self._stream, self._thread = stream, ThreadLane(_NAME)
+
+    def submit(
+        self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
+    ) -> Ticket:
+        """Queue `work` for the thread."""
+        tickets = list(after)
+        return self._thread.submit(what, lambda: self._stream.submit(what, work, tickets).finish())
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator that the stream uses it."""
+        self._stream.hold(tensor)
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        self._thread.close()
+        self._stream.close()
+
+
+def copying_lane(device: torch.device, *, pinned: bool) -> Lane:
+    """Return a lane for copies between `device` and host memory that is pinned, or is not."""
+    lane = lane_for(device, _NAME)
+    return PageableLane(lane) if isinstance(lane, StreamLane) and not pinned else lane

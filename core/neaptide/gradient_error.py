@@ -136,7 +136,8 @@ def gradients(
                     msg = "the loss depends on no trainable parameter, so it has no gradients"
                     raise ValueError(msg)
                 scaled = loss if loss_scale == 1.0 else loss * loss_scale
-            with store.compute():
+            # A backward runs outside of autocast, where the loop calls it.
+            with store.compute(), torch.autocast(scaled.device.type, enabled=False):
                 found = torch.autograd.grad(scaled, list(parameters), allow_unused=True)
         finally:
             for module, training in modes.items():

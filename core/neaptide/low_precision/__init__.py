@@ -1,12 +1,13 @@
 """Matrix products with weights in 8 bits: standing in for torch's, fp8 scaling, what has it."""
 
 from .fp8 import DTYPE, GRADIENT_DTYPE, fp8_product
-from .hardware import fp8_slower, int8_slower
+from .hardware import FP8_TENSOR_CORES, fp8_slower, int8_slower
 from .interception import Product, intercepting
 from .weights import Chosen, choose_weights
 
 __all__ = [
     "DTYPE",
+    "FP8_TENSOR_CORES",
     "GRADIENT_DTYPE",
     "Chosen",
     "Product",

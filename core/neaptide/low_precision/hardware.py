@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import torch
 
-_FP8_TENSOR_CORES = (8, 9)
-_INT8_TENSOR_CORES = (7, 5)
+FP8_TENSOR_CORES = (8, 9)
+"""CUDA compute capability from which on there are such."""
+
+INT8_TENSOR_CORES = (7, 5)
+"""Likewise."""
 
 
 def fp8_slower(device: torch.device) -> str | None:
     """Return why products in fp8 are slower on `device`, in one line; None where they are not."""
-    return _slower(device, "fp8", _FP8_TENSOR_CORES)
+    return _slower(device, "fp8", FP8_TENSOR_CORES)
 
 
 def int8_slower(device: torch.device) -> str | None:
     """Return why products in int8 are slower on `device`, in one line; None where they are not."""
-    return _slower(device, "int8", _INT8_TENSOR_CORES)
+    return _slower(device, "int8", INT8_TENSOR_CORES)
 
 
 def reason_by_capability(

@@ -10,11 +10,9 @@ from attrs.validators import and_, deep_iterable, ge, gt, in_, min_len
 from neaptide.config import field
 from neaptide.phases import PHASES
 from neaptide.plugin import PluginSpec
+from neaptide.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
 
 _TRAINED = tuple(phase.name for phase in PHASES.values() if phase.runs_backward)
-
-EXCLUDED = ("*embed*", "lm_head.*", "*.lm_head.*", "head.*", "*.head.*", "*classifier*")
-"""Where the loss is made: few products, and the most sensitive ones."""
 
 
 def _distinct(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
@@ -52,9 +50,11 @@ class LowPrecisionBackwardConfig:
     include: tuple[str, ...] = field(
         ("*",), validator=min_len(1), help="patterns of the weights whose products are lowered"
     )
-    exclude: tuple[str, ...] = field(EXCLUDED, help="patterns of weights that are left alone")
+    exclude: tuple[str, ...] = field(
+        SENSITIVE_WEIGHTS, help="patterns of weights that are left alone"
+    )
     min_elements: int = field(
-        1 << 18, validator=ge(1), help="smaller weights are left alone: they gain nothing"
+        LARGE_ENOUGH, validator=ge(1), help="smaller weights are left alone: they gain nothing"
     )
     min_rows: int = field(
         32, validator=ge(1), help="products with fewer rows (samples or tokens) stay exact"

@@ -10,12 +10,13 @@ from attrs.validators import and_, ge, gt, in_, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
+from neaptide.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
 
 from .scaling import LARGEST, SMALLEST, LossScale
 
-Precision = Literal["fp32", "bf16", "fp16", "auto"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "auto"]
 
-_precision = in_(("fp32", "bf16", "fp16", "auto"))
+_precision = in_(("fp32", "bf16", "fp16", "fp8", "auto"))
 
 
 def _power_of_two(_: Any, attribute: attrs.Attribute[float], value: float) -> None:
@@ -52,6 +53,16 @@ class MixedPrecisionConfig:
     growth_interval: int = field(
         2000, validator=ge(1), help="updates without overflow before the scale grows"
     )
+    fp8_exclude: tuple[str, ...] = field(
+        SENSITIVE_WEIGHTS,
+        help="patterns of weights whose products stay in bf16 where others are in fp8",
+    )
+    fp8_min_elements: int = field(
+        LARGE_ENOUGH, validator=ge(1), help="products with smaller weights stay in bf16, too"
+    )
+    fp8_even_if_slower: bool = field(
+        False, help="use fp8 also where the hardware is known to be slower in it"
+    )
 
     def loss_scale(self) -> LossScale:
         """Return the scale a run begins with."""
@@ -67,7 +78,7 @@ SPEC = PluginSpec(
     name="mixed-precision",
     load="neaptide_plugins.mixed_precision.plugin:MixedPrecision",
     config=MixedPrecisionConfig,
-    summary="Autocast with a dtype per phase; loss scaling with skipped updates in fp16.",
+    summary="Autocast with a dtype per phase, fp8 products; loss scaling in fp16.",
     claims={"autocast"},
     presets={
         "conservative": {"warmup": "fp32", "full": "fp32", "predict": "bf16", "correct": "fp32"},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide import Finding
+from neaptide.low_precision import FP8_TENSOR_CORES
 
 from .precision import DTYPES, recommend
 
@@ -32,4 +33,7 @@ def findings(devices: Mapping[str, tuple[int, int] | None]) -> Iterator[Finding]
             why = "any CPU can, one with AMX or AVX512-BF16 fast; the loss needs no scale"
         else:
             why = "it has the range of fp32, and the loss needs no scale"
-        yield Finding("ok", device, f'fp32, bf16, fp16; "auto" is {name}: {why}')
+        dtypes = "fp32, bf16, fp16"
+        if capability is not None and capability >= FP8_TENSOR_CORES:
+            dtypes += ", fp8 (its tensor cores have it)"
+        yield Finding("ok", device, f'{dtypes}; "auto" is {name}: {why}')

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
 from neaptide import Outcome, Plugin, hookimpl
+from neaptide.low_precision import Chosen, choose_weights, intercepting
 
 from . import diagnosis
 from .config import MixedPrecisionConfig
+from .fp8 import Fp8Products
 from .precision import computing_in, resolve, widened
-from .refusals import check_scalable
+from .refusals import check_fp8, check_scalable
 from .scaling import LossScaler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from torch import nn
 
     from neaptide import Finding, ParameterStore, Phase, Run
 
@@ -34,19 +39,46 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
     _dtypes: dict[str, torch.dtype] = attrs.field(init=False)
     _fp16: tuple[str, ...] = attrs.field(init=False, default=())
     _store: ParameterStore = attrs.field(init=False)
+    _fp8: tuple[str, ...] = attrs.field(init=False)
+    _chosen: Chosen = attrs.field(init=False)
+    _products: Fp8Products = attrs.field(init=False)
+
+    @_fp8.default
+    def _in_fp8(self) -> tuple[str, ...]:
+        return tuple(name for name in _SETTINGS if getattr(self.config, name) == "fp8")
 
     @_scaler.default
     def _initial(self) -> LossScaler:
         return LossScaler(self.config.loss_scale())
 
     @hookimpl
+    def convert_model(self, model: nn.Module) -> None:
+        """Choose the weights of products in fp8, while all of them are where they were built."""
+        config = self.config
+        self._chosen = choose_weights(
+            model,
+            include=("*",),
+            exclude=config.fp8_exclude,
+            min_elements=config.fp8_min_elements,
+        )
+
+    @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Resolve the settings for the device; refuse fp16 where it cannot work."""
+        """Resolve the settings for the device; refuse fp16 and fp8 where they do not work."""
         self._store = store
         self._dtypes = {name: resolve(getattr(self.config, name), run.device) for name in _SETTINGS}
         self._fp16 = tuple(name for name in _TRAINED if self._dtypes[name] is torch.float16)
         if self._fp16:
             check_scalable(self._fp16[0], run, store)
+        self._products = Fp8Products(self._chosen.names, torch.bfloat16)
+        if self._fp8:
+            check_fp8(self._fp8[0], self.config, run.device)
+            weights, left_out = len(self._chosen.names), self._chosen.left_out
+            tell = run.log.info if weights else run.log.warning
+            tell("mixed-precision.fp8", phases=self._fp8, weights=weights, left_out=left_out)
+
+    def _lowered(self, name: str) -> AbstractContextManager[None]:
+        return intercepting(self._products) if name in self._fp8 else nullcontext()
 
     @hookimpl
     def around_forward(self, run: Run) -> Callable[..., Any]:
@@ -55,8 +87,9 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
         ) -> Any:
-            dtype = self._dtypes[_AT.get(moment, phase.name)]
-            with computing_in(dtype, run.device):
+            name = _AT.get(moment, phase.name)
+            dtype = self._dtypes[name]
+            with computing_in(dtype, run.device), self._lowered(name):
                 loss = following(phase=phase, moment=moment, **arguments)
             if dtype is torch.float32:
                 return loss
@@ -82,7 +115,8 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
         def backward(following: Callable[..., None], *, loss: torch.Tensor, phase: Phase) -> None:
             factor = self._scaler.before_backward(wanted=phase.name in self._fp16)
-            following(loss=loss if factor == 1.0 else loss * factor, phase=phase)
+            with self._lowered(phase.name):  # for what is computed again inside of it
+                following(loss=loss if factor == 1.0 else loss * factor, phase=phase)
 
         return backward
 
@@ -113,8 +147,10 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the loss scale, where a phase uses it."""
-        return {"loss_scale": self._scaler.current.scale} if self._fp16 else {}
+        """Return the loss scale and the products in fp8 so far, where a phase uses them."""
+        scale = {"loss_scale": self._scaler.current.scale} if self._fp16 else {}
+        products = {"fp8_products": float(self._products.done)} if self._fp8 else {}
+        return {**scale, **products}
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:

@@ -28,7 +28,12 @@ def recommend(capability: tuple[int, int] | None) -> torch.dtype:
 
 
 def resolve(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype `precision` stands for on `device`; `auto` is the recommended one."""
+    """Return autocast's dtype for `precision` on `device`; `auto` is the recommended one.
+
+    In `fp8` it is bfloat16: what is no product with a weight is computed in that.
+    """
+    if precision == "fp8":
+        return torch.bfloat16
     if precision != "auto":
         return DTYPES[precision]
     return recommend(torch.cuda.get_device_capability(device) if device.type == "cuda" else None)

@@ -1,4 +1,4 @@
-"""What fp16 cannot be trained with, as errors."""
+"""What fp16 cannot be trained with, and where fp8 is slower, as errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide import ConfigError
+from neaptide.low_precision import fp8_slower
 
 if TYPE_CHECKING:
     from neaptide import ParameterStore, Run
+
+    from .config import MixedPrecisionConfig
+
+
+def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) -> None:
+    """Raise ConfigError where fp8 is slower than bf16, unless that is asked for.
+
+    `setting` is one that is `"fp8"`, for the message.
+    """
+    reason = fp8_slower(device)
+    if reason is not None and not config.fp8_even_if_slower:
+        msg = (
+            f'"fp8" would be slower than "bf16": {reason}; use "auto", or set '
+            f"fp8_even_if_slower = true @ plugins.mixed-precision.{setting}"
+        )
+        raise ConfigError(msg)
 
 
 def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:

@@ -28,7 +28,9 @@ def trainer_with(settings: dict[str, Any], **config: Any) -> HybridTrainer:
         ({"backoff_factor": 0.7}, "must be a power of two (got 0.7)"),
         ({"backoff_factor": 2.0}, "backoff_factor"),
         ({"growth_interval": 0}, "growth_interval"),
-        ({"full": "fp8"}, "fp8"),
+        ({"full": "fp4"}, "fp4"),
+        ({"full": "fp8"}, '"fp8" would be slower than "bf16": on \'cpu\''),
+        ({"evaluate": "fp8"}, "set fp8_even_if_slower = true @ plugins.mixed-precision.evaluate"),
         ({"ful": "bf16"}, "full"),
     ],
 )

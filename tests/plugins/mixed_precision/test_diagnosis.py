@@ -25,6 +25,13 @@ def test_the_recommendation(capability: tuple[int, int] | None, name: str, why: 
     assert why in found.detail
 
 
+def test_fp8_is_mentioned_where_there_is_hardware_for_it() -> None:
+    devices = {"cpu": None, "cuda:0": (8, 6), "cuda:1": (8, 9), "cuda:2": (10, 0)}
+    found = list(diagnosis.findings(devices))
+    assert ["cuda:1", "cuda:2"] == [each.what for each in found if "fp8" in each.detail]
+    assert all('"auto" is bf16' in each.detail for each in found)
+
+
 def test_the_devices_here_are_named_and_agree_with_training() -> None:
     devices = diagnosis.capabilities()
     assert (max(1, torch.cuda.device_count())) == len(devices)

@@ -12,6 +12,7 @@ from neaptide.testing import LAWS, check_plugin
 # Where a plugin's defaults never act on a model as small as the contract's.
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
+    "activation-compression": {"group": 16, "min_elements": 16},
     "gradient-accumulation": {"steps": 3},
     "low-precision-backward": {
         "min_elements": 1,

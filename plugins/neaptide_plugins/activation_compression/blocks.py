@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from .codes import Bits, Codes, decode, decode_bits, encode, encode_mask, encode_signs, positive
+from .codes import (
+    Bits,
+    Codes,
+    decode,
+    decode_bits,
+    encode,
+    encode_between,
+    encode_mask,
+    encode_signs,
+    positive,
+    with_signs,
+)
+from .ops import BETWEEN, CODES, EXACT, MASK, RECTIFIED, SIGNED, SIGNS, Need
 
 if TYPE_CHECKING:
     from .layout import Layout
-    from .ops import Form
 
 
 @attrs.define(eq=False)
@@ -43,37 +54,42 @@ class Block:
     """Whether somebody needs it exactly: then all others get it so, too."""
     waiting: int = 0
     codes: Codes | None = None
-    bits: Bits | None = None
+    bits: dict[Need, Bits] = attrs.field(factory=dict)
 
-    def settle(self, saved: Saved, form: Form, *, unsigned: bool = False) -> None:
+    def settle(self, saved: Saved, need: Need) -> None:
         """Hold what `saved` needs, and the memory no longer if nobody does."""
-        saved.form = form
+        saved.need = need
         self.waiting -= 1
-        if not self.pinned and form != "exact" and self.tensor._version == self.version:
-            self._encode(saved.layout, form, unsigned=unsigned)
+        if not self.pinned and need is not EXACT and self.tensor._version == self.version:
+            self._encode(saved.layout, need)
         else:
             self.pinned = True
         if self.pinned:
-            self.codes = self.bits = None
+            self.codes = None
+            self.bits.clear()
         elif not self.waiting:
             self._forget()
 
     def finish(self) -> None:
         """Stop waiting for what part of a graph that is gone needed."""
         self.waiting = 0
-        if self.exact and (self.codes or self.bits) is not None:
+        if self.exact and (self.codes or self.bits):
             self._forget()
 
     @torch.no_grad()
-    def _encode(self, layout: Layout, form: Form, *, unsigned: bool) -> None:
+    def _encode(self, layout: Layout, need: Need) -> None:
         flat = layout.flat(self.tensor)
-        if self.codes is None and (form == "codes" or unsigned):
-            self.codes = encode(flat, self.group, never_negative=unsigned)
-        if form == "signs" and self.bits is None and not unsigned:
-            self.bits = encode_signs(flat)
-        if form == "mask" and self.bits is None:
-            self.bits = encode_mask(flat)
-            self.pinned = self.bits is None
+        if self.codes is None and need in {CODES, RECTIFIED, SIGNED}:
+            self.codes = encode(flat, self.group, never_negative=need is RECTIFIED)
+        if need in {SIGNS, SIGNED} and SIGNS not in self.bits:
+            self.bits[SIGNS] = encode_signs(flat)
+        if need.kind == BETWEEN and need not in self.bits:
+            self.bits[need] = encode_between(flat, need.low, need.high)
+        if need is MASK and MASK not in self.bits:
+            mask = encode_mask(flat)
+            self.pinned = mask is None
+            if mask is not None:
+                self.bits[MASK] = mask
 
     def _forget(self) -> None:
         # Set so, a tensor keeps its counter, which it shares with all views of the memory.
@@ -84,7 +100,7 @@ class Block:
     def nbytes(self) -> int:
         """Bytes of codes and bits."""
         codes = 0 if self.codes is None else self.codes.nbytes
-        return codes + (0 if self.bits is None else self.bits.bits.nbytes)
+        return codes + sum(bits.bits.nbytes for bits in self.bits.values())
 
 
 @attrs.define(eq=False)
@@ -95,7 +111,7 @@ class Saved:
     layout: Layout
     producer: int | None
     """The number of the node that made it; None where none did."""
-    form: Form = "exact"
+    need: Need = EXACT
 
     def unpack(self) -> torch.Tensor:
         """Return what was saved, or what stands for it; RuntimeError if it was changed since."""
@@ -103,11 +119,16 @@ class Saved:
         _check_version(block.tensor, block.version, layout.size)
         if block.exact:
             return block.tensor.as_strided(layout.size, layout.stride, layout.offset)
-        if self.form != "codes" and block.bits is not None:
-            return layout.unflatten(decode_bits(block.bits))
-        assert block.codes is not None, "memory is forgotten once it is encoded"
-        flat = decode(block.codes) if self.form == "codes" else positive(block.codes)
-        return layout.unflatten(flat)
+        return layout.unflatten(self._flat(block))
+
+    def _flat(self, block: Block) -> torch.Tensor:
+        need, codes = self.need, block.codes
+        if need not in {CODES, RECTIFIED, SIGNED}:
+            return decode_bits(block.bits[need])
+        assert codes is not None, "memory is forgotten once it is encoded"
+        if need is RECTIFIED:
+            return positive(codes)
+        return decode(codes) if need is CODES else with_signs(decode(codes), block.bits[SIGNS])
 
 
 def _check_version(tensor: torch.Tensor, version: int, shape: Any) -> None:

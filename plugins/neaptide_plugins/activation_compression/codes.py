@@ -71,14 +71,21 @@ def positive(encoded: Codes) -> torch.Tensor:
     return (encoded.codes != 0).to(encoded.dtype)
 
 
+def with_signs(flat: torch.Tensor, signs: Bits) -> torch.Tensor:
+    """Return decoded values, those that were more than zero and rounded to it just above it."""
+    lost = decode_bits(attrs.evolve(signs, dtype=torch.bool)).logical_and_(flat <= 0)
+    return flat.masked_fill_(lost, torch.finfo(flat.dtype).tiny)
+
+
 @attrs.frozen(eq=False)
 class Bits:
-    """A flat tensor of two values, one bit an element: the set ones are `value`, the others 0."""
+    """A flat tensor of two values, one bit an element: `value` where it is set, else `other`."""
 
     bits: torch.Tensor
     elements: int
     dtype: torch.dtype
     value: float = 1.0
+    other: float = 0.0
 
 
 def encode_mask(flat: torch.Tensor) -> Bits | None:
@@ -100,16 +107,27 @@ def encode_signs(flat: torch.Tensor) -> Bits:
     return _packed((flat <= 0).logical_not(), flat.dtype)
 
 
+def encode_between(flat: torch.Tensor, low: float, high: float) -> Bits:
+    """Encode as a value between `low` and `high` what lies there, and as `high` the rest."""
+    inside = ((flat <= low) | (flat >= high)).logical_not()
+    return _packed(inside, flat.dtype, (low + high) / 2, high)
+
+
 def decode_bits(encoded: Bits) -> torch.Tensor:
     """Return the values `[elements]` in the dtype they had."""
     places = torch.arange(8, device=encoded.bits.device, dtype=torch.uint8)
     spread = encoded.bits[:, None].bitwise_right_shift(places).bitwise_and_(1)
-    flat = spread.view(-1)[: encoded.elements].to(encoded.dtype)
-    return flat if encoded.value == 1.0 else flat.mul_(encoded.value)
+    chosen = spread.view(-1)[: encoded.elements]
+    if encoded.other == 0.0 and encoded.value == 1.0:
+        return chosen.to(encoded.dtype)
+    flat = torch.full_like(chosen, encoded.other, dtype=encoded.dtype)
+    return flat.masked_fill_(chosen.bool(), encoded.value)
 
 
-def _packed(chosen: torch.Tensor, dtype: torch.dtype, value: float = 1.0) -> Bits:
+def _packed(
+    chosen: torch.Tensor, dtype: torch.dtype, value: float = 1.0, other: float = 0.0
+) -> Bits:
     elements = chosen.numel()
     rows = torch.nn.functional.pad(chosen, (0, -elements % 8)).view(-1, 8)
     places = 2 ** torch.arange(8, device=chosen.device, dtype=torch.uint8)
-    return Bits((rows * places).sum(1, dtype=torch.uint8), elements, dtype, value)
+    return Bits((rows * places).sum(1, dtype=torch.uint8), elements, dtype, value, other)

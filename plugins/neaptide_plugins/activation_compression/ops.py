@@ -1,18 +1,43 @@
-"""Which operations may have what they save compressed, by the name of their node in the graph.
+"""Which operations may have what they save compressed, and what their backward asks of it.
 
-Whatever is not listed keeps what it saves: losses and log-softmax, which exponentiate or divide by
-it; maxima, norms and clamps, which compare it; strangers' functions, of which nothing is known.
+They are known by the type of their node in the graph. Whatever is not listed keeps what it saves:
+losses and log-softmax, which exponentiate or divide by it; maxima, norms and clamps, which compare
+it; strangers' functions, of which nothing is known.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 if TYPE_CHECKING:
     from .config import Family
 
-Form = Literal["exact", "codes", "signs", "mask"]
+
+@attrs.frozen
+class Need:
+    """What somebody needs of a saved tensor; the fields are for one of the kinds each."""
+
+    kind: str
+    low: float = 0.0
+    high: float = 0.0
+
+
+EXACT = Need("exact")
+CODES = Need("codes")
+"""The values, off by up to half a step."""
+SIGNS = Need("signs")
+"""Whether a value is more than zero, and no more than that."""
+RECTIFIED = Need("rectified")
+"""The same, of a tensor without negative values."""
+SIGNED = Need("signed")
+"""Values off by up to half a step, those above zero above it."""
+MASK = Need("mask")
+"""All of it; but a tensor of two values, one of them zero, needs one bit for each."""
+BETWEEN = "between"
+"""The kind that asks whether a value lies between `low` and `high`."""
 
 _FAMILIES: dict[Family, frozenset[str]] = {
     # Linear in each tensor they save.
@@ -32,16 +57,20 @@ _FAMILIES: dict[Family, frozenset[str]] = {
             "NativeLayerNorm",
         }
     ),
-    # Smooth in what they save, with a bounded derivative.
+    # Smooth in what they save but at one or two places, with a bounded derivative.
     "activation": frozenset(
         {
             "Cos",
+            "Elu",
             "Erf",
             "Gelu",
             "Glu",
+            "Hardsigmoid",
+            "Hardtanh",
             "LeakyRelu",
             "LogSigmoid",
             "Mish",
+            "PreluKernel",
             "Relu",
             "Sigmoid",
             "Silu",
@@ -74,8 +103,9 @@ _FAMILIES: dict[Family, frozenset[str]] = {
         }
     ),
 }
-_BY_SIGN = {"Relu", "LeakyRelu"}
-"""A value rounded to zero would change whether the gradient passes."""
+_OTHERWISE = {"Elu": SIGNED, "LeakyRelu": SIGNS, "PreluKernel": SIGNED, "Relu": RECTIFIED}
+"""A value rounded to zero would fall on the other side of the place where they bend."""
+_HARDSIGMOID = Need(BETWEEN, -3.0, 3.0)
 _WEIGHT_VIEWS = re.compile(
     r"(Alias|Clone|Detach|Expand|Permute|Reshape\w*|Select|Slice|Split\w*|Squeeze|T|ToCopy|"
     r"Transpose|Unflatten|Unsafe\w*|Unsqueeze|View)Backward\d+"
@@ -85,31 +115,35 @@ _LEAST_POWER = 2.0
 
 
 class Ops:
-    """Answers for each node in which form a tensor that it saves is held."""
+    """Answers for each node what it needs of a tensor that it saves."""
 
     def __init__(self, exclude: tuple[Family, ...] = ()) -> None:
         families = (names for family, names in _FAMILIES.items() if family not in exclude)
         self._compressed = frozenset().union(*families)
 
-    def form(self, node: Any, output: int | None) -> Form:
-        """Return how to hold what `node` saves: its `output`-th result, or an input if None."""
+    def need(self, node: Any, output: int | None) -> Need:
+        """Return what `node` needs of its `output`-th result, or of an input if that is None."""
         found = _NODE.fullmatch(_kind(node))
         name = found[1] if found else ""
         if name not in self._compressed or output:
-            return "exact"
-        if name == "Pow" and not _is_power(node):
-            return "exact"
-        return "signs" if name in _BY_SIGN else "codes"
+            return EXACT
+        if name == "Pow":
+            return CODES if _is_power(node) else EXACT
+        if name == "Hardtanh":
+            return Need(BETWEEN, float(node._saved_min_val), float(node._saved_max_val))
+        if name == "Hardsigmoid":
+            return _HARDSIGMOID
+        need = _OTHERWISE.get(name, CODES)
+        # A ReLU's own result has no negative values; what else it might save could.
+        return SIGNS if need is RECTIFIED and output is None else need
 
+    @staticmethod
+    def need_of_constant(node: Any) -> Need:
+        """Return what `node` needs of a floating tensor without gradient.
 
-def multiplies(node: Any) -> bool:
-    """Return whether `node` is a product, which is what dropout draws its noise for on a CPU."""
-    return _kind(node) == "MulBackward0"
-
-
-def never_negative(node: Any) -> bool:
-    """Return whether all that `node` returns is zero or more, or NaN."""
-    return _kind(node) == "ReluBackward0"
+        A product may be dropout's, which on a CPU draws its noise as a factor of zeros and ones.
+        """
+        return MASK if _kind(node) == "MulBackward0" else EXACT
 
 
 def of_a_leaf(node: Any) -> bool:

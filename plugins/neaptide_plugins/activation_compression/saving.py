@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .blocks import Block, Kept, Saved
 from .layout import Layout, layout_of
-from .ops import Form, Ops, multiplies, never_negative, of_a_leaf
+from .ops import EXACT, MASK, Need, Ops, of_a_leaf
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _NO_NUMBER = 2**63
@@ -79,7 +79,7 @@ class Saving:
         for other in self._walks.values():
             for saved in (each() for references in other.waiting.values() for each in references):
                 if saved is not None:
-                    saved.block.settle(saved, "exact")
+                    saved.block.settle(saved, EXACT)
         for block in self._blocks.values():
             block.finish()
         self._walks.clear()
@@ -110,10 +110,9 @@ class Saving:
         saved = Saved(block, layout, None if node is None else node._sequence_nr())
         block.waiting += 1
         if tensor.dtype is torch.bool:
-            block.settle(saved, "mask")
+            block.settle(saved, MASK)
         elif saved.producer == saver:
-            form = self._ops.form(node, tensor.output_nr)
-            block.settle(saved, form, unsigned=form == "signs" and never_negative(node))
+            block.settle(saved, self._ops.need(node, tensor.output_nr))
         else:
             walk.waiting.setdefault(saver, []).append(weakref.ref(saved))
         return saved
@@ -171,14 +170,14 @@ class Saving:
             for reference in walk.waiting.pop(number, ()):
                 saved = reference()
                 if saved is not None:
-                    saved.block.settle(saved, self._form(node, saved.producer, inputs))
+                    saved.block.settle(saved, self._need(node, saved.producer, inputs))
             nodes += inputs
 
-    def _form(self, saver: Any, producer: int | None, inputs: list[Any]) -> Form:
+    def _need(self, saver: Any, producer: int | None, inputs: list[Any]) -> Need:
         if producer is None:
-            return "mask" if multiplies(saver) else "exact"
+            return self._ops.need_of_constant(saver)
         known = any(node._sequence_nr() == producer for node in inputs)
-        return self._ops.form(saver, None) if known else "exact"
+        return self._ops.need(saver, None) if known else EXACT
 
 
 def _of_a_parameter(tensor: torch.Tensor) -> bool:

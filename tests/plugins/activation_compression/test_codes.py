@@ -14,9 +14,11 @@ from neaptide_plugins.activation_compression.codes import (
     decode,
     decode_bits,
     encode,
+    encode_between,
     encode_mask,
     encode_signs,
     positive,
+    with_signs,
 )
 from neaptide_plugins.activation_compression.layout import layout_of
 
@@ -92,6 +94,12 @@ def test_a_constant_tensor_is_itself_to_rounding(value: float) -> None:
 def test_signs_are_exact(values: list[float], dtype: torch.dtype) -> None:
     flat = torch.tensor(values).to(dtype)
     assert torch.equal(flat > 0, decode_bits(encode_signs(flat)) > 0)
+    kept = with_signs(decode(encode(flat, 16)), encode_signs(flat))
+    assert torch.equal((flat > 0) & flat.isfinite(), kept > 0)
+    check_bound(flat.nan_to_num(posinf=0, neginf=0), kept.where(flat.isfinite(), 0), 16)
+    low, high = sorted((float(flat[0].nan_to_num()), float(flat[-1].nan_to_num())))
+    inside = decode_bits(encode_between(flat, low, high))
+    assert torch.equal((flat > low) & (flat < high), (inside > low) & (inside < high))
     rectified = flat.relu()
     encoded = encode(rectified, 16, never_negative=True)
     assert torch.equal(rectified > 0, positive(encoded) > 0)

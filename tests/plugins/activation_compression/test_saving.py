@@ -71,6 +71,9 @@ SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu in place": lambda a: a.relu_(),
     "leaky relu": functional.leaky_relu,
     "leaky relu in place": lambda a: functional.leaky_relu_(a, 0.2),
+    "relu6": lambda a: functional.relu6(8 * a),
+    "hardtanh": lambda a: functional.hardtanh(a, -0.3, 0.2),
+    "hardsigmoid": lambda a: functional.hardsigmoid(5 * a),
 }
 
 
@@ -85,6 +88,26 @@ def test_rectifiers_have_exact_gradients_from_few_bits(name: str, dtype: torch.d
     held = compressed.held
     assert held is not None
     assert held.compressed - x.nbytes <= (1 + 4 / 512) * SIZE * SIZE
+
+
+BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "elu": functional.elu,
+    "selu": functional.selu,
+    "celu in place": lambda a: functional.celu_(a, 2.0),
+    "prelu": lambda a: functional.prelu(a, torch.full((SIZE,), 0.1, requires_grad=True)),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_where_a_function_bends_no_value_changes_its_side(name: str) -> None:
+    layer, x = linear(), given_x()
+    x[1:] *= 1e-4  # a step of a group is larger than nearly all its values
+    with torch.no_grad():
+        layer.bias.zero_()
+    exact, compressed = both(
+        lambda: BENT[name](layer(x).t() + 0).sum(), layer.parameters(), group=512
+    )
+    assert error(exact, compressed) < 0.01
 
 
 def test_masks_indices_and_statistics_are_exact() -> None:

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 PIECE = 4 * 2**30
 """Bytes registered at a time, where there are places to cut."""
@@ -105,15 +105,20 @@ class Slab:
         self.pinned = False
 
 
-def slab_bytes() -> int:
-    """Return the bytes of all slabs of the process that are mapped now, whoever holds them."""
-    return sum(map(len, _mapped_now))
+def mapped_slabs() -> WeakSet[_Pages]:
+    """Return the memory of all slabs of the process that is mapped now, whoever holds it."""
+    return _mapped_now.copy()
+
+
+def slab_bytes(beyond: Container[object] = ()) -> int:
+    """Return the bytes of all slabs that are mapped now, but for those in `beyond`."""
+    return sum(len(pages) for pages in mapped_slabs() if pages not in beyond)
 
 
 def lies_in_slab(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory is a slab's."""
     address = tensor.data_ptr()
-    return any(pages.address <= address < pages.address + len(pages) for pages in _mapped_now)
+    return any(pages.address <= address < pages.address + len(pages) for pages in mapped_slabs())
 
 
 class _Pages(mmap.mmap):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +47,16 @@ class Allocations:
                 marks.setdefault(event.mark, []).append(held)
         return marks
 
+    def peaks_after_marks(self) -> dict[str, int]:
+        """Return by name the most bytes held between a mark and the next."""
+        peaks: dict[str, int] = {}
+        name = ""
+        for event, held in self._followed():
+            name = event.mark or name
+            if name:
+                peaks[name] = max(peaks.get(name, 0), held)
+        return peaks
+
     def peak(self) -> int:
         """Return the most bytes held at a time, once the count is over."""
         return max((held for _, held in self._followed()), default=0)
@@ -90,7 +99,6 @@ def _events(nodes: Iterable[Any]) -> Iterator[_Event]:
 
 def peak_of(action: Callable[[], Any]) -> int:
     """Return the most bytes allocated at a time during `action`, beyond those before it."""
-    gc.collect()
     with counted() as allocations:
         kept = action()
     del kept

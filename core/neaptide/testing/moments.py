@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from neaptide.memory import Ledger, Moment, nested_tensors, tensor_bytes
-from neaptide.offload.host_memory import lies_in_slab, slab_bytes
+from neaptide.offload.host_memory import lies_in_slab, mapped_slabs, slab_bytes
 from neaptide.phases import PHASES, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 
@@ -69,13 +69,14 @@ class Observed:
 
 def observed(subject: Subject) -> Observed:
     """Train through all phases, evaluating after each step, and count at every mark."""
-    gc.collect()  # nothing of other runs may go in the middle of this one
-    before = _others()
+    if torch.cuda.is_available():
+        gc.collect()  # what earlier runs have left must not go in the middle of this one
+    slabs_before, cuda_before = mapped_slabs(), _cuda_bytes()
     others: dict[str, list[tuple[int, int]]] = {}
 
     def mark(name: str) -> None:
         Allocations.mark(name)
-        others.setdefault(name, []).append(_others())
+        others.setdefault(name, []).append((_cuda_bytes() - cuda_before, slab_bytes(slabs_before)))
 
     with _no_collector(), counted() as allocations:
         task = tiny_task(width=WIDTH)
@@ -93,16 +94,14 @@ def observed(subject: Subject) -> Observed:
     for name, each in allocations.at_marks().items():
         phase, moment, _ = name.split()
         every = [
-            Held(cpu, cuda - before[0], slabs - before[1])
-            for cpu, (cuda, slabs) in zip(each, others[name], strict=True)
+            Held(cpu, cuda, slabs) for cpu, (cuda, slabs) in zip(each, others[name], strict=True)
         ]
         held[phase, moment] = max(reversed(every), key=lambda one: one.cpu + one.cuda + one.slabs)
     return Observed(device, held, ledgers, beside)
 
 
-def _others() -> tuple[int, int]:
-    cuda = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    return cuda, slab_bytes()
+def _cuda_bytes() -> int:
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.offload import Slab
+from neaptide.offload.host_memory import lies_in_slab, mapped_slabs, slab_bytes
 
 PAGE = mmap.PAGESIZE
 MIB = 2**20
@@ -190,3 +191,17 @@ def test_filling_takes_the_size_and_closing_gives_it_back() -> None:
     assert reserved < 8
     assert 299 < filled < 308
     assert left < 8
+
+
+def test_slabs_count_as_long_as_anything_lies_in_them() -> None:
+    before = mapped_slabs()
+    slab, other = Slab(5000), Slab(300)
+    inside = slab.flat[256:512]
+    assert slab_bytes(before) == 5300
+    assert lies_in_slab(inside)
+    assert not lies_in_slab(torch.zeros(1))
+    slab.close()
+    del slab, other
+    assert slab_bytes(before) == 5000
+    del inside
+    assert slab_bytes(before) == 0

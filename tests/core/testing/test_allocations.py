@@ -36,6 +36,18 @@ def test_marks_of_a_name_say_what_is_held_at_each() -> None:
     assert expected == allocations.at_marks()
 
 
+def test_a_peak_belongs_to_the_mark_before_it() -> None:
+    with counted() as allocations:
+        take(3 * SIZE)
+        allocations.mark("first")
+        kept = take()
+        allocations.mark("second")
+        take()
+        allocations.mark("first")
+        del kept
+    assert {"first": SIZE, "second": 2 * SIZE} == allocations.peaks_after_marks()
+
+
 def test_the_end_of_what_was_there_before_does_not_count() -> None:
     with counted():
         earlier = take()

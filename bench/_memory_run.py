@@ -1,0 +1,159 @@
+"""Trains byte-gpt through the phases under a stack of plugins, and counts bytes in each phase."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.nn import functional
+
+from neaptide import HybridTrainer, Loss, Plugin, PluginSpec, hookimpl
+from neaptide.memory import MOMENTS
+from neaptide.offload.host_memory import mapped_slabs, slab_bytes
+from neaptide.phases import PHASES
+from neaptide.plugin import NoConfig
+from neaptide.testing.allocations import Allocations, counted
+from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide_plugins.builtin_models.byte_gpt import build
+from neaptide_plugins.builtin_models.config import ByteGptOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+    from neaptide.phases import Phase
+
+CYCLE: dict[str, Any] = {
+    "warmup": {"steps": 1},
+    "full": {"steps": 2},
+    "predict": {"max_horizon": 3, "correction_interval": 1, "rise": 10.0},
+    "correct": {"steps": 1},
+}
+STEPS = 7
+"""Two cycles, so that what is made at first use is there in the second."""
+BYTES = 256
+
+
+@attrs.frozen(kw_only=True)
+class Size:
+    """A byte-gpt and its batch."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    batch: int
+
+    def model(self) -> nn.Module:
+        """Return one with the same weights each time."""
+        torch.manual_seed(0)
+        return build(
+            ByteGptOptions(
+                layers=self.layers, width=self.width, heads=self.heads, context=self.context
+            )
+        )
+
+
+def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row a phase: the ledger by moment and tier, and the peaks that were counted.
+
+    Raises what assembly raises: plugins that conflict, settings this machine cannot follow.
+    """
+    gc.collect()  # what is left of the run before
+    slabs_before, slabs = mapped_slabs(), dict.fromkeys(PHASES, 0)
+
+    def look(phase: Phase) -> None:
+        slabs[phase.name] = max(slabs[phase.name], slab_bytes(slabs_before))
+
+    with counted() as allocations:
+        model = size.model()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        config = {"phases": CYCLE, "plugins": dict(plugins)}
+        extra = [STEADY_PREDICTOR, WATCH]
+        with HybridTrainer(
+            model, optimizer, loss_fn=_loss, config=config, plugins=extra
+        ) as trainer:
+            watch = trainer.hooks.plugins[WATCH.name]
+            assert isinstance(watch, Watch), "it is what the manifest names"
+            watch.look = look
+            device = trainer.run.device
+            tokens = torch.randint(BYTES, (size.batch, size.context + 1), device=device)
+            for _ in range(STEPS):
+                trainer.step(tokens)
+            ledgers = {name: trainer.estimate_memory(name) for name in PHASES}
+    peaks = watch.cuda if device.type == "cuda" else allocations.peaks_after_marks()
+    return [
+        {
+            "phase": name,
+            "parameters": parameters,
+            "ledger": {
+                moment: {
+                    tier: ledger.total(tier=tier, moment=moment) for tier in ("device", "host")
+                }
+                for moment in MOMENTS
+            },
+            "allocated_peak": peaks[name],
+            "slabs_peak": slabs[name],
+        }
+        for name, ledger in ledgers.items()
+    ]
+
+
+def _loss(model: nn.Module, tokens: torch.Tensor) -> Loss:
+    logits = model(tokens[:, :-1])
+    targets = tokens[:, 1:].flatten()
+    total = functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
+    return Loss(total, targets.numel())
+
+
+@attrs.define(eq=False)
+class Watch(Plugin[NoConfig]):
+    """Sets a mark where a phase begins, and looks at host buffers within it."""
+
+    look: Callable[[Phase], None] = attrs.field(init=False, default=lambda _: None)
+    cuda: dict[str, int] = attrs.field(init=False, factory=dict)
+    """Peaks by phase, on a GPU."""
+
+    @hookimpl
+    def on_phase_enter(self, phase: Phase, previous: Phase | None) -> None:
+        """Begin to count for the new phase."""
+        if torch.cuda.is_available():
+            if previous is not None:
+                now = torch.cuda.max_memory_allocated()
+                self.cuda[previous.name] = max(self.cuda.get(previous.name, 0), now)
+            torch.cuda.reset_peak_memory_stats()
+        Allocations.mark(phase.name)
+
+    @hookimpl
+    def on_phase_exit(self, phase: Phase) -> None:
+        """Look."""
+        self.look(phase)
+
+    @hookimpl
+    def before_forward(self, phase: Phase) -> None:
+        """Look."""
+        self.look(phase)
+
+    @hookimpl
+    def after_forward(self, phase: Phase) -> None:
+        """Look while activations wait."""
+        self.look(phase)
+
+    @hookimpl
+    def around_forward(self) -> Callable[..., Any]:
+        """Look before every forward, probes included."""
+
+        def forward(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
+            self.look(phase)
+            return following(phase=phase, **arguments)
+
+        return forward
+
+
+WATCH = PluginSpec(
+    name="memory-watch", load=f"{__name__}:Watch", summary="Marks phases for the memory guide."
+)

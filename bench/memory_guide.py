@@ -1,0 +1,159 @@
+"""Bytes by phase, moment and tier under stacks of plugins: the ledger, and what was allocated.
+
+    python bench/memory_guide.py [--json PATH] [--size NAME ...]
+
+Trains byte-gpt through all four phases, float32 under AdamW, once a stack. On a CPU torch's
+allocator is counted by its profiler, ordinary tensors on the host included, and slabs by
+themselves; what other threads allocate is not seen. The ledger leaves activations out. Large models
+are computed by the formulas of `_memory_formula.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _memory_formula import KNOWN, LARGE, Decoder, computed
+from _memory_run import Size, measured
+
+from neaptide.errors import NeaptideError
+from neaptide.registry import installed_plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+MIB, GIB = 2**20, 2**30
+
+SIZES = {
+    "toy": Size(layers=2, width=32, heads=2, context=16, batch=2),
+    "2M": Size(layers=4, width=192, heads=4, context=128, batch=8),
+    "11M": Size(layers=6, width=384, heads=6, context=128, batch=8),
+    "38M": Size(layers=12, width=512, heads=8, context=128, batch=8),
+}
+SHOWN = ("forward", "backward", "update", "predict", "evaluate")
+# Both claim the activations: streaming computes its blocks again itself.
+RECOMPUTED: dict[str, Any] = {"activation-checkpointing": {"interval": 1}}
+COMPRESSED: dict[str, Any] = {"activation-compression": {"phases": ["warmup", "full", "correct"]}}
+PREDICTING: dict[str, Any] = {"optimizer-offload": {"strategy": "cpu"}, "int8": {}}
+STACKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "activation-checkpointing": RECOMPUTED,
+    "+ optimizer-offload": RECOMPUTED | {"optimizer-offload": {"strategy": "cpu"}},
+    "+ int8": RECOMPUTED | PREDICTING,
+    "+ activation-compression": RECOMPUTED | PREDICTING | COMPRESSED,
+    "the same, layer-streaming for activation-checkpointing": PREDICTING
+    | COMPRESSED
+    | {"layer-streaming": {}},
+}
+
+
+def main() -> None:
+    """Measure, print tables, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json")
+    parser.add_argument(
+        "--size", action="append", choices=SIZES, help="all but the toy if left out"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    stacks = dict(_runnable(STACKS))
+    rows = [
+        {"size": name, "stack": stack, **row}
+        for name in options.size or list(SIZES)[1:]
+        for stack, plugins in stacks.items()
+        for row in _measured(SIZES[name], stack, plugins)
+    ]
+    large = [
+        {"size": name, "stack": stack, "parameters": model.parameters, **_computed(model, plugins)}
+        for name, model in LARGE.items()
+        for stack, plugins in stacks.items()
+        if plugins.keys() <= KNOWN
+    ]
+    print(
+        "\n".join(["MiB by the ledger, on device + host:", "", *_table(rows), "", *_large(large)])
+    )
+    if options.json:
+        report = {
+            "device": _device(),
+            "torch": torch.__version__,
+            "threads": 1,
+            "rows": rows,
+            "computed": large,
+        }
+        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+
+
+def _runnable(stacks: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    installed = installed_plugins()
+    for stack, plugins in stacks.items():
+        missing = [name for name in plugins if name not in installed]
+        if missing:
+            _say(f"{stack} is left out: {', '.join(missing)} is not installed")
+        else:
+            yield stack, plugins
+
+
+def _measured(size: Size, stack: str, plugins: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        return measured(size, plugins)
+    except NeaptideError as error:
+        _say(f"{stack} is left out: {error}")
+        return []
+
+
+def _computed(model: Decoder, plugins: dict[str, Any]) -> dict[str, Any]:
+    return {
+        phase: {"device": device, "host": host}
+        for phase, (device, host) in computed(model, plugins).items()
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = (line for line in info.read_text().splitlines() if line.startswith("model name"))
+        cpu = next(names, f":{cpu}").partition(":")[2].strip()
+    return f"CPU: {cpu}"
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    heads = ["model", "stack", "phase", *SHOWN, "peak allocated", "peak slabs"]
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for row in rows:
+        tiers = [row["ledger"][moment] for moment in SHOWN]
+        cells = [f"{_mib(each['device'])} + {_mib(each['host'])}" for each in tiers]
+        cells += [_mib(row["allocated_peak"]), _mib(row["slabs_peak"])]
+        yield f"| {' | '.join([row['size'], row['stack'], row['phase'], *cells])} |"
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.1f}"
+
+
+def _large(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield (
+        "| model | stack | training: device GiB (computed) | host GiB (computed) | "
+        "Predict: device GiB (computed) | host GiB (computed) |"
+    )
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        cells = [row[phase][tier] for phase in ("train", "predict") for tier in ("device", "host")]
+        figures = " | ".join(f"{cell / GIB:.1f}" for cell in cells)
+        yield f"| {row['size']} | {row['stack']} | {figures} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -42,14 +42,15 @@ class Away:
         device: where the state belongs.
         pin: register the host's buffer with CUDA, so that copies run at the link's speed, and
             keep it for the next time, for that takes long. Pageable, it goes when all is back.
+        lane: what copies run on; left out, a lane of the device's own.
     """
 
-    def __init__(self, device: torch.device, *, pin: bool) -> None:
+    def __init__(self, device: torch.device, *, pin: bool, lane: Lane | None = None) -> None:
         self.device = device
         self._pin = pin
         self._slab: Slab | None = None
         self._moved: list[_Moved] = []
-        self._lane: Lane | None = None
+        self._lane = lane
         self._ticket: Ticket | None = None
         self.left: Mapping[str, int] = {}
         """Bytes that stayed the last time, by why."""

@@ -1,7 +1,7 @@
 """State as int8 codes: signed values linearly, those without a sign by their logarithm.
 
-Decoded, no magnitude of a signed tensor is larger than it was, and in a tensor without negative
-elements nothing becomes zero that was not: what divides by its root still can.
+In a tensor without negative elements nothing becomes zero that was not: what divides by its root
+still can.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from neaptide.offload.layout import is_dense
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
 _CODED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_LARGEST = torch.finfo(torch.float32).max
 GROUP = 256
 """Neighbouring elements that share a scale."""
 _ZERO = -1
@@ -50,19 +51,20 @@ def encodable(tensor: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def encode(tensor: torch.Tensor) -> Codes | None:
-    """Return the codes of a tensor that `encodable` accepts; None where one is inf or NaN.
+    """Return the codes of a tensor that `encodable` accepts; None where an element is inf or NaN.
 
-    Waits for the device to know.
+    And where signed ones are larger than float32 can tell. Waits for the device to know.
     """
     flat = _in_memory_order(tensor)
     if not flat.numel():
         return None
     low, high = (float(extreme) for extreme in torch.aminmax(flat))
-    if not -torch.inf < low <= high < torch.inf:
+    if not -_LARGEST <= low <= high <= (_LARGEST if low < 0 else torch.finfo(flat.dtype).max):
         return None
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     if low < 0:
-        return Codes(*_linear(flat), None, tensor.dtype, shape, strides)
+        codes, scale, _ = quantize_int8(flat, GROUP)
+        return Codes(codes, scale, None, tensor.dtype, shape, strides)
     return Codes(*_logarithmic(flat), tensor.dtype, shape, strides)
 
 
@@ -74,17 +76,9 @@ def decode(encoded: Codes) -> torch.Tensor:
         values = dequantize_int8(encoded.codes, encoded.scale, None, GROUP, wide)
     else:
         values = _powers(encoded.codes, encoded.scale, encoded.smallest.to(wide))
-        values.clamp_(max=torch.finfo(encoded.dtype).max)
-    decoded: torch.Tensor = values.to(encoded.dtype)
+    largest = torch.finfo(encoded.dtype).max  # which rounding may pass
+    decoded: torch.Tensor = values.clamp_(-largest, largest).to(encoded.dtype)
     return decoded.as_strided(encoded.shape, encoded.strides)
-
-
-def _linear(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    codes, scale, _ = quantize_int8(flat, GROUP)
-    wide = torch.promote_types(flat.dtype, torch.float32)
-    decoded = dequantize_int8(codes, scale, None, GROUP, wide).to(flat.dtype)
-    over = decoded.abs() > flat.abs()
-    return codes - codes.sign() * over, scale
 
 
 def _logarithmic(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -117,7 +117,9 @@ def _changed_by_a_step(
     matrix.grad = gradient.to_sparse(1) if sparse else gradient
     twin = _twin(optimizer, group, matrix)
     if memory is not None:
-        twin.state[matrix] = made_again(_mapped(memory, _Filled, lambda kept: _small(kept, like)))
+        twin.state[matrix] = made_again(
+            _mapped(memory, (_Filled, _Copied), lambda kept: _small(kept, like))
+        )
     settings = twin.param_groups[0]
     before = {key: copy.deepcopy(value) for key, value in settings.items() if key != "params"}
     shared = {key: value for key, value in optimizer.state.items() if key not in known}
@@ -174,9 +176,14 @@ def _remembered_tensor(tensor: torch.Tensor) -> Any:
     return _Copied(values.to("cpu", copy=True), values.device)
 
 
-def _small(kept: _Filled, like: torch.Tensor) -> _Filled:
-    if kept.shape != tuple(like.shape) or not kept.shape:
+def _small(kept: _Filled | _Copied, like: torch.Tensor) -> _Filled | _Copied:
+    """Return what was remembered of the shape of `like` in that of the twin's parameter."""
+    shape = kept.shape if isinstance(kept, _Filled) else tuple(kept.values.shape)
+    if shape != tuple(like.shape) or not shape:
         return kept
+    if isinstance(kept, _Copied):
+        some = kept.values.flatten()[:1].expand(_SIDE, _SIDE).contiguous()
+        return attrs.evolve(kept, values=some)
     return attrs.evolve(kept, shape=(_SIDE, _SIDE), strides=(_SIDE, 1))
 
 

@@ -14,6 +14,9 @@ from torch import nn
 SMALLEST = 1024
 """Bytes; what is smaller stays: to move it takes longer than its room is worth."""
 
+_ALIGNED = 64
+"""Bytes to which torch aligns what it allocates on a CPU."""
+
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer)
 
@@ -223,9 +226,10 @@ def _held(shared: Shared) -> str | None:
     """Return why a storage cannot go: who else has it."""
     if any(t.is_conj() or t.is_neg() or t.is_inference() for t in shared.tensors):
         return "of tensors that cannot be rebound"
-    if shared.storage.device.type == "cpu" and (
-        not shared.storage.resizable() or shared.storage.is_shared()
-    ):
+    # Whether a storage can be resized would tell, but is over once anybody has asked for `numpy()`,
+    # as who writes a checkpoint does.
+    on_cpu = shared.storage.device.type == "cpu"
+    if on_cpu and (shared.storage.is_shared() or shared.storage.data_ptr() % _ALIGNED):
         return "in memory that is not torch's own"
     if _users(shared.storage) > len(shared.tensors) + _HANDLE:
         return "held by somebody else, too"

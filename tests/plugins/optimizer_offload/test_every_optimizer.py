@@ -57,7 +57,7 @@ def host_bytes(trainer: HybridTrainer) -> int:
     return sum(tensor.nbytes for tensor in tensors if lies_in_slab(tensor))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "-" not in name])
 def test_host_memory_is_bitwise(name: str) -> None:
     make = OPTIMIZERS[name]
     assert digest(make, None) == digest(make, {"strategy": "cpu"})

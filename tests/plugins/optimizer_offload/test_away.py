@@ -1,0 +1,239 @@
+"""State goes to host memory and comes back, whatever happens on the way."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from streamed import Sleepy
+from support import same_bits
+from torch import nn
+
+from neaptide.memory import nested_tensors
+from neaptide.offload import ThreadLane
+from neaptide.offload.host_memory import lies_in_slab
+from neaptide_plugins.optimizer_offload import away as module
+from neaptide_plugins.optimizer_offload.away import Away
+from neaptide_plugins.optimizer_offload.state_tensors import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from neaptide.offload import Ticket
+
+CPU = torch.device("cpu")
+
+
+class FailingLane(ThreadLane):
+    """Fails at a copy."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__("failing")
+        self._left = at
+
+    def submit(
+        self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
+    ) -> Ticket:
+        def failing() -> None:
+            self._left -= 1
+            if not self._left:
+                raise torch.OutOfMemoryError
+            work()
+
+        return super().submit(what, failing, after)
+
+
+def trained(steps: int = 2, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(24, 32), nn.Linear(32, 16))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for number in range(steps):
+        step(model, optimizer, number)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    model(torch.randn(4, 24, generator=generator)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    parameters = list(model.parameters())
+    return State(optimizer, parameters, parameters, CPU)
+
+
+def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return list(nested_tensors(dict(optimizer.state)))
+
+
+def all_same(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    pairs = zip(tensors_of(one), tensors_of(other), strict=True)
+    return all(itertools.starmap(same_bits, pairs))
+
+
+def test_it_is_readable_away_and_the_same_object_back() -> None:
+    (model, optimizer), (_, plain) = trained(), trained()
+    before = tensors_of(optimizer)
+    away = Away(CPU, pin=False)
+    away.leave(state_of(model, optimizer))
+    large = [tensor for tensor in before if tensor.nbytes >= 1024]
+    assert large
+    assert all(map(lies_in_slab, large))
+    assert all_same(plain, optimizer)
+    away.finish()
+    assert not any(map(lies_in_slab, before))
+    assert all(itertools.starmap(lambda a, b: a is b, zip(before, tensors_of(optimizer), strict=1)))
+    assert all_same(plain, optimizer)
+    away.close()
+
+
+def test_memory_that_is_shared_stays_shared() -> None:
+    parameter = nn.Parameter(torch.zeros(8))
+    optimizer = torch.optim.SGD([parameter])
+    flat = torch.arange(2048.0)
+    entry = {"row": flat[:1024], "odd": flat[1::2], "square": flat.view(32, 64).t()}
+    optimizer.state[parameter] = entry
+    del flat
+    away = Away(CPU, pin=False)
+    away.leave(State(optimizer, [parameter], [parameter], CPU))
+    assert lies_in_slab(entry["row"])
+    entry["row"][3] = -1.0
+    assert -1.0 == entry["odd"][1] == entry["square"][3, 0]
+    away.finish()
+    entry["square"][5, 0] = -2.0
+    assert -2.0 == entry["odd"][2] == entry["row"][5]
+    assert -1.0 == entry["odd"][1]
+    assert 1 == len({tensor.untyped_storage().data_ptr() for tensor in entry.values()})
+    away.close()
+
+
+def test_what_is_written_while_it_comes_back_is_kept() -> None:
+    model, optimizer = trained()
+    away = Away(CPU, pin=False)
+    away.leave(state_of(model, optimizer))
+    away.begin()
+    moment = optimizer.state[model[0].weight]["exp_avg"]
+    moment.fill_(7.0)
+    away.finish()
+    assert not lies_in_slab(moment)
+    assert bool((moment == 7.0).all())
+    away.close()
+
+
+def test_other_memory_that_it_was_given_is_kept() -> None:
+    model, optimizer = trained()
+    away = Away(CPU, pin=False)
+    away.leave(state_of(model, optimizer))
+    moment = optimizer.state[model[0].weight]["exp_avg"]
+    mine = torch.full_like(moment, 3.0, device="cpu")
+    moment.data = mine
+    away.finish()
+    assert mine.data_ptr() == moment.data_ptr()
+    away.close()
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_copy_that_fails_can_be_tried_again(at: int) -> None:
+    (model, optimizer), (same, plain) = trained(), trained()
+    away = Away(CPU, pin=False, lane=FailingLane(at))
+    state = state_of(model, optimizer)
+    with pytest.raises(torch.OutOfMemoryError):  # noqa: PT012 - which of them fails is the case
+        away.leave(state)
+        away.finish()
+    assert all_same(plain, optimizer)
+    if not away.is_away:
+        away.leave(state)
+    away.finish()
+    step(model, optimizer, 9)
+    step(same, plain, 9)
+    assert all_same(plain, optimizer)
+    away.close()
+
+
+def test_leaving_is_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    (model, optimizer), (_, plain) = trained(), trained()
+    calls = itertools.count()
+
+    def interrupted(tensor: Any, storage: Any, offset: int) -> None:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        place(tensor, storage, offset)
+
+    place = module.place
+    monkeypatch.setattr(module, "place", interrupted)
+    away = Away(CPU, pin=False)
+    with pytest.raises(KeyboardInterrupt):
+        away.leave(state_of(model, optimizer))
+    assert not away.is_away
+    assert not any(map(lies_in_slab, tensors_of(optimizer)))
+    assert all_same(plain, optimizer)
+
+
+def random_schedule(seed: int) -> None:
+    chance = random.Random(seed)
+    (model, optimizer), (same, plain) = trained(1), trained(1)
+    away = Away(CPU, pin=chance.random() < 0.5, lane=Sleepy("slow"))
+    hook = optimizer.register_step_pre_hook(lambda *_: away.finish())
+    for number in range(12):
+        for _ in range(chance.randrange(3)):
+            what = chance.choice(("leave", "begin", "finish", "write", "read"))
+            if what == "leave" and not away.is_away:
+                away.leave(state_of(model, optimizer))
+            elif what == "write":
+                for each, weight in ((optimizer, model[0].weight), (plain, same[0].weight)):
+                    each.state[weight]["exp_avg"].mul_(0.5)
+            elif what == "read":
+                assert all_same(plain, optimizer)
+            elif what != "leave":
+                getattr(away, what)()
+        step(model, optimizer, number)
+        step(same, plain, number)
+    away.finish()
+    away.close()
+    hook.remove()
+    assert all_same(plain, optimizer)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_schedules_on_slow_lanes(seed: int) -> None:
+    random_schedule(seed)
+
+
+@pytest.mark.slow
+def test_a_thousand_random_schedules_on_slow_lanes() -> None:
+    for seed in range(1000):
+        random_schedule(seed)
+
+
+def test_a_user_with_a_gradient_scaler() -> None:
+    def run(away: Away | None) -> list[torch.Tensor]:
+        model, optimizer = trained()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+        if away is not None:
+            optimizer.register_step_pre_hook(lambda *_: away.finish())
+        for number in range(8):
+            if away is not None and number % 3 == 2:
+                away.leave(state_of(model, optimizer))
+                away.begin()
+            generator = torch.Generator().manual_seed(number)
+            loss = model(torch.randn(4, 24, generator=generator)).square().sum()
+            if number in (2, 4):
+                loss = loss * torch.inf  # an update that is skipped
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        if away is not None:
+            away.finish()
+            away.close()
+        return [*model.state_dict().values(), *tensors_of(optimizer)]
+
+    pairs = zip(run(None), run(Away(CPU, pin=False)), strict=True)
+    assert all(itertools.starmap(same_bits, pairs))

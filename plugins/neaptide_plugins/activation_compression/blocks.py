@@ -80,7 +80,10 @@ class Block:
     def _encode(self, layout: Layout, need: Need) -> None:
         flat = layout.flat(self.tensor)
         if self.codes is None and need in {CODES, RECTIFIED, SIGNED}:
-            self.codes = encode(flat, self.group, never_negative=need is RECTIFIED)
+            self.codes = encode(
+                flat, self.group, look=flat.is_cpu, never_negative=need is RECTIFIED
+            )
+            self.pinned = self.codes is None
         if need in {SIGNS, SIGNED} and SIGNS not in self.bits:
             self.bits[SIGNS] = encode_signs(flat)
         if need.kind == BETWEEN and need not in self.bits:

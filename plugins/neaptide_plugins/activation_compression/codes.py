@@ -10,8 +10,8 @@ import torch
 
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
-_BROKEN = -128
-"""Of an inf or a NaN: symmetric codes begin at -127."""
+_MINUS_INFINITY = -128
+"""What masked scores are full of; symmetric codes begin at -127."""
 _TINY = -1
 """Of a positive value that rounds to zero, where no value is negative."""
 _LARGEST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2.0**-23)
@@ -26,7 +26,7 @@ class Codes:
     scale: torch.Tensor
     group: int
     dtype: torch.dtype
-    marks_broken: bool
+    marks_infinity: bool
     never_negative: bool
 
     @property
@@ -35,34 +35,42 @@ class Codes:
         return self.codes.nbytes + self.scale.nbytes
 
 
-def encode(flat: torch.Tensor, group: int, *, never_negative: bool = False) -> Codes:
+def encode(
+    flat: torch.Tensor, group: int, *, look: bool, never_negative: bool = False
+) -> Codes | None:
     """Encode a float32, bfloat16 or float16 tensor `[N]` in groups of `group`.
 
-    An inf or NaN is told from the rest of its group. On the host one look at the scales says
-    whether there is any; on a device, where a look would wait, all elements are asked.
+    Args:
+        flat: the tensor; minus infinity comes back as such, and does not touch its group.
+        group: elements that share a scale.
+        look: whether the scales may be looked at: then a tensor with NaN or plus infinity gives
+            None. Else, as on a device where a look would wait, all of their group becomes NaN.
+        never_negative: no value is below zero; which are above it can be told exactly.
     """
     codes, scale = None, None
-    if flat.is_cpu:
+    if look:
         codes, scale, _ = quantize_int8(flat, group)
-    broken = scale is None or bool(scale.isnan().any())
-    if codes is None or scale is None or broken:
-        finite = flat.isfinite()
-        codes, scale, _ = quantize_int8(flat.where(finite, 0), group)
-        codes.masked_fill_(~finite, _BROKEN)
+    infinite = scale is None or bool(scale.isnan().any())
+    if codes is None or scale is None or infinite:
+        lowest = flat == -torch.inf
+        codes, scale, _ = quantize_int8(flat.masked_fill(lowest, 0), group)
+        if look and bool(scale.isnan().any()):
+            return None
+        codes.masked_fill_(lowest, _MINUS_INFINITY)
     if never_negative:
-        codes.masked_fill_((codes == 0) & (flat > 0), _TINY)
+        codes.masked_fill_((codes == 0) & (flat <= 0).logical_not(), _TINY)
     scale.clamp_(max=_LARGEST_SCALE)
-    return Codes(codes, scale, group, flat.dtype, broken, never_negative)
+    return Codes(codes, scale, group, flat.dtype, infinite, never_negative)
 
 
 def decode(encoded: Codes) -> torch.Tensor:
-    """Return the values `[N]` in the dtype they had; NaN for an inf or a NaN."""
+    """Return the values `[N]` in the dtype they had."""
     codes = encoded.codes
     if encoded.never_negative:
         codes = codes.masked_fill(codes == _TINY, 0)
     flat: torch.Tensor = dequantize_int8(codes, encoded.scale, None, encoded.group, encoded.dtype)
-    if encoded.marks_broken:
-        flat.masked_fill_(codes == _BROKEN, torch.nan)
+    if encoded.marks_infinity:
+        flat.masked_fill_(codes == _MINUS_INFINITY, -torch.inf)
     return flat
 
 

@@ -47,7 +47,7 @@ class ActivationCompressionConfig:
     check_every: int = field(
         100,
         validator=ge(0),
-        help="updates between two measurements of the gradients' error, each of which takes two "
+        help="steps between two measurements of the gradients' error, each of which takes two "
         "more forwards and backwards; 0 never measures",
     )
 

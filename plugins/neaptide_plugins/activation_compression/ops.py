@@ -112,6 +112,7 @@ _WEIGHT_VIEWS = re.compile(
 )
 _NODE = re.compile(r"(\w+?)Backward\d+")
 _LEAST_POWER = 2.0
+_ATTENTION_INPUTS = 3
 
 
 class Ops:
@@ -121,12 +122,14 @@ class Ops:
         families = (names for family, names in _FAMILIES.items() if family not in exclude)
         self._compressed = frozenset().union(*families)
 
-    def need(self, node: Any, output: int | None) -> Need:
-        """Return what `node` needs of its `output`-th result, or of an input if that is None."""
+    def need(self, node: Any, *, output: int | None = None, place: int = 0) -> Need:
+        """Return what `node` needs of its `output`-th result, or else of its `place`-th input."""
         found = _NODE.fullmatch(_kind(node))
         name = found[1] if found else ""
         if name not in self._compressed or output:
             return EXACT
+        if place >= _ATTENTION_INPUTS and name in _FAMILIES["attention"]:
+            return EXACT  # a bias, which may hide some scores among others with a large number
         if name == "Pow":
             return CODES if _is_power(node) else EXACT
         if name == "Hardtanh":

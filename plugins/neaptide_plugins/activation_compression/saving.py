@@ -112,7 +112,7 @@ class Saving:
         if tensor.dtype is torch.bool:
             block.settle(saved, MASK)
         elif saved.producer == saver:
-            block.settle(saved, self._ops.need(node, tensor.output_nr))
+            block.settle(saved, self._ops.need(node, output=tensor.output_nr))
         else:
             walk.waiting.setdefault(saver, []).append(weakref.ref(saved))
         return saved
@@ -122,6 +122,7 @@ class Saving:
             type(tensor) is not torch.Tensor
             or tensor.layout is not torch.strided
             or tensor.numel() < self._min_elements
+            or tensor.is_neg()
             or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         ):
             return None
@@ -134,9 +135,8 @@ class Saving:
 
     def _block(self, tensor: torch.Tensor, layout: Layout) -> Block:
         storage = tensor.untyped_storage()
-        shape = layout.size if layout.gapless else (layout.size, layout.stride)
-        elements = tensor.numel() if layout.gapless else shape
-        key = (storage._cdata, layout.offset, elements, tensor.dtype, tensor._version)
+        extent = tensor.numel() if layout.gapless else (layout.size, layout.stride)
+        key = (storage._cdata, layout.offset, extent, tensor.dtype, tensor._version)
         block = self._blocks.get(key)
         if block is None:
             block = self._blocks[key] = Block(
@@ -166,18 +166,20 @@ class Saving:
             if not walk.first <= number < _NO_NUMBER or number in walk.seen:
                 continue
             walk.seen.add(number)
-            inputs = [other for other, _ in node.next_functions if other is not None]
+            inputs = [other for other, _ in node.next_functions]
             for reference in walk.waiting.pop(number, ()):
                 saved = reference()
                 if saved is not None:
                     saved.block.settle(saved, self._need(node, saved.producer, inputs))
-            nodes += inputs
+            nodes += (other for other in inputs if other is not None)
 
     def _need(self, saver: Any, producer: int | None, inputs: list[Any]) -> Need:
         if producer is None:
             return self._ops.need_of_constant(saver)
-        known = any(node._sequence_nr() == producer for node in inputs)
-        return self._ops.need(saver, None) if known else EXACT
+        for place, node in enumerate(inputs):
+            if node is not None and node._sequence_nr() == producer:
+                return self._ops.need(saver, place=place)
+        return EXACT
 
 
 def _of_a_parameter(tensor: torch.Tensor) -> bool:

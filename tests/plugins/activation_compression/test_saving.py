@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from neaptide.testing.allocations import counted
+from neaptide_plugins.activation_compression.ops import CODES, EXACT, Ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ def given_x() -> torch.Tensor:
     return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(1))
 
 
-EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log": torch.log,
     "divided": lambda a: 1 / a,
     "normalised": lambda a: a / a.sum(1, keepdim=True),
@@ -55,12 +56,12 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", KEPT)
 def test_what_divides_compares_or_exponentiates_keeps_its_tensors(name: str) -> None:
     layer, x = linear(), given_x()
     exact, compressed = both(
         # What is saved by nobody else: sums save nothing.
-        lambda: EXACT[name]((0.1 * layer(x) + 0.5).abs_().clamp_(0.1, 0.9)).sum(),
+        lambda: KEPT[name]((0.1 * layer(x) + 0.5).abs_().clamp_(0.1, 0.9)).sum(),
         layer.parameters(),
     )
     assert 0.0 == error(exact, compressed)
@@ -135,6 +136,16 @@ def test_a_tensor_needed_exactly_by_one_is_exact_for_all() -> None:
 
     exact, compressed = both(call, layer.parameters())
     assert 0.0 == error(exact, compressed)
+
+
+def test_a_bias_of_attention_is_exact() -> None:
+    query = given_x().view(1, 1, SIZE, SIZE).requires_grad_()
+    node = functional.scaled_dot_product_attention(query, query, query).grad_fn
+    assert "ScaledDotProductFlashAttentionForCpuBackward0" == type(node).__name__
+    needs = [Ops().need(node, place=place) for place in range(4)]
+    assert [CODES, CODES, CODES, EXACT] == needs
+    assert EXACT is Ops().need(node, output=1), "logsumexp"
+    assert EXACT is Ops(("attention",)).need(node, place=0)
 
 
 def test_the_same_memory_is_encoded_once() -> None:
@@ -361,6 +372,19 @@ def test_gradients_are_finite_where_the_exact_ones_are(broken: float) -> None:
         finite = one.isfinite()
         assert 0 < int(finite.sum()) < finite.numel()
         assert float((one - other)[finite].norm() / one[finite].norm()) < 0.02
+
+
+@pytest.mark.parametrize("function", [functional.softplus, functional.logsigmoid, torch.erf])
+def test_minus_infinity_where_a_function_is_flat(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    layer, x = linear(), given_x()
+    above = torch.ones(SIZE, SIZE).triu(1).bool()
+
+    def call() -> torch.Tensor:
+        return function(layer(x).masked_fill(above, float("-inf"))).clamp(min=-10).square().sum()
+
+    assert error(*both(call, layer.parameters())) < 0.02
 
 
 def test_minus_infinity_in_masked_scores() -> None:

@@ -55,12 +55,13 @@ def estimate_is_allocated(subject: Subject) -> None:
     without = attrs.evolve(subject, spec=STEADY_PREDICTOR, settings={})
     plain = observed(without) if subject.beside else _plain(torch.get_default_dtype())
     own = observed(subject)
-    for phase, moment in sorted(own.held.keys() & plain.held.keys()):
-        _compare(phase, moment, own, plain)
+    keys = sorted(own.held.keys() & plain.held.keys())
+    with_slabs = any(own.held[key].slabs != plain.held[key].slabs for key in keys)
+    for key in keys:
+        _compare(key, own, plain, with_slabs=with_slabs)
 
 
-def _compare(phase: str, moment: Moment, own: Observed, plain: Observed) -> None:
-    key = (phase, moment)
+def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_slabs: bool) -> None:
     held, before = own.held[key], plain.held[key]
     cpu, cuda, slabs = held.cpu - before.cpu, held.cuda - before.cuda, held.slabs - before.slabs
     device, host = (
@@ -71,15 +72,15 @@ def _compare(phase: str, moment: Moment, own: Observed, plain: Observed) -> None
     else:
         # One allocator serves both tiers here, and only slabs are the host's for certain.
         pairs = {"on device and host": (device + host, cpu + slabs)}
-        if any(each.slabs for each in own.held.values()):
-            outside = own.outside_slabs(key)
+        if with_slabs:
+            outside = own.outside_slabs(key) - plain.outside_slabs(key)
             pairs["on the device"] = (device, cpu - outside)
             pairs["on the host"] = (host, slabs + outside)
     largest = max(map(abs, (device, host, cpu, cuda, slabs)))
     for where, (stated, allocated) in pairs.items():
         require(
             abs(stated - allocated) <= TOLERANCE * largest + FLOOR,
-            f"in {phase} at {moment!r} it states {stated:+} bytes {where}, "
+            f"in {key[0]} at {key[1]!r} it states {stated:+} bytes {where}, "
             f"and {allocated:+} are allocated",
         )
 

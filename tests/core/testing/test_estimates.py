@@ -114,6 +114,13 @@ def test_what_is_stated_otherwise_breaks_the_law(members: dict[str, Any], reason
         check(**members)
 
 
+def test_slabs_of_a_plugin_beside_it_are_not_held_against_it() -> None:
+    """Ordinary tensors on the host are what they are said to be, where it has no slabs itself."""
+    own = type("Own", (Holder,), {"takes": (tensor,), "states": ("host",)})
+    other = stranger(type("Other", (Holder,), {"takes": (slab,)}), "other")
+    check_plugin(stranger(own, summary="Holds."), beside=[other], laws=LAW)
+
+
 def test_what_is_held_at_one_of_a_phases_steps_counts() -> None:
     class Restoring(Plugin[Any]):
         _held: torch.Tensor | None = None

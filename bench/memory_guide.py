@@ -32,8 +32,8 @@ MIB, GIB = 2**20, 2**30
 SIZES = {
     "toy": Size(layers=2, width=32, heads=2, context=16, batch=2),
     "2M": Size(layers=4, width=192, heads=4, context=128, batch=8),
-    "11M": Size(layers=6, width=384, heads=6, context=128, batch=8),
-    "38M": Size(layers=12, width=512, heads=8, context=128, batch=8),
+    "11M": Size(layers=6, width=384, heads=6, context=128, batch=4),
+    "38M": Size(layers=12, width=512, heads=8, context=128, batch=2),
 }
 SHOWN = ("forward", "backward", "update", "predict", "evaluate")
 # Both claim the activations: streaming computes its blocks again itself.

@@ -1,0 +1,80 @@
+"""Plugins in pairs: what is exact alone is exact beside any other, and conflicts are explained."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import CYCLE, same_tensors
+
+from neaptide import ConfigError, HybridTrainer
+from neaptide.registry import installed_plugins
+from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
+
+if TYPE_CHECKING:
+    import torch
+
+SPECS = {name: installed_plugins()[name] for name in installed_plugins().installed}
+EXACT = sorted(
+    name for name, spec in SPECS.items() if spec.numerics == "exact" and not spec.schemes
+)
+OTHERS = sorted(name for name, spec in SPECS.items() if not spec.schemes)
+ACTING: dict[str, dict[str, Any]] = {
+    "activation-checkpointing": {"interval": 1},
+    "activation-compression": {"min_elements": 16, "check_every": 0},
+    "int8": {"measure_every": 2},
+    "low-precision-backward": {"even_if_slower": True, "check_every": 1000},
+    "mixed-precision": {"full": "bf16", "correct": "bf16"},
+    "predictor-drift": {"min_window": 4, "sample_every": 1},
+    "profiler": {"every": 2},
+}
+"""Settings with which a plugin acts on a model as small as this."""
+STEPS = 14
+OTHERWISE = {
+    ("activation-checkpointing", "activation-compression"): "what is recomputed is not compressed",
+    ("layer-streaming", "activation-compression"): "what is recomputed is not compressed",
+    ("layer-streaming", "mixed-precision"): "a shared weight is cast once a block, not once",
+}
+"""Pairs that compute something else together, and why."""
+
+
+def trained(*names: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses and weights of a run through all four phases with the named plugins."""
+    task = tiny_task(steps=STEPS)
+    predictors = [] if "predictor" in claims(*names) else [STEADY_PREDICTOR]
+    config = {"phases": CYCLE, "plugins": {name: ACTING.get(name, {}) for name in names}}
+    with HybridTrainer(
+        task.model, task.optimizer, loss_fn=tiny_loss, config=config, plugins=predictors
+    ) as trainer:
+        losses = [trainer.step(batch).loss for batch in task.batches]
+    return losses, task.model.state_dict()
+
+
+def claims(*names: str) -> frozenset[str]:
+    return frozenset[str]().union(*(SPECS[name].claims for name in names))
+
+
+def alone(name: str, found: dict[str, Any] = {}) -> Any:  # noqa: B006 - one run a plugin
+    if name not in found:
+        found[name] = trained(name)
+    return found[name]
+
+
+@pytest.mark.parametrize(
+    ("exact", "other"),
+    [
+        (exact, other)
+        for exact, other in product(EXACT, OTHERS)
+        if exact != other and (exact, other) not in OTHERWISE
+    ],
+)
+def test_an_exact_plugin_changes_no_bit_beside_another(exact: str, other: str) -> None:
+    if SPECS[exact].claims & SPECS[other].claims:
+        with pytest.raises(ConfigError, match=r"claim"):
+            trained(exact, other)
+        return
+    losses, weights = trained(exact, other)
+    expected_losses, expected = alone(other)
+    assert expected_losses == losses
+    assert same_tensors(expected, weights)

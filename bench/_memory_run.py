@@ -85,6 +85,7 @@ def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
             for _ in range(STEPS):
                 trainer.step(tokens)
             ledgers = {name: trainer.estimate_memory(name) for name in PHASES}
+    # The last phase has ended with the run.
     peaks = watch.cuda if device.type == "cuda" else allocations.peaks_after_marks()
     return [
         {
@@ -96,7 +97,7 @@ def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
                 }
                 for moment in MOMENTS
             },
-            "allocated_peak": peaks[name],
+            "allocated_peak": peaks.get(name, 0),
             "slabs_peak": slabs[name],
         }
         for name, ledger in ledgers.items()
@@ -117,21 +118,38 @@ class Watch(Plugin[NoConfig]):
     look: Callable[[Phase], None] = attrs.field(init=False, default=lambda _: None)
     cuda: dict[str, int] = attrs.field(init=False, factory=dict)
     """Peaks by phase, on a GPU."""
+    _counting: str = attrs.field(init=False, default="between")
 
     @hookimpl
-    def on_phase_enter(self, phase: Phase, previous: Phase | None) -> None:
-        """Begin to count for the new phase."""
+    def on_phase_enter(self, phase: Phase) -> None:
+        """Begin to count for the new phase; for Predict once plugins have made their moves."""
+        self._begin("between" if phase.applies_prediction else phase.name)
+
+    @hookimpl
+    def around_predict(self) -> Callable[..., Any]:
+        """Count forecast, probes and jump, and not what is moved before and after."""
+
+        def predict(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
+            self._begin(phase.name)
+            jump = following(phase=phase, **arguments)
+            self._begin("between")
+            return jump
+
+        return predict
+
+    def _begin(self, name: str) -> None:
         if torch.cuda.is_available():
-            if previous is not None:
-                now = torch.cuda.max_memory_allocated()
-                self.cuda[previous.name] = max(self.cuda.get(previous.name, 0), now)
+            now = torch.cuda.max_memory_allocated()
+            self.cuda[self._counting] = max(self.cuda.get(self._counting, 0), now)
             torch.cuda.reset_peak_memory_stats()
-        Allocations.mark(phase.name)
+        self._counting = name
+        Allocations.mark(name)
 
     @hookimpl
     def on_phase_exit(self, phase: Phase) -> None:
-        """Look."""
+        """Look, and end the count: the run may be over."""
         self.look(phase)
+        self._begin("between")
 
     @hookimpl
     def before_forward(self, phase: Phase) -> None:

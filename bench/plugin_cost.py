@@ -29,6 +29,7 @@ STEPS = 50
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
     "gradient-accumulation": {"steps": 2},
+    "low-precision-backward": {"even_if_slower": True},
     "mixed-precision": {"full": "bf16"},
 }
 

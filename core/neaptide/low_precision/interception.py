@@ -2,7 +2,8 @@
 
 They are replaced where modules look them up, for as long as somebody listens. A mode of
 `torch.overrides` would not do: it is off inside `torch.autograd.backward`, where blocks are
-computed again, and inside `F.multi_head_attention_forward`.
+computed again, and inside `F.multi_head_attention_forward`. What torch.compile and torch.func trace
+passes by.
 """
 
 from __future__ import annotations
@@ -110,9 +111,11 @@ def addmm(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 def _is_product(x: Any, weight: Any) -> bool:
     return (
-        isinstance(weight, torch.nn.Parameter)
+        type(weight) is torch.nn.Parameter
         and weight.ndim == 2  # noqa: PLR2004 - a matrix
-        and isinstance(x, torch.Tensor)
+        and type(x) in (torch.Tensor, torch.nn.Parameter)  # subclasses have products of their own
+        and not x.is_nested
+        and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()  # noqa: SLF001 - there is no other way to ask
     )
 
@@ -134,3 +137,13 @@ def _ask(
 
     done = handlers[-1](Product(x, weight, bias, transposed, following))
     return following() if done is None else done
+
+
+def refuse_second_derivative(where: str) -> None:
+    """Raise RuntimeError if the backward that runs is to be differentiated once more."""
+    if torch.is_grad_enabled():
+        msg = (
+            f"{where} has a backward without derivatives of its own, and was run with "
+            f"create_graph=True; leave its weight out of low precision"
+        )
+        raise RuntimeError(msg)

@@ -74,6 +74,8 @@ def _reason(
     exclude: Sequence[str],
     min_elements: int,
 ) -> str | None:
+    if type(parameter) is not nn.Parameter:
+        return f"a {type(parameter).__name__}"
     if not _any_matches(names, include):
         return "not included"
     if _any_matches(names, exclude):

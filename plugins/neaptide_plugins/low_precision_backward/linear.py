@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch.autograd.function import once_differentiable
+
+from neaptide.low_precision import refuse_second_derivative
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,10 @@ class _LowBackward(torch.autograd.Function):
         bias: torch.Tensor | None,
         product: Product,
         multiply: Multiply,
+        name: str,
     ) -> torch.Tensor:
         """Return what the product is without this."""
-        ctx.multiply, ctx.transposed = multiply, product.transposed
+        ctx.multiply, ctx.transposed, ctx.name = multiply, product.transposed, name
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.x_dtype = x.dtype
         device = x.device.type
@@ -48,9 +50,9 @@ class _LowBackward(torch.autograd.Function):
             torch.set_autocast_cache_enabled(cached)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
+        refuse_second_derivative(f"the product with {ctx.name!r}")
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         rows = gradient.reshape(-1, gradient.shape[-1])
@@ -63,7 +65,7 @@ class _LowBackward(torch.autograd.Function):
             of_weight = of_weight.t() if ctx.transposed else of_weight
         if wants_bias:
             of_bias = rows.sum(0).to(ctx.bias_dtype)
-        return of_x, of_weight, of_bias, None, None
+        return of_x, of_weight, of_bias, None, None, None
 
 
 @attrs.define(eq=False)
@@ -95,11 +97,11 @@ class LowBackward:
         if not (x.requires_grad or weight.requires_grad):
             return None
         self.met.add(name)
-        if product.rows < self.min_rows or not _known(x) or not _known(weight):
+        if not _known(x) or not _known(weight) or product.rows < self.min_rows:
             self.exact += 1
             return None
         self.low += 1
-        done: torch.Tensor = _LowBackward.apply(x, weight, bias, product, self.multiply)  # type: ignore[no-untyped-call]  # torch leaves it so
+        done: torch.Tensor = _LowBackward.apply(x, weight, bias, product, self.multiply, name)  # type: ignore[no-untyped-call]  # torch leaves it so
         return done
 
 

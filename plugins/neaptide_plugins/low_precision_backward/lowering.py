@@ -86,19 +86,32 @@ class Lowering:
         Returns:
             After every second micro-batch the verdict, and the metric it was measured in.
         """
-        parameters = self.sampled.parameters
-        take = partial(gradients, model, store, call, parameters, loss_scale=_LOSS_SCALE)
-        exact = _held(self.exact, take())
-        # Seeds of its own: the run rounds as if nothing had been measured.
-        with intercepting(self._handler_of(Seeds(~self.seed, self.seeds.drawn))):
-            low = take()
-        with store.compute():
-            factors = adam_factors(store.optimizer, parameters)
-        verdict = self.meter.take(exact, low, factors)
+        try:
+            low = self._measured(partial(gradients, model, store, call))
+        except RuntimeError as error:  # memory, or a checkpoint that knows backward() alone
+            verdict: Verdict | None = self.meter.failed(str(error).strip().partition("\n")[0])
+            factors = None
+        else:
+            with store.compute():
+                factors = adam_factors(store.optimizer, self.sampled.parameters)
+            verdict = self.meter.take(self.exact, low, factors)
         if verdict is None:
             return None
         self.ratio, self.refused = verdict.ratio, verdict.reason
         return verdict, "L2" if factors is None else "Adam"
+
+    def _measured(
+        self, take: Callable[..., list[torch.Tensor | None]]
+    ) -> list[torch.Tensor | None]:
+        """Return the low-precision gradients, the exact ones being in `self.exact`."""
+        parameters = self.sampled.parameters
+        for place, gradient in zip(
+            self.exact, take(parameters, loss_scale=_LOSS_SCALE), strict=True
+        ):
+            place.zero_() if gradient is None else place.copy_(gradient)
+        # Seeds of its own: the run rounds as if nothing had been measured.
+        with intercepting(self._handler_of(Seeds(~self.seed, self.seeds.drawn))):
+            return take(parameters, loss_scale=_LOSS_SCALE)
 
     def _handler_of(self, seeds: Seeds) -> LowBackward:
         multiply = partial(int8_product, seeds=seeds)
@@ -123,9 +136,3 @@ class Lowering:
         self.meter.load_state_dict(state["meter"])
         self.ratio = None if state["ratio"] is None else float(state["ratio"])
         self.refused = str(state["refused"])
-
-
-def _held(places: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
-    for place, gradient in zip(places, gradients, strict=True):
-        place.zero_() if gradient is None else place.copy_(gradient)
-    return places

@@ -103,6 +103,10 @@ class Meter:
         over = f"its extra variance is {ratio:.2%} of the gradient's own, over {self.limit:.2%}"
         return self._done(ratio, "" if ratio <= self.limit else over)
 
+    def failed(self, problem: str) -> Verdict:
+        """Return the verdict on gradients that could not be taken."""
+        return self._done(math.inf, f"its extra variance could not be measured: {problem}")
+
     def _done(self, ratio: float, reason: str) -> Verdict:
         self.waiting, self.extra, self.updates, self.void = False, 0.0, 0, 0
         return Verdict(ratio, not reason, reason)

@@ -111,13 +111,21 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         return backward
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Outcome]:
-        """Count the updates between two measurements."""
+    def around_optimizer_step(self, run: Run) -> Callable[..., Outcome]:
+        """Count the updates between two measurements; tell once of weights nobody multiplied."""
+        told = False
 
         def update(following: Callable[..., Outcome], *, phase: Phase, **arguments: Any) -> Outcome:
+            nonlocal told
             outcome = following(phase=phase, **arguments)
             if outcome is Outcome.APPLIED and self._active(phase):
                 self._lowering.meter.updates += 1
+                unmet = set(self._chosen.names.values()) - self._lowering.handler.met
+                if unmet and not told:
+                    run.log.warning(
+                        "low-precision-backward.not_met", weights=len(unmet), one=min(unmet)
+                    )
+                told = True
             return outcome
 
         return update

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch.autograd.function import once_differentiable
 
-from neaptide.low_precision import fp8_product
+from neaptide.low_precision import fp8_product, refuse_second_derivative
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,9 +39,9 @@ class _Fp8Linear(torch.autograd.Function):
         return product.view(*x.shape[:-1], product.shape[-1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
+        refuse_second_derivative("a product in fp8")
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])

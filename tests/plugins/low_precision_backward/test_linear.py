@@ -148,9 +148,28 @@ def test_a_second_derivative_is_refused() -> None:
     x = torch.randn(8, 32, requires_grad=True)
     with intercepting(lowering(layer)):
         loss = layer(x).square().sum()
-    (gradient,) = torch.autograd.grad(loss, [x], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="product with 'weight' has a backward without deriv"):
+        torch.autograd.grad(loss, [x], create_graph=True)
+
+
+def test_what_is_compiled_passes_by() -> None:
+    layer = nn.Linear(32, 32)
+    handler = lowering(layer)
+    x = torch.randn(8, 32)
+    expected = layer(x)
+    with intercepting(handler):
+        found = torch.compile(layer, backend="eager")(x)
+    assert torch.equal(expected, found)
+    assert (0, set()) == (handler.low, handler.met)
+
+
+def test_what_torch_func_traces_passes_by() -> None:
+    layer = nn.Linear(32, 32)
+    handler = lowering(layer)
+    x = torch.randn(8, 32)
+    with intercepting(handler):
+        assert torch.allclose(layer(x), torch.func.vmap(layer)(x), atol=1e-6)
+    assert handler.low == 1
 
 
 @pytest.mark.parametrize("kind", ["reentrant", "not-reentrant"])

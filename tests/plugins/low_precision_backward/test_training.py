@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from support import CYCLE, tensors_of, tiny_trainer
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from neaptide import ConfigError
+from neaptide import ConfigError, HybridTrainer
 from neaptide.testing import HOSTILE_STORE, check_plugin
 from neaptide.testing.tiny import STEADY_PREDICTOR
 
@@ -145,3 +147,47 @@ def test_a_model_without_large_matrices_is_told_so(caplog: pytest.LogCaptureFixt
         metrics = trainer.hooks.plugins[NAME].collect_metrics(trainer.step(batches[1]).phase)
     assert (0.0, 0.0) == (metrics["low_precision_active"], metrics["products_low"])
     assert "no_weights" in caplog.text
+
+
+class Half(nn.Module):
+    """A layer, and one whose checkpoint knows nothing but backward()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.second, self.first(x), use_reentrant=True)
+
+
+def steps_of(model: nn.Module, steps: int) -> dict[str, float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.randn(8, 32) for _ in range(steps)]
+    trainer = HybridTrainer(
+        model,
+        optimizer,
+        loss_fn=lambda model, batch: model(batch)[0].square().mean(),
+        config=settings_of(check_every=2),
+        plugins=[NAME],
+    )
+    with trainer:
+        for batch in batches:
+            result = trainer.step(batch)
+        return trainer.hooks.plugins[NAME].collect_metrics(result.phase)
+
+
+def test_where_it_cannot_measure_it_gives_up_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = steps_of(Half(), 5)
+    # Two updates of two products; the checkpoint's are computed again with a graph, once.
+    assert (0.0, 2 * 2) == (metrics["low_precision_active"], metrics["products_low"])
+    assert "could not be measured: " in caplog.text
+    assert "use_reentrant=True" in caplog.text
+
+
+def test_weights_that_nobody_multiplies_with_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = steps_of(nn.LSTM(32, 32), 2)
+    assert metrics["products_low"] == 0
+    assert "not_met weights=2 one=weight_hh_l0" in caplog.text
+    assert caplog.text.count("not_met") == 1

@@ -72,6 +72,15 @@ def test_what_is_not_finite_stays_so() -> None:
     assert output.isnan().all()
 
 
+def test_a_second_derivative_is_refused() -> None:
+    layer = nn.Linear(32, 32)
+    x = torch.randn(8, 32, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), intercepting(handler_of(layer)):
+        loss = layer(x).square().sum()
+    with pytest.raises(RuntimeError, match="a product in fp8 has a backward without derivatives"):
+        torch.autograd.grad(loss, [x], create_graph=True)
+
+
 def test_outside_of_autocast_and_with_other_weights_nothing_changes() -> None:
     layer, other, double = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32).double()
     handler = handler_of(nn.ModuleList([layer, double]))

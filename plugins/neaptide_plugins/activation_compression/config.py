@@ -58,6 +58,8 @@ SPEC = PluginSpec(
     config=ActivationCompressionConfig,
     summary="Holds activations for the backward as int8: a quarter of float32, half of bfloat16.",
     claims={"saved-tensors"},
+    # Its measurements run backwards, which belong outside of autocast.
+    before={"mixed-precision", "activation-checkpointing"},
     phases={"warmup", "full", "correct"},
     numerics="changes-training",
 )

@@ -82,15 +82,15 @@ def decode(encoded: Codes) -> torch.Tensor:
 
 
 def _logarithmic(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    wide = torch.promote_types(flat.dtype, torch.float32)
     is_zero = flat == 0
-    rows = _rows(flat.to(wide).masked_fill(is_zero, torch.inf), torch.inf)
-    smallest = rows.amin(1)
-    smallest.masked_fill_(smallest.isinf(), 0)  # of a group of zeros
-    heights = rows.log2() - smallest.log2()[:, None]
-    heights = heights.reshape(-1)[: flat.numel()].masked_fill_(is_zero, 0).clamp_(min=0)
+    wide = torch.promote_types(flat.dtype, torch.float32)
+    rows = _rows(flat.to(wide).log2().masked_fill_(is_zero, torch.inf), torch.inf)
+    least, where = rows.min(1)
+    firsts = torch.arange(0, flat.numel(), GROUP, device=flat.device)
+    smallest = flat[(firsts + where).clamp_(max=flat.numel() - 1)]  # 0 of a group of zeros
+    heights = rows.sub_(least[:, None]).view(-1)[: flat.numel()].masked_fill_(is_zero, 0)
     codes, scale, _ = quantize_int8(heights.float(), GROUP)
-    return codes.masked_fill_(is_zero, _ZERO), scale, smallest.to(flat.dtype)
+    return codes.masked_fill_(is_zero, _ZERO), scale, smallest
 
 
 def _powers(codes: torch.Tensor, scale: torch.Tensor, smallest: torch.Tensor) -> torch.Tensor:
@@ -98,13 +98,14 @@ def _powers(codes: torch.Tensor, scale: torch.Tensor, smallest: torch.Tensor) ->
     heights = dequantize_int8(codes, scale, None, GROUP, torch.float32).to(smallest.dtype)
     rows = _rows(heights, 0.0).add_(smallest.log2()[:, None]).exp2_()
     # A device may flush what is denormal to zero.
-    rows = torch.maximum(rows, smallest[:, None])
-    return rows.reshape(-1)[: codes.numel()].masked_fill(codes == _ZERO, 0)
+    rows.clamp_(min=smallest[:, None])
+    return rows.view(-1)[: codes.numel()].masked_fill_(codes == _ZERO, 0)
 
 
 def _rows(flat: torch.Tensor, filling: float) -> torch.Tensor:
     missing = -flat.numel() % GROUP
-    return torch.nn.functional.pad(flat, (0, missing), value=filling).view(-1, GROUP)
+    padded = torch.nn.functional.pad(flat, (0, missing), value=filling) if missing else flat
+    return padded.view(-1, GROUP)
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from itertools import permutations
 from typing import TYPE_CHECKING
@@ -59,19 +58,20 @@ class Compressed:
         left["that int8 cannot stand for"] += found.bytes - sum(t.nbytes for t in alone.values())
         del found
         self._pairs = [pair for entry in state.entries for pair in _squares(entry, alone)]
-        errors = torch.zeros(2, dtype=torch.float64, device=state.device)
+        norms = []
         while alone:
             _, tensor = alone.popitem()
             codes = encode(tensor)
             if codes is None:
                 left["that int8 cannot stand for"] += tensor.nbytes
                 continue
-            _add_error(errors, tensor, codes)
+            norms.append(_norms(tensor, codes))
             self._coded.append(_Coded(tensor, codes))
             tensor.data = tensor.new_empty(0)
         self.left = +left
-        squares, of_values = errors.tolist()
-        self.error = math.sqrt(squares / of_values) if of_values else 0.0
+        if norms:
+            gap, size = torch.linalg.vector_norm(torch.stack(norms), dim=0).tolist()
+            self.error = gap / size if size else 0.0
 
     def begin(self) -> None:
         """Do nothing: codes are on the device, and decoded when they are needed."""
@@ -125,7 +125,9 @@ def _tolerance(tensor: torch.Tensor) -> float:
     return _ROUNDED * torch.finfo(tensor.dtype).eps
 
 
-def _add_error(sums: torch.Tensor, tensor: torch.Tensor, codes: Codes) -> None:
-    exact = tensor.double()
-    sums[0] += (decode(codes).double() - exact).square().sum()
-    sums[1] += exact.square().sum()
+def _norms(tensor: torch.Tensor, codes: Codes) -> torch.Tensor:
+    """Return the norms of error and values: float64 `[2]`."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    gap = decode(codes).to(wide).sub_(tensor)
+    norms = [torch.linalg.vector_norm(each, dtype=wide) for each in (gap, tensor)]
+    return torch.stack(norms).double()

@@ -1,35 +1,34 @@
-"""Whole runs: phases that change at any step, errors on the way, company, memory."""
+"""Whole runs: phases that change at any step, resuming, who asks for the state, errors."""
 
 from __future__ import annotations
 
-import gc
 import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from offloaded import STEPS, config, on_host, plain
 from support import (
-    CYCLE,
     digest_after,
     plugin_with,
-    same_tensors,
     stranger,
-    tensors_of,
     tiny_trainer,
 )
 
-from neaptide import ConfigError, HybridTrainer, Update, hookimpl
+from neaptide import (
+    Update,
+    hookimpl,
+)
 from neaptide.memory import nested_tensors
-from neaptide.offload.host_memory import lies_in_slab, slab_bytes
+from neaptide.offload.host_memory import slab_bytes
 from neaptide.testing import LAWS, check_plugin
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_task
+from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.optimizer_offload import SPEC
 from neaptide_plugins.optimizer_offload.away import Away
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEPS = 14
 STRATEGIES = ["cpu", "pinned", "none", "compress", "drop"]
 LOSSY = ("compress", "drop")
 CHANGES_NOTHING = [
@@ -41,25 +40,6 @@ CHANGES_NOTHING = [
     "estimate-is-allocated",
 ]
 """Laws that a strategy which changes training keeps, too."""
-
-
-def config(strategy: str = "cpu", others: Any = None, **settings: Any) -> dict[str, Any]:
-    own = {"strategy": strategy, **settings}
-    return {
-        "phases": CYCLE,
-        "train": {"clip_norm": 1.0},
-        "plugins": {"optimizer-offload": own, **(others or {})},
-    }
-
-
-def plain(others: Any = None) -> dict[str, Any]:
-    return {"phases": CYCLE, "train": {"clip_norm": 1.0}, "plugins": others or {}}
-
-
-def on_host(trainer: Any) -> list[bool]:
-    """Return, for each large tensor of the state, whether it is in host memory."""
-    tensors = nested_tensors(dict(trainer.optimizer.state))
-    return [lies_in_slab(tensor) for tensor in tensors if tensor.nbytes >= 1024]
 
 
 @pytest.mark.slow
@@ -237,109 +217,3 @@ def test_no_room_for_an_early_return_is_tried_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Away, "begin", no_room)
     assert expected == digest_after(STEPS, config(), [STEADY_PREDICTOR, SPEC])
     assert len(calls) >= 2
-
-
-def test_moments_leave_a_run_in_fp16_with_a_loss_scale() -> None:
-    others = {"mixed-precision": {"preset": "aggressive", "full": "fp16", "correct": "fp16"}}
-    plugins = [STEADY_PREDICTOR, "mixed-precision"]
-    expected = digest_after(STEPS, plain(others), plugins)
-    assert expected == digest_after(STEPS, config("cpu", others), [*plugins, SPEC])
-
-
-STREAMS: list[dict[str, Any]] = [
-    {"optimizer_on": "cpu"},
-    {"optimizer_on": "device"},
-    {"optimizer_on": "device", "update": "in_backward", "clip": "lagged"},
-]
-
-
-@pytest.mark.parametrize("streams", STREAMS, ids=str)
-def test_beside_layer_streaming(streams: dict[str, Any]) -> None:
-    others = {"layer-streaming": {"max_active_layers": 3, **streams}}
-    plugins = [STEADY_PREDICTOR, "layer-streaming"]
-
-    def run(settings: dict[str, Any], *more: Any) -> dict[str, torch.Tensor]:
-        trainer, batches = tiny_trainer(settings, [*plugins, *more])
-        with trainer:
-            for batch in batches[:STEPS]:
-                trainer.step(batch)
-        return tensors_of(trainer.model)
-
-    assert same_tensors(run(plain(others)), run(config("cpu", others), SPEC))
-
-
-@pytest.mark.parametrize(
-    "company", ["ema", "profiler", "predictor-drift", "activation-checkpointing", "int8"]
-)
-def test_beside_other_plugins(company: str) -> None:
-    settings = {
-        "predictor-drift": {"min_window": 4, "sample_every": 1},
-        "activation-checkpointing": {"interval": 2},
-    }
-    others = {company: settings.get(company, {})}
-    plugins = [company] if company == "predictor-drift" else [STEADY_PREDICTOR, company]
-
-    def run(settings: dict[str, Any], *more: Any) -> dict[str, torch.Tensor]:
-        trainer, batches = tiny_trainer(settings, [*plugins, *more])
-        with trainer:
-            for batch in batches[:STEPS]:
-                trainer.step(batch)
-        return tensors_of(trainer.model)
-
-    assert same_tensors(run(plain(others)), run(config("cpu", others), SPEC))
-
-
-def test_an_optimizer_that_cannot_begin_anew_is_refused_in_a_line() -> None:
-    class Counting(torch.optim.SGD):
-        taken = 0
-
-        def step(self, closure: Any = None) -> Any:  # type: ignore[override]  # as strangers do
-            self.taken += 1
-            return super().step(closure)
-
-    task = tiny_task()
-    optimizer = Counting(task.model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError) as refused:
-        HybridTrainer(task.model, optimizer, config=config("drop"), plugins=[SPEC])
-    (line,) = str(refused.value).splitlines()
-    assert "counts steps in its attribute 'taken'" in line
-    assert line.endswith("@ plugins.optimizer-offload.strategy")
-
-
-class Marked:
-    """Stands for activations."""
-
-    alive = 0
-
-    def __init__(self) -> None:
-        Marked.alive += 1
-
-    def __del__(self) -> None:
-        Marked.alive -= 1
-
-
-def test_what_only_a_cycle_keeps_is_freed_for_predict() -> None:
-    def run(settings: dict[str, Any]) -> list[int]:
-        trainer, batches = tiny_trainer(settings, [STEADY_PREDICTOR, SPEC])
-        seen = []
-
-        def keeps(module: Any, *_: Any) -> None:
-            if module.training:
-                cycle: dict[str, Any] = {"activations": Marked()}
-                cycle["self"] = cycle
-            else:
-                seen.append(Marked.alive)
-
-        trainer.model.register_forward_hook(keeps)
-        gc.disable()
-        try:
-            with trainer:
-                for batch in batches[:8]:
-                    trainer.step(batch)
-        finally:
-            gc.enable()
-            gc.collect()
-        return seen
-
-    assert 0 == max(run(config()))
-    assert 0 < min(run(config(discard_activations=False)))

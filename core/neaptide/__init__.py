@@ -20,11 +20,12 @@ if TYPE_CHECKING:
         WrongCheckpointError,
     )
     from .memory import Ledger
-    from .parameters import ParameterStore, Span
+    from .parameters import ParameterStore
     from .phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
     from .plugin import NoConfig, Plugin, PluginSpec, hookimpl
     from .recorder import StepRecord
     from .signals import Interrupted, stop_on_signals
+    from .spans import Span
     from .stash import StashKey
     from .steps import (
         Forecast,
@@ -55,11 +56,12 @@ _HOME = {
         "WrongCheckpointError",
     ),
     "memory": ("Ledger",),
-    "parameters": ("ParameterStore", "Span"),
+    "parameters": ("ParameterStore",),
     "phases": ("CORRECT", "FULL", "PREDICT", "WARMUP", "Phase", "PhaseSchedule"),
     "plugin": ("NoConfig", "Plugin", "PluginSpec", "hookimpl"),
     "recorder": ("StepRecord",),
     "signals": ("Interrupted", "stop_on_signals"),
+    "spans": ("Span",),
     "stash": ("StashKey",),
     "steps": (
         "Forecast",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .parameters import ParameterStore, Span
+    from .parameters import ParameterStore
+    from .spans import Span
     from .steps import WeighedLoss
 
     Gradients = Sequence[torch.Tensor | None]

@@ -8,67 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
-import attrs
 import torch
 
+from .norms import norm_of, on_device, total_norm
+from .spans import Change, Keeper, Mode, Rider, Snapshot, Span
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from .memory import Tier
-
-Mode = Literal["read", "write"]
-
-
-@attrs.frozen(eq=False)
-class Span:
-    """A parameter, or the slice of one that the store moves as a whole."""
-
-    name: str
-    """Qualified name in the module: the first one, where a parameter has several."""
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    tier: Tier
-    trainable: bool
-    tied: tuple[str, ...] = ()
-    """Its other names."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the weights alone."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-
-Rider = Callable[[Span, torch.Tensor, "torch.Tensor | None"], None]
-"""`rider(span, weight, delta)`: `weight` is the new value, valid inside the call only; `delta` is
-what a jump added to it, or None after an ordinary update."""
-
-DeltaOf = Callable[[Span], "torch.Tensor | None"]
-"""What a predicted update adds to a span."""
-
-Change = Callable[[Span, torch.Tensor], "torch.Tensor | None"]
-"""`change(span, weight)`: what a jump has added to `weight`; None after an ordinary update."""
-
-
-@attrs.frozen(eq=False)
-class Snapshot:
-    """Bitwise copies of weights (and of the optimizer's state) that `restore` puts back."""
-
-    weights: dict[str, torch.Tensor]
-    optimizer: dict[str, Any] | None
-
-
-class Keeper(Protocol):
-    """Holds one weight in a form of its own, which may be less than what it is given."""
-
-    def read(self) -> torch.Tensor:
-        """Return the weight it holds, on the device, in the span's shape and dtype."""
-
-    def write(self, weight: torch.Tensor) -> None:
-        """Hold `weight` from now on. Writing what was read changes nothing, bit for bit."""
+    from collections.abc import Callable, Collection, Iterator
+    from contextlib import AbstractContextManager
 
 
 class ParameterStore(ABC):
@@ -286,38 +236,6 @@ class ParameterStore(ABC):
 
 def _nothing() -> None:
     """There is nothing to put back."""
-
-
-def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norm of `norms` (0-dim tensors) in the widest dtype among them.
-
-    On the first one's device; a float32 zero where there are none.
-    """
-    if not norms:
-        return torch.zeros(())
-    if len({norm.device for norm in norms}) > 1:
-        norms = [norm.to(norms[0].device) for norm in norms]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
-
-
-def norm_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the L2 norm of one gradient, sparse ones included: 0-dim, float32 at least."""
-    # The entries of a row met twice add up first.
-    dense = gradient.coalesce().values() if gradient.is_sparse else gradient
-    norm: torch.Tensor = torch.linalg.vector_norm(dense, dtype=norm_dtype(dense))
-    return norm
-
-
-def norm_dtype(gradient: torch.Tensor) -> torch.dtype:
-    """Return the dtype to sum the squares of `gradient` in: float32 at least."""
-    # Squares of fp16 gradients overflow from 256 on: fp16 and bf16 are summed in fp32.
-    return torch.promote_types(gradient.dtype, torch.float32)
-
-
-def on_device(factor: float | torch.Tensor, device: torch.device) -> Any:
-    """Return a factor where it can be multiplied with tensors on `device`."""
-    return factor.to(device) if isinstance(factor, torch.Tensor) else factor
 
 
 def _copied(tree: Any, on: torch.device | str | None) -> Any:

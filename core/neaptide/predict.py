@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .parameters import Change, ParameterStore, Snapshot, Span
+    from .parameters import ParameterStore
+    from .spans import Change, Snapshot, Span
     from .steps import Update
 
 

@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .memory import tier_of
+from .norms import norm_dtype, norm_of, on_device, total_norm
 from .offload import Aside, movable
-from .parameters import (
-    Change,
-    Keeper,
-    Mode,
-    ParameterStore,
-    Span,
-    norm_dtype,
-    norm_of,
-    on_device,
-    total_norm,
-)
+from .parameters import ParameterStore
+from .spans import Change, Keeper, Mode, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

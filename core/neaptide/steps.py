@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .memory import MemorySample
-    from .parameters import DeltaOf
     from .phases import Phase
+    from .spans import DeltaOf
 
 
 @attrs.frozen(eq=False)

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from support import same_bits
 from torch import nn
 
-from neaptide.parameters import ParameterStore, Span
 from neaptide.resident import ResidentStore
+from neaptide.spans import Span
 from neaptide.testing import HostileStore, tiny_task
 from neaptide.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from neaptide.parameters import ParameterStore
 
 STORES = [ResidentStore, HostileStore]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import PluginSpec
-    from neaptide.parameters import ParameterStore, Span
+    from neaptide.parameters import ParameterStore
+    from neaptide.spans import Span
 
 GUARD = Guard(rise=0.0, halvings=2)
 

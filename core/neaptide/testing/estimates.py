@@ -31,13 +31,11 @@ FLOOR = 8 << 10
 def estimate_is_measured(subject: Subject) -> None:
     """Its estimate of what it holds between steps is what its tensors take, within 5 %."""
     task = tiny_task()
-    held: dict[str, int] = {}
     with subject.trainer(task) as trainer:
         plugin = trainer.hooks.plugins[subject.spec.name]
         for batch in task.batches[:STEPS]:
             phase = trainer.step(batch).phase.name
-            held[phase] = tensor_bytes(_owned(plugin, task.model))
-        for phase, measured in held.items():
+            measured = tensor_bytes(_owned(plugin, task.model))
             ledger = trainer.estimate_memory(phase)
             stated = ledger.total(owner=subject.spec.name, moment="update")
             require(

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from neaptide.memory import Tier, nested_tensors
-from neaptide.parameters import Mode, ParameterStore, Span
+from neaptide.parameters import ParameterStore
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.resident import ResidentStore
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import nn
+
+    from neaptide.spans import Mode, Span
 
 _TIERS: tuple[Tier, ...] = ("host", "device", "disk")
 

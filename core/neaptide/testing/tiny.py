@@ -13,7 +13,8 @@ from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.steps import Loss, Update
 
 if TYPE_CHECKING:
-    from neaptide.parameters import ParameterStore, Span
+    from neaptide.parameters import ParameterStore
+    from neaptide.spans import Span
 
 WIDTH = 16
 CLASSES = 8

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from neaptide.memory import nested_tensors, tensor_bytes
-from neaptide.parameters import Snapshot
+from neaptide.spans import Snapshot
 
 if TYPE_CHECKING:
     from torch import nn

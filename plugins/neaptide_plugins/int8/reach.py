@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import ParameterStore, Span
-    from neaptide.parameters import Keeper
+    from neaptide.spans import Keeper
 
     from .targets import Target
 

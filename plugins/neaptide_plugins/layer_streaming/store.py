@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.parameters import Mode
+    from neaptide.spans import Mode
 
     from .streaming import Streaming
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from neaptide.parameters import Span
 from neaptide.predict import apply
+from neaptide.spans import Span
 from neaptide_plugins.predictor_drift.config import PredictorDriftConfig
 from neaptide_plugins.predictor_drift.plugin import PredictorDrift
 from neaptide_plugins.predictor_drift.window import DriftWindow

@@ -80,9 +80,9 @@ def positive(encoded: Codes) -> torch.Tensor:
 
 
 def with_signs(flat: torch.Tensor, signs: Bits) -> torch.Tensor:
-    """Return decoded values, those that were more than zero and rounded to it just above it."""
+    """Return decoded values; what was more than zero and is not any more is the least that is."""
     lost = decode_bits(attrs.evolve(signs, dtype=torch.bool)).logical_and_(flat <= 0)
-    return flat.masked_fill_(lost, torch.finfo(flat.dtype).tiny)
+    return flat.masked_fill_(lost, 2.0**-24 if flat.dtype is torch.float16 else 2.0**-126)
 
 
 @attrs.frozen(eq=False)

@@ -84,13 +84,15 @@ class ThreadLane:
     ) -> Ticket:
         """Queue `work`."""
         tickets = [ticket for ticket in after if ticket is not None]
+        # Taken out, it is forgotten before the ticket is done, and with it the memory it refers to.
+        waiting = [work]
 
         def run() -> None:
             for ticket in tickets:
                 ticket.finish()
             start = time.perf_counter()
             with torch.no_grad():
-                work()
+                waiting.pop()()
             if self._listener is not None:
                 self._listener(self._name, what, start, time.perf_counter())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -41,9 +42,19 @@ class Product:
         return self.x.numel() // self.x.shape[-1] if self.x.shape[-1] else 0
 
 
+@attrs.frozen(eq=False)
+class _StandIns:
+    """What is in torch's place, and what was there."""
+
+    linear: Callable[..., torch.Tensor]
+    addmm: Callable[..., torch.Tensor]
+    original_linear: Callable[..., torch.Tensor]
+    original_addmm: Callable[..., torch.Tensor]
+
+
 _lock = threading.Lock()
 _handlers: tuple[Handler, ...] = ()
-_linear, _addmm = functional.linear, torch.addmm
+_installed: _StandIns | None = None
 
 
 @contextmanager
@@ -52,61 +63,65 @@ def intercepting(handler: Handler) -> Iterator[None]:
 
     Handlers nest: the innermost is asked first, and its `product.compute()` asks the others.
     """
-    global _handlers  # noqa: PLW0603 - a process has one torch
+    global _handlers, _installed  # noqa: PLW0603 - a process has one torch
 
     with _lock:
+        if not _handlers:
+            _installed = _install()
         _handlers = (*_handlers, handler)
-        _install()
     try:
         yield
     finally:
         with _lock:
             place = len(_handlers) - 1 - _handlers[::-1].index(handler)
             _handlers = _handlers[:place] + _handlers[place + 1 :]
-            if not _handlers:
-                _uninstall()
+            if not _handlers and _installed is not None:
+                _uninstall(_installed)
+                _installed = None
 
 
-def _install() -> None:
-    global _linear, _addmm
+def _install() -> _StandIns:
+    # New ones each time: somebody may have wrapped those before, and calls them for ever.
+    original_linear, original_addmm = functional.linear, torch.addmm
+    stand_ins: _StandIns
 
-    if functional.linear is not linear:
-        _linear, functional.linear = functional.linear, linear
-    if torch.addmm is not addmm:
-        _addmm, torch.addmm = torch.addmm, addmm
+    def linear(
+        input: torch.Tensor,  # noqa: A002 - torch's own name
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        handlers = _handlers if _installed is stand_ins else ()
+        if not handlers or not _is_product(input, weight):
+            return original_linear(input, weight, bias)
+        return _ask(
+            handlers,
+            partial(Product, input, weight, bias, False),
+            partial(original_linear, input, weight, bias),
+        )
 
-
-def _uninstall() -> None:
-    # What somebody else has put in its place since goes on calling ours, which does nothing now.
-    if functional.linear is linear:
-        functional.linear = _linear
-    if torch.addmm is addmm:
-        torch.addmm = _addmm
-
-
-def linear(
-    input: torch.Tensor,  # noqa: A002 - torch's own name
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Stand in for `torch.nn.functional.linear`."""
-    handlers = _handlers
-    if not handlers or not _is_product(input, weight):
-        return _linear(input, weight, bias)
-    return _ask(
-        handlers, input, weight, bias, transposed=False, last=lambda: _linear(input, weight, bias)
-    )
-
-
-def addmm(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Stand in for `torch.addmm`; only `addmm(bias, x, weight)` is a product with a weight."""
-    handlers = _handlers
-    if handlers and not kwargs and len(args) == len(("bias", "x", "weight")):
+    def addmm(*args: Any, **kwargs: Any) -> torch.Tensor:
+        handlers = _handlers if _installed is stand_ins else ()
+        # Only addmm(bias, x, weight) is a product with a weight.
+        if not handlers or kwargs or len(args) != len(("bias", "x", "weight")):
+            return original_addmm(*args, **kwargs)
         bias, x, weight = args
-        if _is_product(x, weight) and isinstance(bias, torch.Tensor) and bias.ndim == 1:
-            return _ask(handlers, x, weight, bias, transposed=True, last=lambda: _addmm(*args))
-    result: torch.Tensor = _addmm(*args, **kwargs)
-    return result
+        if not _is_product(x, weight) or not isinstance(bias, torch.Tensor) or bias.ndim != 1:
+            return original_addmm(bias, x, weight)
+        return _ask(
+            handlers, partial(Product, x, weight, bias, True), partial(original_addmm, *args)
+        )
+
+    stand_ins = _StandIns(linear, addmm, original_linear, original_addmm)
+    functional.linear, torch.addmm = linear, addmm
+    return stand_ins
+
+
+def _uninstall(stand_ins: _StandIns) -> None:
+    # What somebody else has put in its place since goes on calling ours, which passes on.
+    if functional.linear is stand_ins.linear:
+        functional.linear = stand_ins.original_linear
+    if torch.addmm is stand_ins.addmm:
+        torch.addmm = stand_ins.original_addmm
 
 
 def _is_product(x: Any, weight: Any) -> bool:
@@ -122,20 +137,13 @@ def _is_product(x: Any, weight: Any) -> bool:
 
 def _ask(
     handlers: tuple[Handler, ...],
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    transposed: bool,
+    make: Callable[[Callable[[], torch.Tensor]], Product],
     last: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     if not handlers:
         return last()
-
-    def following() -> torch.Tensor:
-        return _ask(handlers[:-1], x, weight, bias, transposed=transposed, last=last)
-
-    done = handlers[-1](Product(x, weight, bias, transposed, following))
+    following = partial(_ask, handlers[:-1], make, last)
+    done = handlers[-1](make(following))
     return following() if done is None else done
 
 

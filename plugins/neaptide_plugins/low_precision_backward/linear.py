@@ -86,17 +86,17 @@ class LowBackward:
     exact: int = 0
     """Those left exact, because they have too few rows or dtypes the kernels do not take."""
     met: set[str] = attrs.field(factory=set)
-    """Names of the weights seen in either."""
+    """Names of the weights that were multiplied with."""
 
     def __call__(self, product: Product) -> torch.Tensor | None:
         """Compute a product; None where it is none of these, or needs no backward."""
         x, weight, bias = product.x, product.weight, product.bias
         name = self.weights.get(weight)  # type: ignore[call-overload]  # only parameters arrive
-        if name is None or not torch.is_grad_enabled():
-            return None
-        if not (x.requires_grad or weight.requires_grad):
+        if name is None:
             return None
         self.met.add(name)
+        if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
+            return None
         if not _known(x) or not _known(weight) or product.rows < self.min_rows:
             self.exact += 1
             return None

@@ -13,7 +13,7 @@ from neaptide.low_precision import Chosen, intercepting
 
 from .linear import LowBackward
 from .meter import Meter, adam_factors
-from .products import Seeds, fp8_gradient_product, int8_product
+from .products import WORKSPACE, Seeds, fp8_gradient_product, int8_product, rounded_at_a_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ class Lowering:
         seed: of the run, for stochastic rounding.
         chosen: the weights.
         sampled: the parameters whose gradients are measured.
+        device: that computes.
         min_rows: rows below which a product stays exact.
         check_every: updates between two measurements.
         limit: of the extra variance.
@@ -47,6 +48,7 @@ class Lowering:
     seed: int
     chosen: Chosen
     sampled: Sampled
+    device: torch.device
     min_rows: int
     check_every: int
     limit: float
@@ -70,6 +72,13 @@ class Lowering:
         self.handler = self._handler_of(self.seeds)
 
     @property
+    def workspace(self) -> int:
+        """Bytes that rounding the largest weight takes on the device."""
+        if self.dtype == "fp8":  # a copy in float32, which scales
+            return self.chosen.largest * torch.float32.itemsize
+        return min(self.chosen.largest, rounded_at_a_time(self.device)) * WORKSPACE
+
+    @property
     def held(self) -> list[torch.Tensor]:
         """All tensors held between steps."""
         return [*self.meter.kept, *self.exact]
@@ -88,7 +97,10 @@ class Lowering:
         """
         try:
             low = self._measured(partial(gradients, model, store, call))
-        except RuntimeError as error:  # memory, or a checkpoint that knows backward() alone
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # memory, or a checkpoint that knows backward() alone
             verdict: Verdict | None = self.meter.failed(str(error).strip().partition("\n")[0])
             factors = None
         else:

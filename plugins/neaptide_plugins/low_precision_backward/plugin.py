@@ -57,6 +57,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
             run.config.seed,
             chosen,
             sampled,
+            run.device,
             config.min_rows,
             config.check_every,
             config.limit,
@@ -138,12 +139,15 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the gradients kept for the meter, and the largest weight in 8 bits."""
+        """Add the gradients kept for the meter, the largest weight in 8 bits, and its rounding."""
         kept = tensor_bytes(self._lowering.held)
         ledger = ledger.add(_NAME, "measured.gradients", "device", kept)
         if not self._active(phase):
             return ledger
-        return ledger.add(_NAME, "rounded.weight", "device", self._chosen.largest, ("backward",))
+        codes = self._chosen.largest
+        return ledger.add(
+            _NAME, "rounded.weight", "device", codes + self._lowering.workspace, ("backward",)
+        )
 
     @hookimpl
     def collect_metrics(self, phase: Phase) -> Mapping[str, float]:

@@ -10,6 +10,7 @@ import torch
 from support import CYCLE, tensors_of, tiny_trainer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide.testing import HOSTILE_STORE, check_plugin
@@ -131,6 +132,47 @@ def test_above_the_limit_the_rest_of_the_run_is_exact(tmp_path: Path) -> None:
         resumed = again.hooks.plugins[NAME].collect_metrics(again.step(batches[8]).phase)
     assert (0.0, 0.0) == (resumed["low_precision_active"], resumed["products_low"])
     assert done["extra_variance"] == resumed["extra_variance"]
+
+
+@pytest.mark.parametrize("at", [4, 5])
+def test_a_run_goes_on_between_two_micro_batches_of_a_measurement(at: int, tmp_path: Path) -> None:
+    # After three updates the fourth and fifth micro-batches are measured.
+    whole, metrics, digest = run(9, check_every=3)
+    first, batches = tiny_trainer(settings_of(check_every=3), [NAME])
+    with first:
+        for batch in batches[:at]:
+            first.step(batch)
+        first.save(tmp_path / "saved")
+    second, _ = tiny_trainer(settings_of(check_every=3), [NAME], seed=1)
+    with second:
+        second.load(tmp_path / "saved")
+        for batch in batches[at:9]:
+            result = second.step(batch)
+        found = second.hooks.plugins[NAME].collect_metrics(result.phase)
+        assert digest == second.digest()
+    assert metrics["extra_variance"] == found["extra_variance"]
+    assert all(
+        torch.equal(whole[name], weight) for name, weight in tensors_of(second.model).items()
+    )
+
+
+def test_a_real_transformer_with_conv1d_and_a_tied_head() -> None:
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, use_cache=False)
+    )
+    config = settings_of(check_every=2)
+    trainer = HybridTrainer(
+        model, torch.optim.AdamW(model.parameters()), config=config, plugins=[NAME]
+    )
+    plugin: Any = trainer.hooks.plugins[NAME]
+    with trainer:
+        for seed in range(5):
+            tokens = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(seed))
+            result = trainer.step({"input_ids": tokens, "labels": tokens})
+        metrics = plugin.collect_metrics(result.phase)
+    # Two embeddings, of which the head is one, are left alone; four products a block are not.
+    assert (5 * 2 * 4, 0) == (metrics["products_low"], metrics["products_exact"])
+    assert 0 < metrics["extra_variance"] < 0.05
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])

@@ -97,10 +97,8 @@ class Lowering:
         """
         try:
             low = self._measured(partial(gradients, model, store, call))
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # memory, or a checkpoint that knows backward() alone
+        except (RuntimeError, ValueError) as error:
+            # Too little memory, or a checkpoint that knows backward() alone: the run itself goes on.
             verdict: Verdict | None = self.meter.failed(str(error).strip().partition("\n")[0])
             factors = None
         else:
@@ -117,10 +115,7 @@ class Lowering:
     ) -> list[torch.Tensor | None]:
         """Return the low-precision gradients, the exact ones being in `self.exact`."""
         parameters = self.sampled.parameters
-        for place, gradient in zip(
-            self.exact, take(parameters, loss_scale=_LOSS_SCALE), strict=True
-        ):
-            place.zero_() if gradient is None else place.copy_(gradient)
+        _copy(take(parameters, loss_scale=_LOSS_SCALE), self.exact)
         # Seeds of its own: the run rounds as if nothing had been measured.
         with intercepting(self._handler_of(Seeds(~self.seed, self.seeds.drawn))):
             return take(parameters, loss_scale=_LOSS_SCALE)
@@ -148,3 +143,8 @@ class Lowering:
         self.meter.load_state_dict(state["meter"])
         self.ratio = None if state["ratio"] is None else float(state["ratio"])
         self.refused = str(state["refused"])
+
+
+def _copy(gradients: list[torch.Tensor | None], places: list[torch.Tensor]) -> None:
+    for place, gradient in zip(places, gradients, strict=True):
+        place.zero_() if gradient is None else place.copy_(gradient)

@@ -98,7 +98,7 @@ class Lowering:
         try:
             low = self._measured(partial(gradients, model, store, call))
         except (RuntimeError, ValueError) as error:
-            # Too little memory, or a checkpoint that knows backward() alone: the run itself goes on.
+            # Too little memory, or a checkpoint that knows backward() alone: the run can go on.
             verdict: Verdict | None = self.meter.failed(str(error).strip().partition("\n")[0])
             factors = None
         else:

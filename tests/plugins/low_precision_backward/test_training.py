@@ -49,6 +49,7 @@ def settings_of(**more: Any) -> dict[str, Any]:
     return {"plugins": {NAME: {**TINY, **more}}}
 
 
+@pytest.mark.slow
 def test_fp8_keeps_the_contract_too() -> None:
     laws = ["resume-is-exact", "works-on-loans-alone", "estimate-is-measured"]
     check_plugin(NAME, {**TINY, "dtype": "fp8"}, laws=laws)

@@ -22,8 +22,8 @@ def account(ledger: Ledger, owner: str, room: Room, phase: Phase, *, corrects: b
         ledger = _without(ledger, room.leaves)
         ledger = ledger.add(owner, f"{_KIND}.codes", "device", room.codes)
         return ledger.add(owner, _KIND, "host", room.host)
-    if room.host_is_kept and phase is not WARMUP:  # nothing has left before
-        return ledger.add(owner, _KIND, "host", room.host)
+    if room.kept and phase is not WARMUP:  # nothing has left before
+        return ledger.add(owner, _KIND, "host", room.kept)
     if phase is (CORRECT if corrects else FULL):
         # Of the first step there: it is on its way back until the update.
         return ledger.add(owner, _KIND, "host", room.host, ("forward", "backward"))

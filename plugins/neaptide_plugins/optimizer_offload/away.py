@@ -62,7 +62,7 @@ class Away:
         return bool(self._moved)
 
     @property
-    def unpinned(self) -> str | None:
+    def note(self) -> str | None:
         """Why the buffer is pageable though it was to be pinned, in a line."""
         return None if self._slab is None else self._slab.reason
 
@@ -156,8 +156,9 @@ class Away:
         """Return what would leave, and the host's buffer: as it is, or as it would be."""
         found = state.found()
         _, size = _places(found.storages)
-        size = size if self._slab is None else self._slab.size
-        return Room(leaves=found.bytes, host=size, host_is_kept=self._pin)
+        if self._slab is None:
+            return Room(leaves=found.bytes, host=size)
+        return Room(leaves=found.bytes, host=self._slab.size, kept=self._slab.size)
 
     def _put_back(self, moved: _Moved) -> None:
         assert moved.back is not None, "the way back has begun"

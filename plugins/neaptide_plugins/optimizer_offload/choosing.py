@@ -26,6 +26,10 @@ class Mechanism(Protocol):
     """Relative error of what left last; None where it comes back as it was."""
 
     @property
+    def note(self) -> str | None:
+        """Why it does less than was asked for, in a line."""
+
+    @property
     def is_away(self) -> bool:
         """Whether there is anything to bring back."""
 

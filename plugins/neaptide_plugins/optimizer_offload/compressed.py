@@ -35,6 +35,7 @@ class Compressed:
     def __init__(self) -> None:
         self.left: Mapping[str, int] = {}
         """Bytes that stayed the last time, by why."""
+        self.note: str | None = None
         self.error: float | None = None
         """Relative error of the last coding: root of the summed squares over the values'."""
         self._coded: list[_Coded] = []
@@ -45,6 +46,7 @@ class Compressed:
         """Whether any state is coded."""
         return bool(self._coded or self._pairs)
 
+    @torch.no_grad()
     def leave(self, state: State) -> None:
         """Replace what can be coded by its codes.
 
@@ -76,6 +78,7 @@ class Compressed:
     def begin(self) -> None:
         """Do nothing: codes are on the device, and decoded when they are needed."""
 
+    @torch.no_grad()
     def finish(self) -> None:
         """Decode everything. What fails or is interrupted can be called again."""
         while self._coded:

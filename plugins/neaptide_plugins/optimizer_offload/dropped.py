@@ -31,6 +31,7 @@ class Dropped:
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
     ) -> None:
         self.left: Mapping[str, int] = {}
+        self.note: str | None = None
         self.error: float | None = None
         self._optimizer = optimizer
         self._gone: list[torch.Tensor] = []

@@ -74,9 +74,9 @@ class Room:
     codes: int = 0
     """Taken on the device instead."""
     host: int = 0
-    """Taken on the host."""
-    host_is_kept: bool = False
-    """Whether that stays taken when the state is back."""
+    """Taken on the host meanwhile."""
+    kept: int = 0
+    """Taken on the host already, for the next time."""
 
 
 @attrs.frozen(eq=False)

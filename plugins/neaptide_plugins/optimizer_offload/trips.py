@@ -44,10 +44,12 @@ class Trips:
             return
         with self.shown():
             self.mechanism.leave(self.state())
-        if self.is_away and not self._told:
+        if not self._told and (self.is_away or self.mechanism.left):
             self._told = True
             for reason, nbytes in self.mechanism.left.items():
                 self.log.warning("optimizer-offload.stays", reason=reason, bytes=nbytes)
+            if self.mechanism.note is not None:
+                self.log.warning("optimizer-offload.not_pinned", reason=self.mechanism.note)
 
     def begin(self) -> None:
         """Start to bring it back beside the computation, where there is room."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from offloaded import STEPS, config, plain
+from offloaded import STEPS, config, on_host, plain
 from support import (
     digest_after,
     same_tensors,
@@ -21,7 +22,12 @@ from neaptide import (
 )
 from neaptide.offload.host_memory import lies_in_slab
 from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
+from neaptide_plugins.adam8bit.optimizer import Adam8bit
+from neaptide_plugins.lion8bit.optimizer import Lion8bit
 from neaptide_plugins.optimizer_offload import SPEC
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_moments_leave_a_run_in_fp16_with_a_loss_scale() -> None:
@@ -160,3 +166,57 @@ def test_a_strangers_odd_state(strategy: str) -> None:
     assert same_tensors(expected, weights)
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("make", [Adam8bit, Lion8bit])
+def test_8_bit_state(make: Any) -> None:
+    def run(settings: dict[str, Any], *plugins: Any) -> str:
+        task = tiny_task(width=64)
+        trained = [each for each in task.model.parameters() if each.requires_grad]
+        trainer = HybridTrainer(
+            task.model,
+            make(trained, lr=1e-3),
+            loss_fn=tiny_loss,
+            config=settings,
+            plugins=[STEADY_PREDICTOR, *plugins],
+        )
+        seen = []
+        task.model.register_forward_hook(
+            lambda module, *_: None if module.training else seen.append(any(on_host(trainer)))
+        )
+        with trainer:
+            for batch in task.batches[:STEPS]:
+                trainer.step(batch)
+            assert bool(plugins) == any(seen)
+            digest: str = trainer.digest()
+            return digest
+
+    assert run(plain()) == run(config(), SPEC)
+
+
+class Hoarder(torch.optim.Adam):
+    """Keeps another tensor in the memory of each moment."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.hoard = [state["exp_avg"].detach() for state in self.state.values()]
+        return loss
+
+
+def test_what_stays_is_told_once(tmp_path: Path) -> None:
+    task = tiny_task(width=32)
+    settings = {**config(), "run": {"dir": str(tmp_path / "run")}}
+    trainer = HybridTrainer(
+        task.model,
+        Hoarder(task.model.parameters()),
+        loss_fn=tiny_loss,
+        config=settings,
+        plugins=[STEADY_PREDICTOR, SPEC],
+    )
+    with trainer:
+        for batch in task.batches[:STEPS]:
+            trainer.step(batch)
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    told = [line for line in map(json.loads, lines) if line["event"] == "optimizer-offload.stays"]
+    assert ["held by somebody else, too"] == [line["reason"] for line in told]
+    assert all(line["bytes"] >= 1024 for line in told)

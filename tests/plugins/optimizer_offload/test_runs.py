@@ -217,3 +217,33 @@ def test_no_room_for_an_early_return_is_tried_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Away, "begin", no_room)
     assert expected == digest_after(STEPS, config(), [STEADY_PREDICTOR, SPEC])
     assert len(calls) >= 2
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "compress", "drop"])
+def test_it_resumes_from_what_an_interrupted_predict_has_left(
+    tmp_path: Path, strategy: str
+) -> None:
+    def run(*, resume: bool) -> str:
+        trainer, batches = tiny_trainer(config(strategy), [STEADY_PREDICTOR, SPEC])
+
+        def fails(module: Any, *_: Any) -> None:
+            if not module.training:
+                hook.remove()
+                raise KeyboardInterrupt
+
+        hook = trainer.model.register_forward_hook(fails)
+        for number, batch in enumerate(batches[:STEPS]):
+            try:
+                trainer.step(batch)
+            except KeyboardInterrupt:
+                if resume:
+                    trainer.save(tmp_path / "saved")
+                    trainer.close()
+                    trainer, _ = tiny_trainer(config(strategy), [STEADY_PREDICTOR, SPEC])
+                    trainer.load(tmp_path / "saved")
+                trainer.step(batches[number])
+        with trainer:
+            digest: str = trainer.digest()
+            return digest
+
+    assert run(resume=False) == run(resume=True)

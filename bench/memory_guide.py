@@ -36,19 +36,20 @@ SIZES = {
     "38M": Size(layers=12, width=512, heads=8, context=128, batch=2),
 }
 SHOWN = ("forward", "backward", "update", "predict", "evaluate")
-# Both claim the activations: streaming computes its blocks again itself.
 RECOMPUTED: dict[str, Any] = {"activation-checkpointing": {"interval": 1}}
-COMPRESSED: dict[str, Any] = {"activation-compression": {"phases": ["warmup", "full", "correct"]}}
-PREDICTING: dict[str, Any] = {"optimizer-offload": {"strategy": "cpu"}, "int8": {}}
+COMPRESSED: dict[str, Any] = {"activation-compression": {"check_every": 0}}
+OFFLOADED: dict[str, Any] = {"optimizer-offload": {"strategy": "cpu"}}
+QUANTIZED: dict[str, Any] = {"int8": {"measure_every": 0}}
+STREAMED: dict[str, Any] = {"layer-streaming": {}}
 STACKS: dict[str, dict[str, Any]] = {
     "none": {},
+    "activation-compression": COMPRESSED,
     "activation-checkpointing": RECOMPUTED,
-    "+ optimizer-offload": RECOMPUTED | {"optimizer-offload": {"strategy": "cpu"}},
-    "+ int8": RECOMPUTED | PREDICTING,
-    "+ activation-compression": RECOMPUTED | PREDICTING | COMPRESSED,
-    "the same, layer-streaming for activation-checkpointing": PREDICTING
-    | COMPRESSED
-    | {"layer-streaming": {}},
+    "optimizer-offload": OFFLOADED,
+    "int8": QUANTIZED,
+    "activation-checkpointing, optimizer-offload, int8": RECOMPUTED | OFFLOADED | QUANTIZED,
+    "layer-streaming": STREAMED,
+    "layer-streaming, optimizer-offload, int8": STREAMED | OFFLOADED | QUANTIZED,
 }
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable  # noqa: TC003 - the site resolves what a Rider is by it
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,8 +18,7 @@ from .norms import norm_of, on_device, total_norm
 from .spans import Change, Keeper, Mode, Rider, Snapshot, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Collection, Iterator
 
 
 class ParameterStore(ABC):

@@ -64,6 +64,8 @@ class Recorder:
         """Where each setting came from, by dotted path; for origins.json where known."""
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
+        self._early: list[MutableMapping[str, Any]] | None = []
+        """Events of the assembly: they wait until it is known whether the run starts anew."""
         self._started = time.perf_counter()
         self._recorded = 0  # update whose row is the last one in the file
 
@@ -104,11 +106,21 @@ class Recorder:
         self._files.whole("machine.json", _document(machine.facts()))
         if self.origins is not None:
             self._files.whole("origins.json", _document(dict(self.origins)))
+        self._write_early()
 
     def event(self, event: MutableMapping[str, Any]) -> None:
         """Append to events.jsonl."""
-        if self._files:
+        if self._files is None:
+            return
+        if self._early is None:
             self._files.line("events.jsonl", event)
+        else:
+            self._early.append(event)
+
+    def _write_early(self) -> None:
+        early, self._early = self._early or [], None
+        for event in early:
+            self.event(event)
 
     def trained(self, settled: Pending) -> None:
         """Record an ordinary update, once its loss has reached the host."""
@@ -213,6 +225,7 @@ class Recorder:
 
     def close(self) -> None:
         """Give the directory back."""
+        self._write_early()
         if self._files:
             self._files.close()
 

@@ -277,3 +277,23 @@ def test_json_has_no_bare_nan() -> None:
     tree = {"a": math.nan, 1: [math.inf, (-math.inf, 1.5)], "b": {"c": None, "d": True}}
     assert {"a": "nan", "1": ["inf", ["-inf", 1.5]], "b": {"c": None, "d": True}} == jsonable(tree)
     assert '{"a": "nan"}' == json.dumps(jsonable({"a": math.nan}), allow_nan=False)
+
+
+def test_what_plugins_say_as_a_run_starts_is_among_its_events(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path / "run")}, "plugins": {"int8": {}}}
+
+    def started() -> int:
+        lines = (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return sum(json.loads(line)["event"] == "int8.started" for line in lines)
+
+    for _ in range(2):  # the second one starts afresh in the same place
+        trainer, batches = tiny_trainer(config)
+        with trainer:
+            trainer.step(batches[0])
+            trainer.save(tmp_path / "saved")
+        assert 1 == started()
+    trainer, batches = tiny_trainer(config)
+    with trainer:
+        trainer.load(tmp_path / "saved")
+        trainer.step(batches[1])
+    assert 2 == started()

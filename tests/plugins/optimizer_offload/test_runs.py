@@ -183,6 +183,7 @@ def test_it_goes_on_after_an_error_in_predict(error: type[BaseException], strate
 
 
 def test_what_an_error_leaves_away_is_back_when_the_run_ends() -> None:
+    before = slab_bytes()
     trainer, batches = tiny_trainer(config(), [STEADY_PREDICTOR, SPEC])
 
     def fails(module: Any, *_: Any) -> None:
@@ -199,7 +200,7 @@ def test_what_an_error_leaves_away_is_back_when_the_run_ends() -> None:
         train()
     assert on_host(trainer)
     assert not any(on_host(trainer))
-    assert 0 == slab_bytes()
+    assert slab_bytes() <= before
     trainer.optimizer.step()
     assert {} == dict(trainer.optimizer._optimizer_step_pre_hooks)
 

@@ -205,7 +205,7 @@ def on_phase_enter(phase: Phase, previous: Phase | None, step: int) -> None:
 
 @hookspec
 def on_phase_exit(phase: Phase, following: Phase | None, step: int) -> None:
-    """Run when a phase ends, `following` being None at the end of the run."""
+    """Run when a phase ends; `following` is None at the end of the run and before a resume."""
 
 
 # --- notify: observe, return nothing ----------------------------------------------------------

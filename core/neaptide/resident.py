@@ -9,7 +9,7 @@ import torch
 
 from .memory import tier_of
 from .norms import norm_dtype, norm_of, on_device, total_norm
-from .offload import Aside, movable
+from .offload import Aside, is_whole, movable
 from .parameters import ParameterStore
 from .spans import Change, Keeper, Mode, Span
 
@@ -116,10 +116,13 @@ class ResidentStore(ParameterStore):
         return not taken and movable(parameter)
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
-        """Leave the parameter a single number for all its elements."""
+        """Leave the parameter a single NaN for all its elements.
+
+        Who still holds its memory, as a state dict does, has the values of now.
+        """
         parameter = self._parameters[span.name]
-        if not self.can_set_aside(span):
-            msg = f"the memory of {span.name!r} is not all its own, or it is taken already"
+        if parameter in self._aside or parameter in self._kept or not is_whole(parameter):
+            msg = f"{span.name!r} is a part of other memory, or it is taken already"
             raise ValueError(msg)
         self._kept[parameter] = keeper
         parameter.data = _hollow(parameter)
@@ -132,12 +135,14 @@ class ResidentStore(ParameterStore):
 
     def step(self) -> None:
         """Let the optimizer update every weight, those that are kept for the update only."""
-        for parameter, keeper in self._kept.items():
-            parameter.data = keeper.read()
+        lent: list[tuple[nn.Parameter, Keeper]] = []
         try:
+            for parameter, keeper in self._kept.items():
+                parameter.data = keeper.read()
+                lent.append((parameter, keeper))
             super().step()
         finally:
-            for parameter, keeper in self._kept.items():
+            for parameter, keeper in lent:
                 keeper.write(parameter.detach())
                 parameter.data = _hollow(parameter)
 
@@ -205,8 +210,11 @@ class ResidentStore(ParameterStore):
 
 
 def _hollow(parameter: nn.Parameter) -> torch.Tensor:
-    """Return what has a parameter's shape, dtype and device, and next to no memory."""
-    one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+    """Return what has a parameter's shape, dtype and device, and next to no memory.
+
+    NaN, so that whoever computes with it in spite of that does not do so unnoticed.
+    """
+    one = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
     return one.expand(parameter.shape)
 
 

@@ -99,6 +99,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     _check_buffers(saved_buffers, dict(buffers(parts.model)), allow_changes=allow_changes)
 
     store = parts.store
+    _leave_phase(parts)
     _load_tensors(parts, weights, saved_buffers, loaded.section("gradients"))
     with store.compute():
         store.load_optimizer_state_dict(optimizer)
@@ -112,6 +113,13 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
             parts.extra[name].load_state_dict(state)
     rng.restore(loaded.section("rng"))
     return loaded.section("data")
+
+
+def _leave_phase(parts: Parts) -> None:
+    # Who has weights in another form in this phase puts them back: it may not be the saved one.
+    phase, parts.state.phase = parts.state.phase, None
+    if phase is not None:
+        parts.hooks.on_phase_exit(phase, None, parts.state.step)
 
 
 def _load_tensors(

@@ -1,6 +1,6 @@
 """Memory a tier below the device, and the lanes on which copies to and from it run."""
 
-from .aside import Aside, movable
+from .aside import Aside, is_whole, movable
 from .host_memory import PIECE, Slab
 from .lanes import (
     DONE,
@@ -30,6 +30,7 @@ __all__ = [
     "Ticket",
     "computed",
     "current",
+    "is_whole",
     "lane_for",
     "movable",
 ]

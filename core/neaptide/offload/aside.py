@@ -35,13 +35,17 @@ class Aside:
             tensor.data = place
 
     def back(self) -> None:
-        """Give the tensors memory where they were, and their values as they are now."""
-        for tensor, device, place in self._taken:
+        """Give the tensors memory where they were, and their values as they are now.
+
+        Raises what allocating raises; those that are not back then are with the next call.
+        """
+        while self._taken:
+            tensor, device, place = self._taken[-1]
             home = torch.empty_strided(
                 place.shape, place.stride(), dtype=place.dtype, device=device
             )
             tensor.data = home.copy_(place)
-        self._taken = []
+            self._taken.pop()
         self._slab.close()
 
 
@@ -50,11 +54,16 @@ def movable(tensor: torch.Tensor) -> bool:
 
     A view of other tensors, one that others are views of, and subclasses are not.
     """
-    plain = tensor.detach()
-    if type(tensor.data) is not torch.Tensor or plain.layout != torch.strided:
+    if not is_whole(tensor):
         return False
-    del plain
     storage = tensor.untyped_storage()
     alone: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no other way to ask
-    own = storage.nbytes() == tensor.numel() * tensor.element_size()
-    return own and is_dense(tensor) and alone <= _OWNERS
+    return alone <= _OWNERS
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is a plain one over all of its memory, whoever else may see that."""
+    if type(tensor.data) is not torch.Tensor or tensor.layout != torch.strided:
+        return False
+    own = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return own and is_dense(tensor)

@@ -136,11 +136,30 @@ class Marks(Plugin[NoConfig]):
 
     mark: Callable[[str], None] = attrs.field(init=False, default=lambda _: None)
     _stays: int = attrs.field(init=False, default=0)
+    _phase: Phase | None = attrs.field(init=False, default=None)
+    _end: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @hookimpl
-    def on_phase_enter(self) -> None:
+    def on_run_start(self, store: ParameterStore) -> None:
+        """Mark updates once more where the optimizer begins, a store having brought the weights."""
+
+        def begins(*_: Any) -> None:
+            assert self._phase is not None, "updates are made in a phase"
+            self._mark(self._phase, "update")
+
+        self._end = store.optimizer.register_step_pre_hook(begins).remove
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        """Mark nothing more."""
+        if self._end is not None:
+            self._end()
+
+    @hookimpl
+    def on_phase_enter(self, phase: Phase) -> None:
         """Count."""
         self._stays += 1
+        self._phase = phase
 
     @hookimpl
     def around_forward(self) -> Callable[..., Any]:

@@ -140,12 +140,22 @@ class Holding:
                 held.fresh = True
 
     def release(self) -> None:
-        """Put the full weights back, with whatever was written to them meanwhile."""
-        for held in reversed(self._held.values()):
-            held.back()
+        """Put the full weights back, with whatever was written to them meanwhile.
+
+        Where one cannot come back, that is raised when all others have; calling again tries again.
+        """
+        failed: BaseException | None = None
+        for name, held in reversed(list(self._held.items())):
+            try:
+                held.back()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failed = failed or error
+                continue
             for module, attribute in held.target.sites:
                 module._parameters[attribute] = held.target.parameter
-        self._held.clear()
+            del self._held[name]
+        if failed is not None:
+            raise failed
 
 
 def relative_error(full: torch.Tensor, codes: Codes) -> float:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch.compiler import set_stance
 
-from neaptide import ConfigError, Plugin, hookimpl
-from neaptide.rng import preserved
+from neaptide import ConfigError, Plugin, buffers, hookimpl, rng
 
 from .accounting import OWNER, Footprint, held, trained
-from .adapting import relative_gap, worst_quarter
 from .config import TRAINED, Int8Config
 from .grid import check_trainable
 from .holding import Holding, Quantizer
+from .measuring import Measuring
 from .reach import Reach
 from .scheme import Scheme, bytes_of
 from .targets import find
 from .training import Training
+from .weight import computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,9 +46,8 @@ class Int8(Plugin[Int8Config]):
     _holding: Holding | None = attrs.field(init=False, default=None)
     _training: Training = attrs.field(init=False)
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
-    _held_phases: int = attrs.field(init=False, default=0)
-    _exempt: list[str] = attrs.field(init=False, factory=list)
-    _measured: dict[str, float] = attrs.field(init=False, factory=dict)
+    _freed: dict[str, bool] = attrs.field(init=False, factory=dict)
+    _measuring: Measuring = attrs.field(init=False)
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
@@ -73,6 +72,9 @@ class Int8(Plugin[Int8Config]):
         )
         reach = self._reach = Reach(model, store, run.device)
         self._run = run
+        self._measuring = Measuring(config.measure_every, config.gap_limit)
+        # Asked now: what is set aside already would free nothing more.
+        self._freed = {target.name: reach.frees(target) for target in self._targets}
         self._check_kept()
         self._training = Training(self._targets, scheme, run.device, reach.lent, reach.keep)
         holding = self._holding = Holding(self._targets, quantizer, run.device, reach)
@@ -85,12 +87,13 @@ class Int8(Plugin[Int8Config]):
         )
 
     def _check_kept(self) -> None:
-        stuck = [target.name for target in self._targets if not self._reach.frees(target)]
+        stuck = [name for name, freed in self._freed.items() if not freed]
         if self._trains_int8 and stuck:
             msg = (
                 f"training in int8 needs weights that stay on the device and share no memory, and "
                 f"{stuck[0]!r} does not (of {len(stuck)} such); use 'full' there, exclude their "
-                f"modules, or do without streaming @ plugins.{OWNER}.full"
+                f"modules, do without streaming, or drop the state dicts that hold them "
+                f"@ plugins.{OWNER}.full"
             )
             raise ConfigError(msg)
 
@@ -100,8 +103,10 @@ class Int8(Plugin[Int8Config]):
         if self._leave is not None:
             self._leave()
         if self._holding is not None:
-            self._holding.release()
-            self._training.end()
+            try:
+                self._holding.release()
+            finally:
+                self._training.end()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
@@ -115,6 +120,13 @@ class Int8(Plugin[Int8Config]):
             self._training.end()
 
     @hookimpl
+    def on_phase_exit(self, following: Phase | None) -> None:
+        """Before a resume, have the weights as they are where nothing has begun."""
+        if following is None:
+            self._begun.release()
+            self._training.end()
+
+    @hookimpl
     def around_forward(self) -> Callable[..., Any]:
         """Compute with the weights that the moment wants."""
 
@@ -124,9 +136,7 @@ class Int8(Plugin[Int8Config]):
             holding = self._begun
 
             def call() -> Any:
-                # Compiled code would be compiled anew for weights of another kind.
-                eager = holding.held or self._training.begun
-                with set_stance("force_eager") if eager else nullcontext():
+                with self._computing():
                     return following(phase=phase, moment=moment, **arguments)
 
             if self._training.begun:
@@ -135,38 +145,73 @@ class Int8(Plugin[Int8Config]):
                 holding.release()
                 return call()
             if moment == "probe" and not holding.held:
-                return self._first_probe(call)
-            holding.hold(exempt=self._exempt)
+                return self._first_probe(call, arguments["model"])
+            holding.hold(exempt=self._measuring.exempt)
             holding.refresh()
             return call()
 
         return forward
 
-    def _first_probe(self, call: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        # Compiled code would be compiled anew for weights of another kind.
+        eager = self._begun.held or self._training.begun
+        with set_stance("force_eager") if eager else nullcontext(), computing():
+            yield
+
+    def _first_probe(self, call: Callable[[], Any], model: nn.Module) -> Any:
         """Hold the weights; where it is time, compare the probe with one of the full weights."""
-        every, holding = self.config.measure_every, self._begun
-        self._held_phases += 1
-        if not every or (self._held_phases - 1) % every:
-            holding.hold(exempt=self._exempt)
+        measuring, holding = self._measuring, self._begun
+        if not measuring.is_due():
+            holding.hold(exempt=measuring.exempt)
             return call()
-        with preserved():
+        with rng.preserved(), buffers.preserved(model):
             full = float(call().mean)
-        holding.hold(exempt=self._exempt, measured=True)
+        holding.hold(exempt=measuring.exempt, measured=True)
         loss = call()
-        self._measured = {
-            "loss_gap": relative_gap(full, float(loss.mean)),
-            "quantization_error": max(holding.errors.values(), default=0.0),
-        }
-        self._adapt(holding)
+        raised = measuring.note(full, float(loss.mean), holding.errors)
+        if raised:
+            gap, limit = measuring.measured["loss_gap"], measuring.limit
+            self._run.log.warning(
+                "int8.precision_raised", loss_gap=gap, limit=limit, weights=raised
+            )
         return loss
 
-    def _adapt(self, holding: Holding) -> None:
-        gap, limit = self._measured["loss_gap"], self.config.gap_limit
-        if limit is None or abs(gap) <= limit or not holding.errors:
-            return
-        raised = worst_quarter(holding.errors)
-        self._exempt += raised
-        self._run.log.warning("int8.precision_raised", loss_gap=gap, limit=limit, weights=raised)
+    @hookimpl
+    def around_backward(self) -> Callable[..., Any] | None:
+        """Recompute with the weights that the forward had."""
+        if not self._trains_int8:
+            return None
+
+        def backward(following: Callable[..., Any], **arguments: Any) -> Any:
+            with self._computing():
+                return following(**arguments)
+
+        return backward
+
+    @hookimpl
+    def around_optimizer_step(self) -> Callable[..., Any] | None:
+        """Round each update by chance of its own."""
+        if not self._trains_int8:
+            return None
+
+        def update(following: Callable[..., Any], **arguments: Any) -> Any:
+            with self._training.updating():
+                return following(**arguments)
+
+        return update
+
+    @hookimpl
+    def around_predict(self) -> Callable[..., Any]:
+        """Put the full weights back when Predict is over, however it ended."""
+
+        def predict(following: Callable[..., Any], **arguments: Any) -> Any:
+            try:
+                return following(**arguments)
+            finally:
+                self._begun.release()
+
+        return predict
 
     @hookimpl
     def around_evaluate(self) -> Callable[..., Any] | None:
@@ -178,7 +223,7 @@ class Int8(Plugin[Int8Config]):
             holding = self._begun
             try:
                 if not self._training.begun:
-                    holding.hold(exempt=self._exempt)
+                    holding.hold(exempt=self._measuring.exempt)
                 return following(**arguments)
             finally:
                 holding.release()
@@ -200,11 +245,10 @@ class Int8(Plugin[Int8Config]):
 
     def _footprints(self) -> Iterator[Footprint]:
         for target in self._targets:
-            if target.name not in self._exempt:
+            if target.name not in self._measuring.exempt:
                 shape, away = target.parameter.shape, self._reach.home(target) != self._run.device
-                freed = self._training.begun or self._reach.frees(target)
                 yield Footprint(
-                    target.parameter.nbytes if freed else 0,
+                    target.parameter.nbytes if self._freed[target.name] else 0,
                     bytes_of(shape, self._scheme, target.channel),
                     "host" if away else "device",
                 )
@@ -212,7 +256,8 @@ class Int8(Plugin[Int8Config]):
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
         """Return what was measured last, and how many weights int8 is for."""
-        return {**self._measured, "int8_weights": float(len(self._targets) - len(self._exempt))}
+        left = sum(target.name not in self._measuring.exempt for target in self._targets)
+        return {**self._measuring.measured, "int8_weights": float(left)}
 
     @property
     def _begun(self) -> Holding:
@@ -228,18 +273,21 @@ class Int8(Plugin[Int8Config]):
         return any(getattr(self.config, name) == "int8" for name in TRAINED)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which weights keep their precision, when to measure again, and the seed."""
+        """Return which weights keep their precision, when to measure again, and what rounds."""
+        training = self._training
         return {
-            "held_phases": self._held_phases,
-            "exempt": list(self._exempt),
-            "roundings": self._training.roundings,
+            **self._measuring.state_dict(),
+            "trained": training.begun,
+            "moment": training.moment,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
-        self._begun.release()
-        self._held_phases, self._exempt = state["held_phases"], list(state["exempt"])
-        self._training.roundings = state["roundings"]
+        training = self._training
+        self._measuring.load_state_dict(state)
+        training.moment = state["moment"]
+        if state["trained"] and self._trains_int8:
+            training.begin()  # what was saved is on the grid, and stays as it is
 
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from .scheme import DTYPES, Scheme
+from .scheme import DTYPES, Scheme, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +45,8 @@ def find(
         model: none of it is changed.
         scheme: what shares a scale.
         include: patterns of modules' names. None takes every matrix and convolution but embeddings,
-            norms, heads, recurrent layers, and what is tied to one of these.
+            norms, heads, recurrent layers, what is tied to one of these, and what would not get
+            smaller: channels of one element have a scale each.
         exclude: patterns of modules that are left alone.
 
     Raises:
@@ -74,20 +75,25 @@ def find(
         for parameter, found in sites.items()
         if parameter not in others and all(id(module) in chosen for module, _ in found)
     ]
+    sizes = {target: _size(target, scheme) for target in targets}
+    if include is None:
+        targets = [target for target in targets if sizes[target] < target.parameter.nbytes]
     if not targets:
         msg = (
-            f"no weight is left to quantize of {len(sites)} matrices and convolutions "
-            f"(embeddings, norms, heads and recurrent layers are left alone); name modules in "
-            f"include, or exclude fewer"
+            f"no weight is left to quantize of {len(sites)} matrices and convolutions in float32, "
+            f"bfloat16 or float16 (embeddings, norms, heads, recurrent layers, and what would not "
+            f"get smaller, are left alone); name modules in include, or exclude fewer"
         )
         raise ValueError(msg)
-    for target in targets:
-        try:
-            scheme.group(target.parameter.shape, target.channel)
-        except ValueError as error:
-            msg = f"{target.name!r}: {error}; take another block, or exclude the module"
-            raise ValueError(msg) from error
     return targets
+
+
+def _size(target: Target, scheme: Scheme) -> int:
+    try:
+        return bytes_of(target.parameter.shape, scheme, target.channel)
+    except ValueError as error:
+        msg = f"{target.name!r}: {error}; take another block, or exclude the module"
+        raise ValueError(msg) from error
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,21 +12,40 @@ from .grid import round_to_grid
 from .weight import Int8Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .scheme import Codes, Scheme
     from .targets import Target
 
 
 class TrainedWeight(Int8Weight):
-    """An `Int8Weight` that has gradients, which its parameter gets.
+    """An `Int8Weight` that has gradients, which are its parameter's.
 
-    `linear` decodes it again in the backward; other operations keep what they were given.
+    `linear` decodes it again in the backward; other operations may keep what they were given. Its
+    codes are all there is: whoever reads it gets decoded values.
     """
 
     def __new__(cls, codes: Any, parameter: torch.nn.Parameter, device: torch.device) -> Any:  # noqa: D102 - as the parent's
         made = super().__new__(cls, codes, parameter, device)
         return made.requires_grad_(parameter.requires_grad)
+
+    def __init__(self, codes: Codes, parameter: torch.nn.Parameter, device: torch.device) -> None:
+        super().__init__(codes, parameter, device)
+        if self.requires_grad:
+            self.register_post_accumulate_grad_hook(_hand_over)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def whole(self) -> torch.nn.Parameter:
+        """Return a parameter of the decoded values."""
+        return torch.nn.Parameter(self.decoded(), self.requires_grad)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The parameter's."""
+        return self.parameter.grad
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        self.parameter.grad = value
 
     @classmethod
     def __torch_function__(  # type: ignore[override]  # the parent has switched it off
@@ -34,7 +54,8 @@ class TrainedWeight(Int8Weight):
         """Send `linear` its own way."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            if function is functional.linear and torch.is_grad_enabled():
+            own = function is functional.linear and torch.is_grad_enabled()
+            if own and not torch._C._are_functorch_transforms_active():
                 x, weight, bias = _linear_arguments(*args, **kwargs)
                 if isinstance(weight, TrainedWeight):
                     return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -117,8 +138,8 @@ class Training:
         read: Callable[[Target], Any],
         keep: Callable[[Target, KeptCodes], Callable[[], None]],
     ) -> None:
-        self.roundings = 0
-        """Updates of a weight that were rounded so far, each with a seed of its own."""
+        self.moment = 0
+        """Which tells one update, and what is written between two, from the others."""
         self._targets, self._scheme, self._device = list(targets), scheme, device
         self._read, self._keep = read, keep
         self._begun: list[tuple[Target, Callable[[], None]]] = []
@@ -133,46 +154,62 @@ class Training:
         if self._begun:
             return
         try:
-            for target in self._targets:
-                self._begin(target)
+            for place, target in enumerate(self._targets):
+                self._begin(target, place)
         except BaseException:
             self.end()
             raise
 
-    def _begin(self, target: Target) -> None:
-        codes = self._codes(target)
-        weight = TrainedWeight(codes, target.parameter, self._device)
-        if weight.requires_grad:
-            weight.register_post_accumulate_grad_hook(_hand_over)
-        back = self._keep(target, KeptCodes(weight, self._seed))
-        for module, attribute in target.sites:
-            module._parameters[attribute] = weight
-        self._begun.append((target, back))
-
-    def _codes(self, target: Target) -> Codes:
+    def _begin(self, target: Target, place: int) -> None:
         group = self._scheme.group(target.parameter.shape, target.channel)
         with self._read(target) as full:
-            # A resume begins once more, on weights that this leaves as they are: it counts nothing.
-            return round_to_grid(full, group, self.roundings, target.channel)
+            codes = round_to_grid(full, group, self._seed(place), target.channel)
+        weight = TrainedWeight(codes, target.parameter, self._device)
+        back = self._keep(target, KeptCodes(weight, lambda: self._seed(place)))
+        for module, attribute in target.sites:
+            module._parameters[attribute] = weight  # type: ignore[assignment]  # it stands for one
+        self._begun.append((target, back))
 
-    def _seed(self) -> int:
-        self.roundings += 1
-        return self.roundings
+    def _seed(self, place: int) -> int:
+        # By when it is and not by how often it was done: what an evaluation, a refused jump or a
+        # resume writes must not change what later updates are rounded to.
+        return self.moment * len(self._targets) + place
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Round what is written meanwhile unlike what was written before, or will be after."""
+        self.moment += 1
+        try:
+            yield
+        finally:
+            self.moment += 1
 
     def end(self) -> None:
-        """Give the parameters the values of their codes."""
-        while self._begun:
-            target, back = self._begun.pop()
-            back()
+        """Give the parameters the values of their codes.
+
+        Where one cannot be had, that is raised when all others are back; calling again tries again.
+        """
+        begun, self._begun = self._begun, []
+        failed: BaseException | None = None
+        for target, back in begun[::-1]:
+            try:
+                back()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failed = failed or error
+                self._begun.insert(0, (target, back))
+                continue
             for module, attribute in target.sites:
                 module._parameters[attribute] = target.parameter
+        if failed is not None:
+            raise failed
 
 
 def _hand_over(weight: torch.Tensor) -> None:
     """Add a gradient to the parameter's own."""
     assert isinstance(weight, TrainedWeight), "it is hooked to no other"
-    parameter, gradient = weight.parameter, weight.grad
-    weight.grad = None
+    own: Any = torch.Tensor.grad
+    parameter, gradient = weight.parameter, own.__get__(weight)
+    own.__set__(weight, None)
     if gradient is None:
         return
     if parameter.grad is None:

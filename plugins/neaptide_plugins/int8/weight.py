@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .scheme import Codes
+
+_computing = ContextVar("computing", default=False)
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Say that a model runs: what it detaches it computes with, and gets decoded values of."""
+    token = _computing.set(True)
+    try:
+        yield
+    finally:
+        _computing.reset(token)
 
 
 class Int8Weight(torch.Tensor):
     """Shape, dtype and device of `parameter`, on `device`, in int8.
 
     Every operation on it gets the decoded values, which are gone with the operation. Reading it
-    without computing (`detach`, a state dict, a deep copy) gives the parameter itself. It takes
-    part in no gradient, and cannot be written to.
+    outside of `computing` (`detach`, a state dict, a deep copy, a pickle) gives the parameter
+    itself. It takes part in no gradient, cannot be written to, and has no address.
     """
 
     codes: Codes
     parameter: torch.nn.Parameter
+    _is_param = True  # by which nn.Parameter knows its instances
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
 
@@ -50,28 +67,59 @@ class Int8Weight(torch.Tensor):
         home = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=self.device)
         return home.copy_(values)
 
+    def whole(self) -> torch.nn.Parameter:
+        """Return the weight for who does not compute with it."""
+        return self.parameter
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The weight, detached."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        del value
+        raise RuntimeError(_refused("setting .data"))
+
+    def data_ptr(self) -> int:
+        """Raise RuntimeError: codes are not where a kernel would look for a weight."""
+        msg = (
+            "a weight that is int8 in this phase has no address; exclude its module from the "
+            "plugin int8"
+        )
+        raise RuntimeError(msg)
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves the op out
         cls, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if op is torch.ops.aten.detach.default:
-            return args[0].parameter.detach()
+            weight = args[0]
+            if _computing.get():
+                return Int8Weight(weight.codes, weight, weight.device)
+            return weight.whole().detach()
         if op._schema.is_mutable:
             written = _written(op, args, kwargs or {})
             if any(isinstance(tensor, Int8Weight) for tensor in written):
-                msg = (
-                    f"{op} writes to a weight that is int8 in this phase; exclude its module from "
-                    f"the plugin int8"
-                )
-                raise RuntimeError(msg)
+                raise RuntimeError(_refused(op))
         args, kwargs = tree_map_only(Int8Weight, Int8Weight.decoded, (args, kwargs or {}))
         return op(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.parameter, memo)
+        return copy.deepcopy(self.whole(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it so
 
     def __repr__(self) -> str:  # type: ignore[override]  # torch's takes contents, which are not shown
         return f"Int8Weight(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+def _refused(what: object) -> str:
+    return (
+        f"{what} writes to a weight that is int8 in this phase; exclude its module from the plugin "
+        f"int8"
+    )
 
 
 def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

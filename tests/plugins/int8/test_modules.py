@@ -15,7 +15,7 @@ from zoo_nets import NETS
 from neaptide_plugins.int8.holding import Holding, Quantizer
 from neaptide_plugins.int8.scheme import Scheme, encode
 from neaptide_plugins.int8.targets import Target, find
-from neaptide_plugins.int8.weight import Int8Weight
+from neaptide_plugins.int8.weight import Int8Weight, computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +111,10 @@ def test_reading_without_computing_gives_the_weight_itself() -> None:
     copied = copy.deepcopy(layer)
     assert isinstance(copied.weight, nn.Parameter)
     assert torch.equal(full, copied.weight)
+    assert isinstance(layer.weight, nn.Parameter)
+    with computing():
+        detached = layer.weight.detach() + 0
+    assert torch.equal(layer.weight.decoded(), detached)
     held.release()
 
 
@@ -122,6 +126,12 @@ def test_writing_to_it_is_refused_in_one_line() -> None:
         layer.weight.mul_(2.0)
     with torch.no_grad(), pytest.raises(RuntimeError, match="a weight that is int8 in this phase"):
         torch.add(torch.ones(8, 8), 1.0, out=layer.weight)
+    with computing(), pytest.raises(RuntimeError, match="a weight that is int8 in this phase"):
+        layer.weight.data.clamp_(-1.0, 1.0)
+    with pytest.raises(RuntimeError, match="a weight that is int8 in this phase"):
+        layer.weight.data = torch.ones(8, 8)
+    with pytest.raises(RuntimeError, match="has no address"):
+        layer.weight.data_ptr()
     held.release()
 
 
@@ -155,6 +165,29 @@ def test_what_fails_half_way_leaves_the_model_as_it_was(fails_at: int) -> None:
         held.hold()
     assert not held.held
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+
+
+def test_one_that_cannot_come_back_keeps_no_other_away() -> None:
+    failing = {"1.weight"}
+
+    class Failing(InPlace):
+        def set_aside(self, target: Target) -> Callable[[], None]:
+            def back() -> None:
+                if target.name in failing:
+                    raise MemoryError
+
+            return back
+
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    held = Holding(find(model, ("*",), (), SCHEME), QUANTIZER, CPU, Failing())
+    held.hold()
+    with pytest.raises(MemoryError):
+        held.release()
+    assert [False, True, False] == [isinstance(layer.weight, Int8Weight) for layer in model]
+    failing.clear()
+    held.release()
+    assert not held.held
+    assert type(model[1].weight) is nn.Parameter
 
 
 def test_errors_are_measured_where_asked_for() -> None:

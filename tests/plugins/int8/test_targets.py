@@ -76,6 +76,14 @@ def test_double_and_parametrized_weights_are_left_alone() -> None:
     assert ["2.weight"] == names(model)
 
 
+def test_what_would_not_get_smaller_is_left_alone_unless_it_is_asked_for() -> None:
+    model = nn.ModuleList([nn.Linear(1, 8), nn.Linear(2, 8), nn.Linear(8, 8)])
+    assert ["1.weight"] == names(model)
+    assert [] != names(model, include=("0",))
+    with pytest.raises(ValueError, match="would not get smaller"):
+        names(nn.ModuleList([nn.Linear(2, 8), nn.Linear(8, 8)]).bfloat16())
+
+
 def test_channels_are_those_of_the_output() -> None:
     model = nn.ModuleList([nn.Linear(8, 4), nn.ConvTranspose2d(3, 5, 2), nn.Linear(8, 8)])
     assert [0, 1] == [target.channel for target in find(model, None, (), CHANNEL)]

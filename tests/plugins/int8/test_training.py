@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,14 +14,21 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide import ConfigError, HybridTrainer
+from neaptide.testing import check_plugin
 from neaptide.testing.allocations import Allocations, counted
 from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 from neaptide_plugins.int8.grid import round_to_grid
-from neaptide_plugins.int8.training import TrainedWeight
+from neaptide_plugins.int8.scheme import Scheme
+from neaptide_plugins.int8.targets import Target, find
+from neaptide_plugins.int8.training import TrainedWeight, Training
+from neaptide_plugins.int8.weight import computing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+SCHEME = Scheme("channel", 64, symmetric=True)
 TRAINED = {"warmup": "int8", "full": "int8", "correct": "int8"}
 
 
@@ -93,7 +103,7 @@ def test_afterwards_the_parameters_have_the_values_of_the_codes() -> None:
         assert torch.equal(value, again)
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "block"])
+@pytest.mark.parametrize("granularity", ["block", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_it_learns_as_well_as_with_full_weights(granularity: str) -> None:
     def loss(plugins: dict[str, Any]) -> float:
         task = tiny_task(steps=90, coupled=False)
@@ -106,27 +116,121 @@ def test_it_learns_as_well_as_with_full_weights(granularity: str) -> None:
     assert own < 1.1 * loss({})
 
 
-def test_a_rollback_and_a_checkpoint_keep_every_bit(tmp_path: Path) -> None:
-    def finished(resumed_at: int | None) -> str:
-        task = tiny_task(steps=24)
+@pytest.mark.parametrize("settings", [TRAINED, {"full": "int8"}], ids=str)
+def test_a_resume_at_any_step_keeps_every_bit(settings: dict[str, str], tmp_path: Path) -> None:
+    task = tiny_task(steps=13)
+    with trainer(task, settings, ema={}) as run:
+        for step, batch in enumerate(task.batches):
+            run.save(tmp_path / str(step))
+            run.step(batch)
+        expected = run.digest()
+    for step in (1, 6, 8):  # in warmup, at a jump, in correct
+        again = tiny_task(seed=5)
+        with trainer(again, settings, ema={}) as run:
+            for batch in again.batches[: step % 4]:  # into a run that has begun, in another phase
+                run.step(batch)
+            run.load(tmp_path / str(step))
+            for batch in task.batches[step:]:
+                run.step(batch)
+            assert expected == run.digest(), step
+
+
+def test_an_evaluation_changes_nothing_that_comes_after(tmp_path: Path) -> None:
+    def finished(*, evaluating: bool) -> str:
+        task = tiny_task(steps=4)
         with trainer(task, TRAINED, ema={}) as run:
-            for index, batch in enumerate(task.batches):
-                if index == resumed_at:
-                    run.save(tmp_path / "saved")
-                    break
+            for batch in task.batches:
                 run.step(batch)
-            else:
-                return run.digest()
-        again = tiny_task(seed=5, steps=24)
-        with trainer(again, TRAINED, ema={}) as run:
-            run.load(tmp_path / "saved")
-            for batch in task.batches[resumed_at:]:
-                run.step(batch)
+                if evaluating:
+                    run.evaluate(task.batches[:1])
             return run.digest()
 
-    expected = finished(None)
-    for step in (1, 5, 11, 17):
-        assert expected == finished(step)
+    assert finished(evaluating=False) == finished(evaluating=True)
+
+
+def test_who_reads_the_model_gets_the_values_of_the_codes() -> None:
+    task = tiny_task(steps=1)
+    with trainer(task, TRAINED) as run:
+        run.step(task.batches[0])
+        layer = task.model.blocks[0].up
+        values = layer.weight.decoded()
+        assert values.abs().sum() > 0
+        pickled = io.BytesIO()
+        torch.save(layer, pickled)
+        pickled.seek(0)
+        copies = [copy.deepcopy(layer), torch.load(pickled, weights_only=False)]
+        assert torch.equal(values, task.model.state_dict()["blocks.0.up.weight"])
+        assert [nn.Parameter] * 2 == [type(each.weight) for each in copies]
+        assert all(torch.equal(values, each.weight) for each in copies)
+        assert torch.equal(values, layer.weight.data)
+        layer.weight.grad = values
+        assert dict(run.model.named_parameters())["blocks.0.up.weight"].grad is values
+
+
+def test_a_state_dict_that_somebody_holds_is_no_obstacle() -> None:
+    task = tiny_task(steps=4)
+    with trainer(task, {"full": "int8"}) as run:
+        run.step(task.batches[0])
+        held = task.model.state_dict()
+        for batch in task.batches[1:]:
+            run.step(batch)
+        assert isinstance(task.model.blocks[0].up.weight, TrainedWeight)
+    assert held["blocks.0.up.weight"].isfinite().all()
+
+
+def test_what_it_detaches_a_model_computes_with() -> None:
+    layer = nn.Linear(8, 4)
+    weight = weight_of(layer)
+    with computing():
+        product = torch.ones(8) @ weight.detach().t()
+        with pytest.raises(RuntimeError, match="writes to a weight that is int8 in this phase"):
+            weight.data.clamp_(-1, 1)
+    assert torch.equal(torch.ones(8) @ weight.decoded().t(), product)
+
+
+def test_under_vmap_there_is_the_same_product() -> None:
+    weight, x = weight_of(nn.Linear(8, 4)), torch.randn(3, 8)
+    product = torch.vmap(lambda row: functional.linear(row, weight))(x)
+    torch.testing.assert_close(functional.linear(x, weight), product)
+
+
+def test_who_keeps_the_parameter_elsewhere_computes_with_nan() -> None:
+    task = tiny_task(steps=1)
+    elsewhere = task.model.blocks[0].up.weight
+    with trainer(task, TRAINED) as run:
+        run.step(task.batches[0])
+        assert elsewhere.isnan().all()
+    assert elsewhere.isfinite().all()
+
+
+def test_one_that_cannot_end_leaves_no_other_behind() -> None:
+    layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+    targets = find(layers, None, (), SCHEME)
+    failing = [targets[1].name]
+
+    def keep(target: Target, keeper: object) -> Callable[[], None]:
+        def back() -> None:
+            if target.name in failing:
+                raise MemoryError
+
+        return back
+
+    def read(target: Target) -> AbstractContextManager[torch.Tensor]:
+        return nullcontext(target.parameter.detach())
+
+    training = Training(targets, SCHEME, torch.device("cpu"), read, keep)
+    training.begin()
+    with pytest.raises(MemoryError):
+        training.end()
+    kinds = [type(layer.weight) for layer in layers]
+    assert [nn.Parameter, TrainedWeight, nn.Parameter, nn.Parameter] == kinds
+    failing.clear()
+    training.end()
+    assert type(layers[1].weight) is nn.Parameter
+
+
+def test_its_estimate_is_what_is_allocated() -> None:
+    check_plugin("int8", TRAINED, laws=["estimate-is-allocated"])
 
 
 def test_a_snapshot_comes_back_bit_for_bit() -> None:

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 from .grid import round_to_grid
 from .weight import Int8Weight
@@ -51,8 +53,12 @@ class TrainedWeight(Int8Weight):
     def __torch_function__(  # type: ignore[override]  # the parent has switched it off
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Send `linear` its own way."""
+        """Send `linear` its own way, also where asking for gradients recomputes."""
         kwargs = kwargs or {}
+        if function is torch.autograd.grad:
+            # By its edge, a weight does not have what runs in the backward run with this off.
+            args, kwargs = tree_map_only(TrainedWeight, get_gradient_edge, (args, kwargs))
+            return function(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             own = function is functional.linear and torch.is_grad_enabled()
             if own and not torch._C._are_functorch_transforms_active():

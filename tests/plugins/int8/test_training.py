@@ -188,6 +188,13 @@ def test_what_it_detaches_a_model_computes_with() -> None:
     assert torch.equal(torch.ones(8) @ weight.decoded().t(), product)
 
 
+def test_gradients_that_are_asked_for_are_those_of_the_backward() -> None:
+    weight, x = weight_of(nn.Linear(8, 4)), torch.randn(3, 8)
+    (asked,) = torch.autograd.grad(functional.linear(x, weight).square().sum(), [weight])
+    functional.linear(x, weight).square().sum().backward()
+    assert torch.equal(weight.grad, asked)
+
+
 def test_under_vmap_there_is_the_same_product() -> None:
     weight, x = weight_of(nn.Linear(8, 4)), torch.randn(3, 8)
     product = torch.vmap(lambda row: functional.linear(row, weight))(x)
@@ -279,6 +286,10 @@ def test_between_updates_the_device_holds_codes_alone() -> None:
         {"gradient-accumulation": {"steps": 3}},
         {"mixed-precision": {"full": "bf16", "warmup": "bf16", "correct": "bf16"}},
         {"profiler": {}, "ema": {}, "divergence-monitor": {}},
+        {
+            "activation-checkpointing": {},
+            "activation-compression": {"group": 16, "min_elements": 16},
+        },
     ],
     ids=" ".join,
 )

@@ -46,7 +46,6 @@ class Int8(Plugin[Int8Config]):
     _holding: Holding | None = attrs.field(init=False, default=None)
     _training: Training = attrs.field(init=False)
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
-    _freed: dict[str, bool] = attrs.field(init=False, factory=dict)
     _measuring: Measuring = attrs.field(init=False)
 
     @hookimpl
@@ -73,8 +72,6 @@ class Int8(Plugin[Int8Config]):
         reach = self._reach = Reach(model, store, run.device)
         self._run = run
         self._measuring = Measuring(config.measure_every, config.gap_limit)
-        # Asked now: what is set aside already would free nothing more.
-        self._freed = {target.name: reach.frees(target) for target in self._targets}
         self._check_kept()
         self._training = Training(self._targets, scheme, run.device, reach.lent, reach.keep)
         holding = self._holding = Holding(self._targets, quantizer, run.device, reach)
@@ -87,7 +84,7 @@ class Int8(Plugin[Int8Config]):
         )
 
     def _check_kept(self) -> None:
-        stuck = [name for name, freed in self._freed.items() if not freed]
+        stuck = [target.name for target in self._targets if not self._reach.frees(target)]
         if self._trains_int8 and stuck:
             msg = (
                 f"training in int8 needs weights that stay on the device and share no memory, and "
@@ -247,8 +244,10 @@ class Int8(Plugin[Int8Config]):
         for target in self._targets:
             if target.name not in self._measuring.exempt:
                 shape, away = target.parameter.shape, self._reach.home(target) != self._run.device
+                # What is set aside already is counted where it is.
+                freed = self._training.begun or self._reach.frees(target)
                 yield Footprint(
-                    target.parameter.nbytes if self._freed[target.name] else 0,
+                    target.parameter.nbytes if freed else 0,
                     bytes_of(shape, self._scheme, target.channel),
                     "host" if away else "device",
                 )

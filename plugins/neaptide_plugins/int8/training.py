@@ -86,7 +86,9 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.weight, ctx.has_bias = weight, bias is not None
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        return functional.linear(x, weight.decoded(), bias)
+        out = functional.linear(x, weight.decoded(), bias)
+        # It may be a view, which nobody could write to after this.
+        return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
 
     @staticmethod
     @torch.autograd.function.once_differentiable

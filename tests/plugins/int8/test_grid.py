@@ -16,7 +16,7 @@ from neaptide_plugins.int8.grid import round_to_grid
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     channel=st.integers(0, 1),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_was_rounded_once_stays(
     group: int, exponent: int, seeds: tuple[int, int], dtype: torch.dtype, channel: int
 ) -> None:

@@ -106,7 +106,7 @@ def test_afterwards_the_parameters_have_the_values_of_the_codes() -> None:
 @pytest.mark.parametrize("granularity", ["block", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_it_learns_as_well_as_with_full_weights(granularity: str) -> None:
     def loss(plugins: dict[str, Any]) -> float:
-        task = tiny_task(steps=90, coupled=False)
+        task = tiny_task(steps=60, coupled=False)
         config = {"plugins": plugins}
         with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config) as run:
             losses = [run.step(batch).loss for batch in task.batches]
@@ -116,26 +116,35 @@ def test_it_learns_as_well_as_with_full_weights(granularity: str) -> None:
     assert own < 1.1 * loss({})
 
 
-@pytest.mark.parametrize("settings", [TRAINED, {"full": "int8"}], ids=str)
-def test_a_resume_at_any_step_keeps_every_bit(settings: dict[str, str], tmp_path: Path) -> None:
-    task = tiny_task(steps=13)
+@pytest.mark.parametrize(
+    ("settings", "saved_at", "begun"),
+    [
+        (TRAINED, 8, 0),  # in Correct
+        ({"full": "int8"}, 6, 0),  # at a jump
+        ({"full": "int8"}, 1, 3),  # in Warmup, into a run that is in Full
+    ],
+    ids=str,
+)
+def test_a_resume_keeps_every_bit(
+    settings: dict[str, str], saved_at: int, begun: int, tmp_path: Path
+) -> None:
+    task, again = tiny_task(steps=10), tiny_task(seed=5, steps=4)
     with trainer(task, settings, ema={}) as run:
         for step, batch in enumerate(task.batches):
-            run.save(tmp_path / str(step))
+            if step == saved_at:
+                run.save(tmp_path / "saved")
             run.step(batch)
         expected = run.digest()
-    for step in (1, 6, 8):  # in warmup, at a jump, in correct
-        again = tiny_task(seed=5)
-        with trainer(again, settings, ema={}) as run:
-            for batch in again.batches[: step % 4]:  # into a run that has begun, in another phase
-                run.step(batch)
-            run.load(tmp_path / str(step))
-            for batch in task.batches[step:]:
-                run.step(batch)
-            assert expected == run.digest(), step
+    with trainer(again, settings, ema={}) as run:
+        for batch in again.batches[:begun]:
+            run.step(batch)
+        run.load(tmp_path / "saved")
+        for batch in task.batches[saved_at:]:
+            run.step(batch)
+        assert expected == run.digest()
 
 
-def test_an_evaluation_changes_nothing_that_comes_after(tmp_path: Path) -> None:
+def test_an_evaluation_changes_nothing_that_comes_after() -> None:
     def finished(*, evaluating: bool) -> str:
         task = tiny_task(steps=4)
         with trainer(task, TRAINED, ema={}) as run:
@@ -193,6 +202,12 @@ def test_gradients_that_are_asked_for_are_those_of_the_backward() -> None:
     (asked,) = torch.autograd.grad(functional.linear(x, weight).square().sum(), [weight])
     functional.linear(x, weight).square().sum().backward()
     assert torch.equal(weight.grad, asked)
+
+
+def test_the_output_may_be_written_to() -> None:
+    weight, x = weight_of(nn.Linear(8, 4)), torch.randn(3, 5, 8)
+    expected = functional.linear(x, weight).relu()
+    assert torch.equal(expected, functional.linear(x, weight).relu_())
 
 
 def test_under_vmap_there_is_the_same_product() -> None:

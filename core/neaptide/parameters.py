@@ -87,7 +87,7 @@ class ParameterStore(ABC):
         """Have `keeper` hold a weight in the module's stead until what is returned is called.
 
         Loans and updates go through it; the module's own tensor is not to be computed with, but
-        takes gradients. ValueError where the store cannot give the weight's memory up.
+        takes gradients. ValueError where the weight is part of other memory, or taken already.
         """
         msg = f"this store keeps {span.name!r} in a form of its own"
         raise ValueError(msg)

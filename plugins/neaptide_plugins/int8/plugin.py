@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from torch.compiler import set_stance
 
 from neaptide import ConfigError, Plugin, buffers, hookimpl, rng
 
@@ -23,6 +22,7 @@ from .weight import computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -149,12 +149,8 @@ class Int8(Plugin[Int8Config]):
 
         return forward
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        # Compiled code would be compiled anew for weights of another kind.
-        eager = self._begun.held or self._training.begun
-        with set_stance("force_eager") if eager else nullcontext(), computing():
-            yield
+    def _computing(self) -> AbstractContextManager[None]:
+        return computing(quantized=self._begun.held or self._training.begun)
 
     def _first_probe(self, call: Callable[[], Any], model: nn.Module) -> Any:
         """Hold the weights; where it is time, compare the probe with one of the full weights."""
@@ -177,55 +173,38 @@ class Int8(Plugin[Int8Config]):
     @hookimpl
     def around_backward(self) -> Callable[..., Any] | None:
         """Recompute with the weights that the forward had."""
-        if not self._trains_int8:
-            return None
-
-        def backward(following: Callable[..., Any], **arguments: Any) -> Any:
-            with self._computing():
-                return following(**arguments)
-
-        return backward
+        return _within(self._computing) if self._trains_int8 else None
 
     @hookimpl
     def around_optimizer_step(self) -> Callable[..., Any] | None:
         """Round each update by chance of its own."""
-        if not self._trains_int8:
-            return None
-
-        def update(following: Callable[..., Any], **arguments: Any) -> Any:
-            with self._training.updating():
-                return following(**arguments)
-
-        return update
+        return _within(self._training.updating) if self._trains_int8 else None
 
     @hookimpl
     def around_predict(self) -> Callable[..., Any]:
         """Put the full weights back when Predict is over, however it ended."""
+        return _within(self._released)
 
-        def predict(following: Callable[..., Any], **arguments: Any) -> Any:
-            try:
-                return following(**arguments)
-            finally:
-                self._begun.release()
-
-        return predict
+    @contextmanager
+    def _released(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._begun.release()
 
     @hookimpl
     def around_evaluate(self) -> Callable[..., Any] | None:
         """Hold the weights for as long as an evaluation is under way."""
         if self.config.evaluate == "full":
             return None
+        return _within(self._evaluated)
 
-        def evaluation(following: Callable[..., float], **arguments: Any) -> float:
-            holding = self._begun
-            try:
-                if not self._training.begun:
-                    holding.hold(exempt=self._measuring.exempt)
-                return following(**arguments)
-            finally:
-                holding.release()
-
-        return evaluation
+    @contextmanager
+    def _evaluated(self) -> Iterator[None]:
+        with self._released():
+            if not self._training.begun:
+                self._begun.hold(exempt=self._measuring.exempt)
+            yield
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
@@ -287,6 +266,14 @@ class Int8(Plugin[Int8Config]):
         training.moment = state["moment"]
         if state["trained"] and self._trains_int8:
             training.begin()  # what was saved is on the grid, and stays as it is
+
+
+def _within(context: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+    def middleware(following: Callable[..., Any], **arguments: Any) -> Any:
+        with context():
+            return following(**arguments)
+
+    return middleware
 
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}

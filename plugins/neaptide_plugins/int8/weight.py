@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch.compiler import set_stance
 from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
@@ -19,11 +20,20 @@ _computing = ContextVar("computing", default=False)
 
 
 @contextmanager
-def computing() -> Iterator[None]:
-    """Say that a model runs: what it detaches it computes with, and gets decoded values of."""
+def computing(*, quantized: bool = True) -> Iterator[None]:
+    """Say that a model runs: what it detaches it computes with, and gets decoded values of.
+
+    Args:
+        quantized: whether any of its weights is; what was compiled runs eagerly then, which would
+            be compiled anew for weights of another kind.
+    """
+    if not quantized:
+        yield
+        return
     token = _computing.set(True)
     try:
-        yield
+        with set_stance("force_eager"):
+            yield
     finally:
         _computing.reset(token)
 

@@ -510,3 +510,21 @@ def test_resume_auto_without_checkpoints_starts(tmp_path: Path) -> None:
 
 def test_the_phases_cover_all_four() -> None:
     assert CYCLE.keys() == ALL_PHASES.keys()
+
+
+def test_a_run_leaves_its_phase_before_it_is_given_other_weights(tmp_path: Path) -> None:
+    left: list[tuple[Any, Any, float]] = []
+
+    def on_phase_exit(self: Any, phase: Any, following: Any) -> None:
+        left.append((phase, following, float(trainer.model.head.weight.detach().sum())))
+
+    spec = stranger(plugin_with(on_phase_exit=hookimpl(on_phase_exit)))
+    trainer, batches = tiny_trainer(plugins=[spec])
+    with trainer:
+        trainer.save(tmp_path / "saved")
+        phase = trainer.step(batches[0]).phase
+        now = float(trainer.model.head.weight.detach().sum())
+        trainer.load(tmp_path / "saved")
+        assert [(phase, None, now)] == left
+        trainer.load(tmp_path / "saved")
+        assert 1 == len(left)

@@ -112,3 +112,45 @@ def test_watchers_hear_of_each_write_once(kind: type[ParameterStore]) -> None:
     leave()
     written(store, 1.0)
     assert ["bias", "weight"] == heard
+
+
+class Copied:
+    """Keeps a weight as it is; `fails` has it refuse to be read."""
+
+    def __init__(self, weight: torch.Tensor, *, fails: bool = False) -> None:
+        self.weight, self.fails = weight.detach().clone(), fails
+
+    def read(self) -> torch.Tensor:
+        if self.fails:
+            raise MemoryError
+        return self.weight.clone()
+
+    def write(self, weight: torch.Tensor) -> None:
+        self.weight = weight.clone()
+
+
+def test_a_kept_parameter_shows_nan_and_whoever_held_its_memory_has_it_still() -> None:
+    model = nn.Linear(8, 4, bias=False)
+    store, held = store_of(model), model.state_dict()
+    expected = held["weight"].clone()
+    (span,) = store.spans()
+    back = store.keep(span, Copied(model.weight))
+    assert model.weight.isnan().all()
+    assert torch.equal(expected, held["weight"])
+    with pytest.raises(ValueError, match="'weight' is a part of other memory, or it is taken"):
+        store.keep(span, Copied(model.weight))
+    back()
+    assert torch.equal(expected, model.weight)
+
+
+def test_an_update_that_cannot_begin_changes_no_kept_weight() -> None:
+    model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 4, bias=False))
+    store = store_of(model)
+    keepers = [Copied(model[0].weight), Copied(model[1].weight, fails=True)]
+    expected = [keeper.weight.clone() for keeper in keepers]
+    for span, keeper in zip(store.spans(), keepers, strict=True):
+        store.keep(span, keeper)
+    with pytest.raises(MemoryError):
+        store.step()
+    assert all(map(torch.equal, expected, (keeper.weight for keeper in keepers)))
+    assert all(parameter.isnan().all() for parameter in model.parameters())

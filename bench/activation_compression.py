@@ -106,7 +106,7 @@ def rows_of(name: str, task: Task, rounds: int) -> list[dict[str, Any]]:
     rows = []
     for group in subjects:
         ratios = [one / other for one, other in zip(times[group], times[None], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         rows.append(
             {
                 "task": name,

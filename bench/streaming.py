@@ -59,7 +59,7 @@ def row(
     size: Size, name: str, taken: dict[str, list[float]], subject: Subject, share: float | None
 ) -> dict[str, Any]:
     """Return a subject's figures on one size; counts are those of one more step."""
-    low, _, high = statistics.quantiles(taken[name], n=4)
+    low, _, high = statistics.quantiles(taken[name], n=4, method="inclusive")
     held, before = subject.held(), subject.fetched()
     peak = held + most(subject.step)
     after = subject.fetched()
@@ -83,7 +83,7 @@ def row(
 def ratio(base: Sequence[float], taken: Sequence[float]) -> dict[str, Any]:
     """Return the speed relative to the base's, round by round: median and quartiles."""
     low, middle, high = statistics.quantiles(
-        [one / other for one, other in zip(base, taken, strict=True)], n=4
+        [one / other for one, other in zip(base, taken, strict=True)], n=4, method="inclusive"
     )
     return {"median": middle, "quartiles": [low, high]}
 

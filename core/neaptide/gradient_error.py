@@ -7,6 +7,7 @@ twice. The run goes on bit for bit as if nothing had been measured.
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import attrs
@@ -100,6 +101,18 @@ def _spread(names: Sequence[str]) -> list[str]:
     return [names[place] for place in places if place < len(names)]
 
 
+_measured: ContextVar[bool] = ContextVar("measured", default=False)
+
+
+def is_measured() -> bool:
+    """Return whether the forward that runs is part of somebody's measurement.
+
+    Who computes otherwise than exactly leaves it alone then, and begins no measurement of its own:
+    its backward runs outside of the middleware around backwards, and only one thing is measured.
+    """
+    return _measured.get()
+
+
 def gradients(
     model: nn.Module,
     store: ParameterStore,
@@ -132,7 +145,7 @@ def gradients(
     with buffers.preserved(model), rng.preserved():
         try:
             with torch.enable_grad():
-                loss = call().mean
+                loss = _called(call).mean
                 if not loss.requires_grad:
                     msg = "the loss depends on no trainable parameter, so it has no gradients"
                     raise ValueError(msg)
@@ -146,6 +159,14 @@ def gradients(
     if loss_scale == 1.0:
         return list(found)
     return [None if gradient is None else gradient / loss_scale for gradient in found]
+
+
+def _called(call: Callable[[], WeighedLoss]) -> WeighedLoss:
+    token = _measured.set(True)
+    try:
+        return call()
+    finally:
+        _measured.reset(token)
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import CYCLE, same_tensors
 
-from neaptide import ConfigError, HybridTrainer
+from neaptide import FULL, ConfigError, HybridTrainer
 from neaptide.registry import installed_plugins
 from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
@@ -78,3 +78,33 @@ def test_an_exact_plugin_changes_no_bit_beside_another(exact: str, other: str) -
     expected_losses, expected = alone(other)
     assert expected_losses == losses
     assert same_tensors(expected, weights)
+
+
+def measured(every: int, *beside: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Return weights and figures of a run whose products are lowered, metered by two plugins."""
+    task = tiny_task(steps=STEPS, coupled=False, width=32)
+    settings: dict[str, Any] = {
+        "activation-compression": {"min_elements": 64, "check_every": every},
+        "low-precision-backward": {
+            "even_if_slower": True,
+            "min_elements": 256,
+            "min_rows": 1,
+            "check_every": 4,
+            "phases": ["warmup", "full"],
+        },
+        "mixed-precision": {"full": "fp8", "fp8_even_if_slower": True, "fp8_min_elements": 256},
+    }
+    config = {"plugins": settings | {name: ACTING.get(name, {}) for name in beside}}
+    with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config) as trainer:
+        for batch in task.batches:
+            trainer.step(batch, phase="full")
+        figures = dict(trainer.hooks.plugins["low-precision-backward"].collect_metrics(FULL))
+    return task.model.state_dict(), figures
+
+
+@pytest.mark.parametrize("beside", [(), ("activation-checkpointing",), ("layer-streaming",)])
+def test_what_one_plugin_measures_is_nothing_to_another(beside: tuple[str, ...]) -> None:
+    weights, figures = measured(4, *beside)  # both are due in the same steps
+    assert 1.0 == figures["low_precision_active"]
+    assert 0 < figures["extra_variance"] < 0.025
+    assert same_tensors(measured(0, *beside)[0], weights)

@@ -2,7 +2,7 @@
 
 from .fp8 import DTYPE, GRADIENT_DTYPE, fp8_product
 from .hardware import FP8_TENSOR_CORES, fp8_slower, int8_slower
-from .interception import Product, intercepting, refuse_second_derivative
+from .interception import Product, intercepting, not_a_view, refuse_second_derivative
 from .weights import Chosen, choose_weights
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "fp8_slower",
     "int8_slower",
     "intercepting",
+    "not_a_view",
     "refuse_second_derivative",
 ]

@@ -147,6 +147,18 @@ def _ask(
     return following() if done is None else done
 
 
+def not_a_view(result: torch.Tensor) -> torch.Tensor:
+    """Return `result` so that an autograd.Function may return it and others may write to it.
+
+    A product of more than two dimensions is a view of a matrix, and torch refuses writing to views
+    that a Function returned: `ReLU(inplace=True)` would fail.
+    """
+    if not result._is_view():  # noqa: SLF001 - torch has no public question
+        return result
+    whole: torch.Tensor = torch.ops.aten._unsafe_view(result, result.shape)  # noqa: SLF001 - as reshape does
+    return whole
+
+
 def refuse_second_derivative(where: str) -> None:
     """Raise RuntimeError if the backward that runs is to be differentiated once more."""
     if torch.is_grad_enabled():

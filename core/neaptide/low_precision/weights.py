@@ -45,6 +45,9 @@ def choose_weights(
         include: patterns of qualified names, as `blocks.*.weight`; one that matches is needed.
         exclude: patterns; none may match.
         min_elements: of a matrix; what is smaller gains nothing.
+
+    Raises:
+        ValueError: a pattern of `include` names no parameter at all.
     """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
@@ -53,6 +56,7 @@ def choose_weights(
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.ndim == _MATRIX and parameter.is_floating_point():
             names.setdefault(parameter, []).append(name)
+    _check_patterns(include, [name for name, _ in model.named_parameters(remove_duplicate=False)])
     chosen: dict[nn.Parameter, str] = {}
     left_out: dict[str, int] = {}
     for parameter, known in names.items():
@@ -65,6 +69,13 @@ def choose_weights(
             left_out[reason] = left_out.get(reason, 0) + 1
     largest = max((parameter.numel() for parameter in chosen), default=0)
     return Chosen(chosen, left_out, largest)
+
+
+def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in patterns:
+        if names and not any(fnmatchcase(name, pattern) for name in names):
+            msg = f"no parameter is called {pattern!r} in include; there is {names[0]!r}"
+            raise ValueError(msg)
 
 
 def _reason(

@@ -11,7 +11,7 @@ import torch
 
 from neaptide.memory import Ledger, Moment, nested_tensors, tensor_bytes
 from neaptide.offload.host_memory import lies_in_slab, mapped_slabs, slab_bytes
-from neaptide.phases import PHASES, Phase
+from neaptide.phases import PREDICT, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 
 from .allocations import Allocations, counted
@@ -84,10 +84,13 @@ def observed(subject: Subject) -> Observed:
             marks = trainer.hooks.plugins[MARKS.name]
             assert isinstance(marks, Marks), "it is what the manifest names"
             marks.mark = mark
+            ledgers: dict[str, Ledger] = {}
             for batch in task.batches[:STEPS]:
-                trainer.step(batch)
+                result = trainer.step(batch)
                 trainer.evaluate(task.batches[STEPS : STEPS + 1])
-            ledgers = {phase: trainer.estimate_memory(phase) for phase in PHASES}
+                # As of the phase's own time: what a plugin holds may grow later.
+                phases = [result.phase.name, *([PREDICT.name] if result.jump else [])]
+                ledgers.update((phase, trainer.estimate_memory(phase)) for phase in phases)
             beside = _state_beside_weights(trainer.store, task.model)
             device = trainer.run.device
     held: dict[Any, Held] = {}

@@ -26,6 +26,12 @@ def _power_of_two(_: Any, attribute: attrs.Attribute[int], value: int) -> None:
         raise ValueError(msg)
 
 
+def _some(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    if not value:
+        msg = f"{attribute.name!r} must name at least one (got []); or take the plugin out"
+        raise ValueError(msg)
+
+
 @attrs.frozen(kw_only=True)
 class ActivationCompressionConfig:
     """`[plugins.activation-compression]`."""
@@ -42,7 +48,7 @@ class ActivationCompressionConfig:
         "`norm`, `activation`, `softmax`, `attention`, `pool`",
     )
     phases: tuple[Trained, ...] = field(
-        ("warmup", "full", "correct"), help="phases in which to compress"
+        ("warmup", "full", "correct"), validator=_some, help="phases in which to compress"
     )
     check_every: int = field(
         100,

@@ -64,6 +64,16 @@ class Measuring:
             found = gradients(model, self.store, compressed, parameters)
         self._note(compare(wanted, found))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count of steps, and the errors so far."""
+        names = ("steps", "last", "worst", "count")
+        return dict(zip(names, (self._steps, self.last, self.worst, self.count), strict=True))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self._steps, self.last = state["steps"], state["last"]
+        self.worst, self.count = state["worst"], state["count"]
+
     def _note(self, error: GradientError) -> None:
         if not error.finite:
             return

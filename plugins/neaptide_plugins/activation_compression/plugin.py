@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
+from neaptide.gradient_error import is_measured
 
 from .config import ActivationCompressionConfig
 from .measuring import Measuring
@@ -56,7 +57,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
             def exact() -> Any:
                 return following(phase=phase, moment=moment, **arguments)
 
-            if moment != "train" or phase.name not in self.config.phases:
+            if moment != "train" or phase.name not in self.config.phases or is_measured():
                 return exact()
             if self._measuring.due:
                 saving = self._saving()
@@ -112,6 +113,14 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
             f"{text}\nrelative error of the gradients: {measured.last:.2e} last, "
             f"{measured.worst:.2e} at most in {measured.count} measurements"
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when to measure next, and the errors so far."""
+        return self._measuring.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self._measuring.load_state_dict(state)
 
     def _saving(self) -> Saving:
         config = self.config

@@ -12,6 +12,7 @@ from neaptide.plugin import PluginSpec
 
 Precision = Literal["full", "int8"]
 
+BLOCK = 64
 TRAINED = ("warmup", "full", "correct")
 """Phases that have updates."""
 
@@ -41,7 +42,7 @@ class Int8Config:
         "channel", help="what shares a scale: a weight, one of its output channels, or a block"
     )
     block: int = field(
-        64, validator=ge(8), help="elements of a channel in a block; it must divide a channel"
+        BLOCK, validator=ge(8), help="elements of a channel in a block; it must divide a channel"
     )
     dynamic_range: bool = field(
         default=True,
@@ -74,6 +75,21 @@ class Int8Config:
         help="adaptive: where the loss gap, relative to the loss, is larger, the quarter of the "
         "weights with the largest errors keep their precision from then on",
     )
+
+    @predict.validator
+    def _does_something(self, attribute: attrs.Attribute[str], value: str) -> None:
+        if all(getattr(self, name) == "full" for name in (*TRAINED, "predict", "evaluate")):
+            msg = (
+                f"{attribute.name!r} or another phase must be 'int8' (got {value!r}, and 'full' "
+                f"everywhere); or take the plugin out"
+            )
+            raise ValueError(msg)
+
+    @block.validator
+    def _has_blocks(self, attribute: attrs.Attribute[int], value: int) -> None:
+        if value != BLOCK and self.granularity != "block":
+            msg = f"{attribute.name!r} needs granularity = 'block' (got {value})"
+            raise ValueError(msg)
 
     @symmetric.validator
     def _is_trainable(self, attribute: attrs.Attribute[bool], value: bool) -> None:  # noqa: FBT001 - attrs calls it

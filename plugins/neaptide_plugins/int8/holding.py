@@ -27,8 +27,8 @@ class Weights(Protocol):
     def set_aside(self, target: Target) -> Callable[[], None]:
         """Take one off the device; return what brings it back."""
 
-    def home(self, target: Target) -> torch.device:
-        """Return where its codes belong: the device, or RAM where the weight lies there anyhow."""
+    def stored(self, target: Target, codes: Codes) -> Codes:
+        """Return codes where they belong: here, or in RAM where the weight lies there anyhow."""
 
 
 @attrs.frozen(kw_only=True)
@@ -124,7 +124,7 @@ class Holding:
 
     def _encoded(self, target: Target, full: torch.Tensor, ranges: Ranges | None) -> Codes:
         codes = encode(full, self._quantizer.scheme, target.channel, ranges)
-        return codes.to(self._weights.home(target))
+        return self._weights.stored(target, codes)
 
     def outdate(self, name: str) -> None:
         """Note that the full weight of a target has changed."""

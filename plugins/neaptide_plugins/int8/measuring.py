@@ -44,11 +44,18 @@ class Measuring:
             "loss_gap": gap,
             "quantization_error": max(errors.values(), key=_rank, default=0.0),
         }
-        if self.limit is None or abs(gap) <= self.limit or not errors:
+        if self.limit is None or gap <= self.limit or not errors:
             return []
         raised = worst_quarter(errors)
         self.exempt += raised
         return raised
+
+    def told(self) -> str:
+        """Return what was measured last, in a line."""
+        if not self.measured:
+            return "the loss gap was not measured"
+        gap, error = self.measured["loss_gap"], self.measured["quantization_error"]
+        return f"loss gap {gap:+.2e}, largest error of a weight {error:.2e}, as last measured"
 
     def state_dict(self) -> dict[str, Any]:
         """Return when to measure again, and what is exempt."""

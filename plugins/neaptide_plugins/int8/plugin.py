@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, buffers, hookimpl, rng
+from neaptide.memory import MOMENTS
 
 from .accounting import OWNER, Footprint, held, trained
 from .config import TRAINED, Int8Config
@@ -213,22 +214,24 @@ class Int8(Plugin[Int8Config]):
         before = "full" if phase.applies_prediction else phase.name  # Predict has what Full left
         if getattr(config, before, "full") == "int8":
             return trained(ledger, footprints)
-        moments: dict[Moment, bool] = {
-            "predict": phase.applies_prediction and config.predict == "int8",
-            "evaluate": config.evaluate == "int8",
-        }
-        return held(ledger, footprints, frozenset(name for name, on in moments.items() if on))
+        moments: set[Moment] = set()
+        if phase.applies_prediction and config.predict == "int8":
+            moments.update(MOMENTS)  # a jump is all there is of Predict
+        moments.discard("evaluate")
+        if config.evaluate == "int8":
+            moments.add("evaluate")
+        return held(ledger, footprints, frozenset(moments))
 
     def _footprints(self) -> Iterator[Footprint]:
         for target in self._targets:
             if target.name not in self._measuring.exempt:
-                shape, away = target.parameter.shape, self._reach.home(target) != self._run.device
+                shape, resident = target.parameter.shape, self._reach.is_resident(target)
                 # What is set aside already is counted where it is.
                 freed = self._training.begun or self._reach.frees(target)
                 yield Footprint(
                     target.parameter.nbytes if freed else 0,
                     bytes_of(shape, self._scheme, target.channel),
-                    "host" if away else "device",
+                    "device" if resident else "host",
                 )
 
     @hookimpl
@@ -249,6 +252,16 @@ class Int8(Plugin[Int8Config]):
     @property
     def _trains_int8(self) -> bool:
         return any(getattr(self.config, name) == "int8" for name in TRAINED)
+
+    def report(self) -> str | None:
+        """Return what int8 weights take, and what they cost."""
+        weights = [each for each in self._targets if each.name not in self._measuring.exempt]
+        full = sum(each.parameter.nbytes for each in weights)
+        codes = sum(footprint.codes for footprint in self._footprints())
+        return (
+            f"{len(weights)} of {len(self._targets)} weights as int8: {codes} bytes in place of "
+            f"{full}; {self._measuring.told()}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return which weights keep their precision, when to measure again, and what rounds."""

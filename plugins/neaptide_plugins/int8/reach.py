@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import attrs
+
+from neaptide.offload import Layout, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    import torch
     from torch import nn
 
     from neaptide import ParameterStore, Span
     from neaptide.spans import Keeper
 
+    from .scheme import Codes
     from .targets import Target
-
-_HOST = torch.device("cpu")
 
 
 class Reach:
@@ -52,6 +54,20 @@ class Reach:
         """Have the store keep one by `keeper`; return what ends that."""
         return self._store.keep(self.span(target), keeper)
 
-    def home(self, target: Target) -> torch.device:
-        """Return where its codes belong."""
-        return self._device if self.span(target).tier == "device" else _HOST
+    def is_resident(self, target: Target) -> bool:
+        """Return whether the device is where the weight is, and where its codes belong."""
+        return self.span(target).tier == "device"
+
+    def stored(self, target: Target, codes: Codes) -> Codes:
+        """Return the codes where they belong."""
+        return codes if self.is_resident(target) else _in_ram(codes)
+
+
+def _in_ram(codes: Codes) -> Codes:
+    tensors = [codes.codes, codes.scale, *([] if codes.zero is None else [codes.zero])]
+    layout = Layout.of(tensors)
+    places = layout.views(Slab(layout.bytes).flat)
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor)
+    zero = None if codes.zero is None else places[2]
+    return attrs.evolve(codes, codes=places[0], scale=places[1], zero=zero)

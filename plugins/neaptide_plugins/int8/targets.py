@@ -61,7 +61,8 @@ def find(
         if not _matches(name, exclude)
         and (_matches(name, include) if include is not None else not _is_left(name, module, last))
     }
-    _check_patterns(include, candidates)
+    _check_patterns("include", include or (), [name for name, *_ in candidates])
+    _check_patterns("exclude", exclude, [name for name, _ in model.named_modules()])
     sites: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     names: dict[nn.Parameter, str] = {}
     channels: dict[nn.Parameter, int] = {}
@@ -129,16 +130,14 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _check_patterns(
-    include: Sequence[str] | None,
-    candidates: Sequence[tuple[str, nn.Module, str, nn.Parameter]],
-) -> None:
-    for pattern in include or ():
-        if not any(fnmatchcase(name, pattern) for name, *_ in candidates):
-            known = ", ".join(repr(name) for name, *_ in candidates[:3])
+def _check_patterns(setting: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            what = "module with a matrix" if setting == "include" else "module"
+            known = ", ".join(repr(name) for name in names[:3])
             msg = (
-                f"no module with a matrix is called {pattern!r} in include; there is {known}"
-                f"{', …' if len(candidates) > 3 else ''}"  # noqa: PLR2004 - as many as are shown
+                f"no {what} is called {pattern!r} in {setting}; there is {known}"
+                f"{', …' if len(names) > 3 else ''}"  # noqa: PLR2004 - as many as are shown
             )
             raise ValueError(msg)
 

@@ -10,6 +10,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
+from neaptide.low_precision import not_a_view
+
 from .grid import round_to_grid
 from .weight import Int8Weight
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
     from .scheme import Codes, Scheme
     from .targets import Target
+
+_LINEAR = functional.linear
+"""torch's own: others put theirs in its place for a while."""
 
 
 class TrainedWeight(Int8Weight):
@@ -60,7 +65,7 @@ class TrainedWeight(Int8Weight):
             args, kwargs = tree_map_only(TrainedWeight, get_gradient_edge, (args, kwargs))
             return function(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
-            own = function is functional.linear and torch.is_grad_enabled()
+            own = function is _LINEAR and torch.is_grad_enabled()
             if own and not torch._C._are_functorch_transforms_active():
                 x, weight, bias = _linear_arguments(*args, **kwargs)
                 if isinstance(weight, TrainedWeight):
@@ -86,9 +91,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.weight, ctx.has_bias = weight, bias is not None
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        out = functional.linear(x, weight.decoded(), bias)
-        # It may be a view, which nobody could write to after this.
-        return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
+        return not_a_view(functional.linear(x, weight.decoded(), bias))
 
     @staticmethod
     @torch.autograd.function.once_differentiable

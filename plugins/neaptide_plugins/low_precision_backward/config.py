@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import attrs
-from attrs.validators import and_, deep_iterable, ge, gt, in_, min_len
+from attrs.validators import ge, gt, in_
 
 from neaptide.config import field
-from neaptide.phases import PHASES
 from neaptide.plugin import PluginSpec
 from neaptide.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
 
-_TRAINED = tuple(phase.name for phase in PHASES.values() if phase.runs_backward)
+Trained = Literal["warmup", "full", "correct"]
+"""Phases that have a backward."""
 
 
 def _distinct(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    if not value:
+        msg = f"{attribute.name!r} must name at least one (got []); or take the plugin out"
+        raise ValueError(msg)
     if len(set(value)) != len(value):
         msg = f"{attribute.name!r} names something twice (got {list(value)})"
         raise ValueError(msg)
@@ -31,9 +34,9 @@ class LowPrecisionBackwardConfig:
         help="what the factors are rounded to: int8 stochastically (unbiased), or fp8 to the "
         "nearest, e5m2 for gradients and e4m3 for weights and activations",
     )
-    phases: tuple[str, ...] = field(
+    phases: tuple[Trained, ...] = field(
         ("full",),
-        validator=and_(deep_iterable(in_(_TRAINED)), min_len(1), _distinct),
+        validator=_distinct,
         help="phases whose backward is in low precision: `warmup`, `full`, `correct`",
     )
     check_every: int = field(
@@ -48,7 +51,7 @@ class LowPrecisionBackwardConfig:
         "is exact",
     )
     include: tuple[str, ...] = field(
-        ("*",), validator=min_len(1), help="patterns of the weights whose products are lowered"
+        ("*",), validator=_distinct, help="patterns of the weights whose products are lowered"
     )
     exclude: tuple[str, ...] = field(
         SENSITIVE_WEIGHTS, help="patterns of weights that are left alone"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.low_precision import refuse_second_derivative
+from neaptide.low_precision import not_a_view, refuse_second_derivative
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class _LowBackward(torch.autograd.Function):
         # A cast of the weight cached here, without a graph, would be found by a product with one.
         torch.set_autocast_cache_enabled(False)
         try:
-            return product.compute()
+            return not_a_view(product.compute())
         finally:
             torch.set_autocast_cache_enabled(cached)
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import Outcome, Plugin, hookimpl
+from neaptide import ConfigError, Outcome, Plugin, hookimpl
+from neaptide.gradient_error import is_measured
 from neaptide.low_precision import Chosen, choose_weights
 from neaptide.memory import tensor_bytes
 
@@ -38,12 +39,16 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
     def convert_model(self, model: nn.Module) -> None:
         """Choose the weights, while all of them are where they were built."""
         config = self.config
-        self._chosen = choose_weights(
-            model,
-            include=config.include,
-            exclude=config.exclude,
-            min_elements=config.min_elements,
-        )
+        try:
+            self._chosen = choose_weights(
+                model,
+                include=config.include,
+                exclude=config.exclude,
+                min_elements=config.min_elements,
+            )
+        except ValueError as error:
+            msg = f"{error} @ plugins.{_NAME}.include"
+            raise ConfigError(msg) from error
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
@@ -69,7 +74,8 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
                 "low-precision-backward.started", weights=weights, sampled=sampled.elements, **facts
             )
         else:
-            run.log.warning("low-precision-backward.no_weights", **facts)
+            advice = "it does nothing here: lower min_elements, or name weights in include"
+            run.log.warning("low-precision-backward.no_weights", advice=advice, **facts)
 
     @hookimpl
     def around_forward(self, run: Run) -> Callable[..., WeighedLoss]:
@@ -87,11 +93,13 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
             def call() -> WeighedLoss:
                 return following(model=model, phase=phase, moment=moment, **arguments)
 
-            if moment == "train" and self._active(phase) and lowering.meter.due:
+            if moment != "train" or not self._active(phase) or is_measured():
+                return call()
+            if lowering.meter.due:
                 found = lowering.measure(model, self._store, call)
                 if found is not None:
                     _tell(run, *found)
-            if moment != "train" or not self._active(phase):
+            if lowering.refused:
                 return call()
             with lowering.lowered():
                 return call()
@@ -160,6 +168,16 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
             "products_low": float(lowering.handler.low),
             "products_exact": float(lowering.handler.exact),
         }
+
+    def report(self) -> str | None:
+        """Return how many products were lowered, and what was measured."""
+        lowering, handler = self._lowering, self._lowering.handler
+        text = f"{handler.low} products with a backward in {self.config.dtype}"
+        if handler.exact:
+            text += f", {handler.exact} exact (few rows, or other dtypes)"
+        if lowering.ratio is not None:
+            text += f"; extra variance {lowering.ratio:.2%}, as last measured"
+        return f"{text}; fell back: {lowering.refused}" if lowering.refused else text
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeds drawn, the meter, and whether it has refused to go on."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.low_precision import fp8_product, refuse_second_derivative
+from neaptide.low_precision import fp8_product, not_a_view, refuse_second_derivative
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +36,7 @@ class _Fp8Linear(torch.autograd.Function):
         product = fp8_product(rows, weight.t() if transposed else weight, out_dtype=dtype)
         if bias is not None:
             product += bias.to(dtype)
-        return product.view(*x.shape[:-1], product.shape[-1])
+        return not_a_view(product.view(*x.shape[:-1], product.shape[-1]))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

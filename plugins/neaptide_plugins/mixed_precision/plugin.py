@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from neaptide import Outcome, Plugin, hookimpl
+from neaptide.gradient_error import is_measured
 from neaptide.low_precision import Chosen, choose_weights, intercepting
 
 from . import diagnosis
@@ -78,7 +79,8 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
             tell("mixed-precision.fp8", phases=self._fp8, weights=weights, left_out=left_out)
 
     def _lowered(self, name: str) -> AbstractContextManager[None]:
-        return intercepting(self._products) if name in self._fp8 else nullcontext()
+        lowered = name in self._fp8 and not is_measured()
+        return intercepting(self._products) if lowered else nullcontext()
 
     @hookimpl
     def around_forward(self, run: Run) -> Callable[..., Any]:

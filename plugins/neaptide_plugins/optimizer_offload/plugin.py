@@ -122,9 +122,20 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return the relative error of the last coding, where there is one."""
-        error = None if self._trips is None else self._trips.mechanism.error
-        return {} if error is None else {"error": error}
+        """Return the bytes freed in the last Predict, and the error of coding them."""
+        if self._trips is None or self._trips.last is None:
+            return {}
+        room, error = self._trips.last, self._trips.mechanism.error
+        freed = {"freed_bytes": float(room.leaves - room.codes)}
+        return freed if error is None else {**freed, "error": error}
+
+    def report(self) -> str | None:
+        """Return what Predict has freed."""
+        if self._trips is None or self._trips.last is None:
+            return None
+        room = self._trips.last
+        text = f"{room.leaves - room.codes} bytes of optimizer state off the device in Predict"
+        return f"{text}, {room.host} on the host meanwhile" if room.host else text
 
     def _begin(self) -> None:
         if self._trips is not None and self.config.async_restore:

@@ -30,6 +30,8 @@ class Trips:
     state: Callable[[], State]
     shown: Callable[[], AbstractContextManager[None]]
     log: Any
+    last: Room | None = attrs.field(init=False, default=None)
+    """What left the last time, and what is taken instead."""
     _holding: ExitStack = attrs.field(init=False, factory=ExitStack)
     _told: bool = attrs.field(init=False, default=False)
 
@@ -43,7 +45,9 @@ class Trips:
         if self.is_away:
             return
         with self.shown():
-            self.mechanism.leave(self.state())
+            state = self.state()
+            self.last = self.mechanism.room(state)
+            self.mechanism.leave(state)
         if not self._told and (self.is_away or self.mechanism.left):
             self._told = True
             for reason, nbytes in self.mechanism.left.items():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from neaptide.low_precision import intercepting
+from neaptide.low_precision import intercepting, not_a_view
 
 if TYPE_CHECKING:
     import pytest
@@ -104,3 +104,21 @@ def test_what_somebody_else_puts_in_its_place_meanwhile_stays(
     assert seen == []
     with intercepting(seen.append):
         assert [[3.0, 3.0]] == functional.linear(x, weight).tolist()
+
+
+def test_what_a_function_returns_can_be_written_to() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return not_a_view((2 * x).view(2, 3, 4))
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return 2 * gradient.reshape(6, 4)
+
+    x = torch.randn(6, 4, requires_grad=True)
+    out = torch.relu_(Doubled.apply(x))
+    out.sum().backward()
+    assert torch.equal(2.0 * (x > 0), x.grad)
+    whole = torch.ones(2)
+    assert not_a_view(whole) is whole

@@ -13,7 +13,7 @@ from zoo_layers import LAYERS, Residual, Stack
 from zoo_nets import NETS
 
 from neaptide_plugins.int8.holding import Holding, Quantizer
-from neaptide_plugins.int8.scheme import Scheme, encode
+from neaptide_plugins.int8.scheme import Codes, Scheme, encode
 from neaptide_plugins.int8.targets import Target, find
 from neaptide_plugins.int8.weight import Int8Weight, computing
 
@@ -35,8 +35,8 @@ class InPlace:
     def set_aside(self, target: Target) -> Callable[[], None]:
         return lambda: None
 
-    def home(self, target: Target) -> torch.device:
-        return target.parameter.device
+    def stored(self, target: Target, codes: Codes) -> Codes:
+        return codes
 
 
 def holding(model: nn.Module, quantizer: Quantizer = QUANTIZER) -> Holding:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
         ("gap_limit = 0.1\nmeasure_every = 0", "'gap_limit' needs measure_every >= 1"),
         ('include = ["nowhere.*"]', "no module with a matrix is called 'nowhere.*'"),
         ('exclude = ["*"]', "no weight is left to quantize"),
+        ('exclude = ["nowhere"]', "no module is called 'nowhere' in exclude"),
+        ('predict = "full"', "or another phase must be 'int8'"),
+        ("block = 32", "'block' needs granularity = 'block'"),
     ],
 )
 def test_one_line_and_exit_code_2(

@@ -80,8 +80,10 @@ def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, i
         # The copy is there until the state is back, which the first forward does not wait for.
         train_host += state
     if "int8" in plugins:
-        device += blocks + 4 * 9 * model.width * model.layers  # codes, and a scale a channel
-        if not streamed:
-            device -= 4 * blocks
+        codes = blocks + 4 * 9 * model.width * model.layers  # and a scale a channel
+        if streamed:
+            host += codes
+        else:
+            device += codes - 4 * blocks
             host += 4 * blocks
     return {"train": (train, train_host), "predict": (device, host)}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from neaptide import HybridTrainer
 from neaptide.offload import movable
 from neaptide.resident import ResidentStore
+from neaptide.testing.allocations import Allocations, counted
 from neaptide.testing.hostile import HostileStore
 from neaptide.testing.tiny import tiny_loss, tiny_task
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 def allocated_by(action: Callable[[], object]) -> int:
     """Return the bytes torch's allocator has given out in `action` and not got back."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with counted() as allocations:
         kept = action()
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]  # it has run
+        Allocations.mark("end")
     del kept
-    return sum(event.nbytes() for event in events if event.name() == "[memory]")
+    return allocations.at_marks()["end"][-1]
 
 
 def store_of(model: nn.Module) -> ResidentStore:

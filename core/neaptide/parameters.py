@@ -52,7 +52,7 @@ class ParameterStore(ABC):
                 yield tensor
         finally:
             if mode == "write" and of == "weight":
-                for watcher in self._watchers:
+                for watcher in tuple(self._watchers):  # one may end itself
                     watcher(span)
 
     @abstractmethod

@@ -99,13 +99,15 @@ class ResidentStore(ParameterStore):
 
     def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
         """Move the weights whose memory is all their own to RAM; the others stay."""
-        moved = [self._parameters[span.name] for span in spans if self.can_set_aside(span)]
+        ours = (self._parameters[span.name] for span in spans if self.can_set_aside(span))
+        moved = list(dict.fromkeys(ours))
         aside = Aside(moved)
         self._aside.update(moved)
 
         def back() -> None:
             aside.back()
             self._aside.difference_update(moved)
+            moved.clear()  # called again, it leaves alone who has set them aside since
 
         return back
 
@@ -124,12 +126,13 @@ class ResidentStore(ParameterStore):
         if parameter in self._aside or parameter in self._kept or not is_whole(parameter):
             msg = f"{span.name!r} is a part of other memory, or it is taken already"
             raise ValueError(msg)
-        self._kept[parameter] = keeper
         parameter.data = _hollow(parameter)
+        self._kept[parameter] = keeper
 
         def back() -> None:
-            parameter.data = keeper.read()
-            del self._kept[parameter]
+            if self._kept.get(parameter) is keeper:  # called again, it has nothing newer
+                parameter.data = keeper.read()
+                del self._kept[parameter]
 
         return back
 

@@ -54,6 +54,26 @@ def test_loans_lend_what_was_set_aside_and_back_is_bit_for_bit() -> None:
     assert strides == [parameter.stride() for parameter in model.parameters()]
 
 
+def test_what_is_named_twice_or_put_back_twice_is_so_once() -> None:
+    model = nn.Linear(8, 4, bias=False)
+    store = store_of(model)
+    (span,) = store.spans()
+    back = store.set_aside([span, span])
+    written(store, 1.0)
+    expected = model.weight.clone()
+    back()
+    assert torch.equal(expected, model.weight)
+    again = store.set_aside([span])
+    back()
+    assert ["host"] == [each.tier for each in store.spans()]
+    again()
+    back = store.keep(span, Copied(model.weight))
+    back()
+    written(store, 1.0)
+    back()
+    assert torch.equal(expected + 1, model.weight)
+
+
 def test_the_device_holds_nothing_of_what_is_set_aside() -> None:
     def built() -> tuple[ResidentStore, Callable[[], None]]:
         model = nn.Linear(512, 512, bias=False)

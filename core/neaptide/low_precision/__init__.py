@@ -1,7 +1,7 @@
 """Matrix products with weights in 8 bits: standing in for torch's, fp8 scaling, what has it."""
 
 from .fp8 import DTYPE, GRADIENT_DTYPE, fp8_product
-from .hardware import FP8_TENSOR_CORES, fp8_slower, int8_slower
+from .hardware import FP8_TENSOR_CORES, fp8_missing, fp8_slower, int8_slower
 from .interception import Product, intercepting, not_a_view, refuse_second_derivative
 from .weights import Chosen, choose_weights
 
@@ -12,6 +12,7 @@ __all__ = [
     "Chosen",
     "Product",
     "choose_weights",
+    "fp8_missing",
     "fp8_product",
     "fp8_slower",
     "int8_slower",

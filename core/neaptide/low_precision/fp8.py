@@ -12,7 +12,8 @@ GRADIENT_DTYPE = torch.float8_e5m2
 MULTIPLE = 16
 """What every size but the rows of the first factor must be divisible by, for CUDA's kernel."""
 
-_SMALLEST = 2.0**-120
+_SMALLEST = 2.0**-100
+"""Extent below which all is zero: its scale, or what divides by it, would leave float32."""
 
 
 def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

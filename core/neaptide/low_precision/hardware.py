@@ -21,6 +21,17 @@ def int8_slower(device: torch.device) -> str | None:
     return _slower(device, "int8", INT8_TENSOR_CORES)
 
 
+def fp8_missing(device: torch.device) -> str | None:
+    """Return why torch has no product in fp8 on `device`, in one line; None where it may have.
+
+    Elsewhere a slow one stands in for tensor cores; torch's CUDA kernel refuses such GPUs.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    return reason_by_capability("fp8", capability, FP8_TENSOR_CORES)
+
+
 def reason_by_capability(
     dtype: str, capability: tuple[int, int], needed: tuple[int, int]
 ) -> str | None:

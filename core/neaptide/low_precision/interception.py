@@ -91,7 +91,7 @@ def _install() -> _StandIns:
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         handlers = _handlers if _installed is stand_ins else ()
-        if not handlers or not _is_product(input, weight):
+        if not handlers or not _is_product(input, weight, bias):
             return original_linear(input, weight, bias)
         return _ask(
             handlers,
@@ -105,7 +105,7 @@ def _install() -> _StandIns:
         if not handlers or kwargs or len(args) != len(("bias", "x", "weight")):
             return original_addmm(*args, **kwargs)
         bias, x, weight = args
-        if not _is_product(x, weight) or not isinstance(bias, torch.Tensor) or bias.ndim != 1:
+        if bias is None or not _is_product(x, weight, bias):
             return original_addmm(bias, x, weight)
         return _ask(
             handlers, partial(Product, x, weight, bias, True), partial(original_addmm, *args)
@@ -124,11 +124,13 @@ def _uninstall(stand_ins: _StandIns) -> None:
         torch.addmm = stand_ins.original_addmm
 
 
-def _is_product(x: Any, weight: Any) -> bool:
+def _is_product(x: Any, weight: Any, bias: Any) -> bool:
     return (
         type(weight) is torch.nn.Parameter
         and weight.ndim == 2  # noqa: PLR2004 - a matrix
         and type(x) in (torch.Tensor, torch.nn.Parameter)  # subclasses have products of their own
+        and x.ndim > 0
+        and (bias is None or (isinstance(bias, torch.Tensor) and bias.ndim == 1))
         and not x.is_nested
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()  # noqa: SLF001 - there is no other way to ask

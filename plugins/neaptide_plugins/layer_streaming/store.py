@@ -143,7 +143,8 @@ class StreamedStore(ParameterStore):
     def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
         """Leave streamed weights where they are, which saves their fetches, and move the rest."""
         parameters = {self._parameters[span.name] for span in spans}
-        moved = [self._parameters[span.name] for span in spans if self.can_set_aside(span)]
+        ours = (self._parameters[span.name] for span in spans if self.can_set_aside(span))
+        moved = list(dict.fromkeys(ours))
         fetched = self.streaming.set_aside(parameters & self._owners.keys())
         aside = Aside(moved)
         self._aside.update(moved)
@@ -151,6 +152,7 @@ class StreamedStore(ParameterStore):
         def back() -> None:
             aside.back()
             self._aside.difference_update(moved)
+            moved.clear()  # called again, it leaves alone who has set them aside since
             fetched()
 
         return back

@@ -213,6 +213,7 @@ class Streaming:
             for block, places in affected:
                 block.aside -= places
                 self.residency.changed(block)
+            affected.clear()
             self.stay(whole=self._whole)
 
         return back

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from neaptide import ConfigError
 from neaptide.gradient_error import Sampled, sample
-from neaptide.low_precision import Chosen, fp8_slower, int8_slower
+from neaptide.low_precision import Chosen, fp8_missing, fp8_slower, int8_slower
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,14 @@ _ELEMENTS = 1 << 20
 
 
 def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:
-    """Raise ConfigError where the backward would be slower, unless that is asked for."""
+    """Raise ConfigError where the backward would be slower, unless that is asked for, or fails."""
+    missing = fp8_missing(device) if config.dtype == "fp8" else None
+    if missing is not None:
+        msg = (
+            f'dtype = "fp8" cannot run here: {missing}; use "int8", or leave the plugin out '
+            f"@ plugins.low-precision-backward.dtype"
+        )
+        raise ConfigError(msg)
     reason = fp8_slower(device) if config.dtype == "fp8" else int8_slower(device)
     if reason is not None and not config.even_if_slower:
         msg = (

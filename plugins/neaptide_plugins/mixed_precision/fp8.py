@@ -75,6 +75,7 @@ class Fp8Products:
             or x.layout != torch.strided
             or torch.float64 in (x.dtype, product.weight.dtype)  # autocast leaves them alone, too
             or not torch.is_autocast_enabled(x.device.type)
+            or torch.get_autocast_dtype(x.device.type) is not self.dtype
         ):
             return None
         self.done += 1

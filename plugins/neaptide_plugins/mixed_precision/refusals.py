@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide import ConfigError
-from neaptide.low_precision import fp8_slower
+from neaptide.low_precision import fp8_missing, fp8_slower
 
 if TYPE_CHECKING:
     from neaptide import ParameterStore, Run
@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) -> None:
-    """Raise ConfigError where fp8 is slower than bf16, unless that is asked for.
+    """Raise ConfigError where fp8 is slower than bf16, unless that is asked for, or missing.
 
     `setting` is one that is `"fp8"`, for the message.
     """
+    missing = fp8_missing(device)
+    if missing is not None:
+        msg = f'"fp8" cannot run here: {missing}; use "auto" @ plugins.mixed-precision.{setting}'
+        raise ConfigError(msg)
     reason = fp8_slower(device)
     if reason is not None and not config.fp8_even_if_slower:
         msg = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -12,8 +13,6 @@ from torch.nn import functional
 from neaptide.low_precision import intercepting, not_a_view
 
 if TYPE_CHECKING:
-    import pytest
-
     from neaptide.low_precision import Product
 
 
@@ -29,6 +28,9 @@ def test_only_products_with_a_matrix_of_parameters_are_handed_on() -> None:
         torch.addmm(bias, x, weight.t())
         torch.addmm(bias, x, nn.Parameter(torch.randn(4, 3)), beta=0.5)
         torch.addmm(torch.randn(2, 3), x, nn.Parameter(torch.randn(4, 3)))
+        assert torch.allclose(expected, functional.linear(x, weight, bias.expand(2, 3)))
+        with pytest.raises(RuntimeError, match="at least 1D"):
+            functional.linear(torch.tensor(1.0), weight)
         assert seen == []
         assert torch.allclose(expected, functional.linear(x, weight, bias))
         functional.linear(input=x, weight=weight)

@@ -15,6 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from neaptide import ConfigError, HybridTrainer
 from neaptide.testing import HOSTILE_STORE, check_plugin
 from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide_plugins.low_precision_backward.config import LowPrecisionBackwardConfig
+from neaptide_plugins.low_precision_backward.refusals import check_hardware
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,6 +183,16 @@ def test_a_cpu_is_refused_unless_asked_for(dtype: str) -> None:
     message = f"dtype = '{dtype}' would be slower .* set even_if_slower = true @ plugins"
     with pytest.raises(ConfigError, match=message):
         tiny_trainer(settings_of(dtype=dtype, even_if_slower=False), [NAME])
+
+
+def test_a_gpu_without_the_kernel_is_refused_whatever_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    config = LowPrecisionBackwardConfig(dtype="fp8", even_if_slower=True)
+    with pytest.raises(ConfigError, match=r"no fp8 tensor cores .*; use \"int8\""):
+        check_hardware(config, torch.device("cuda"))
+    check_hardware(LowPrecisionBackwardConfig(dtype="int8"), torch.device("cuda"))
 
 
 def test_a_model_without_large_matrices_is_told_so(caplog: pytest.LogCaptureFixture) -> None:

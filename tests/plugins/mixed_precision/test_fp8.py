@@ -11,11 +11,14 @@ from support import CYCLE, tensors_of, tiny_trainer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from neaptide import ConfigError
 from neaptide.gradient_error import compare
 from neaptide.low_precision import intercepting
 from neaptide.testing import check_plugin
 from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide_plugins.mixed_precision.config import MixedPrecisionConfig
 from neaptide_plugins.mixed_precision.fp8 import Fp8Products
+from neaptide_plugins.mixed_precision.refusals import check_fp8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +94,8 @@ def test_outside_of_autocast_and_with_other_weights_nothing_changes() -> None:
             other(x)
             double(x.double())
             layer(x[:0])
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert layer(x).dtype is torch.float16
     assert handler.done == 0
 
 
@@ -107,6 +112,16 @@ def run(
             trainer.step(batch)
         loss = trainer.evaluate(batches[-2:])
         return tensors_of(trainer.model), trainer.hooks.plugins[NAME], loss
+
+
+def test_a_gpu_without_the_kernel_is_refused_whatever_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    with pytest.raises(ConfigError, match=r"no fp8 tensor cores .* @ plugins\.mixed"):
+        check_fp8("full", MixedPrecisionConfig(**TINY), torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    check_fp8("full", MixedPrecisionConfig(), torch.device("cuda"))
 
 
 def test_it_keeps_the_contract() -> None:

@@ -1,7 +1,6 @@
 """How far gradients computed in an approximate way are from the exact ones, beside a run.
 
-For a middleware of `around_forward` that, every so often, takes the gradients of one micro-batch
-twice. The run goes on bit for bit as if nothing had been measured.
+For a middleware of `around_forward` that now and then takes the gradients of a micro-batch twice.
 """
 
 from __future__ import annotations
@@ -129,36 +128,37 @@ def gradients(
     Args:
         model: whose buffers and modes are put back.
         store: shows its weights meanwhile.
-        call: runs model and loss, as `next` of an `around_forward` does. Its backward runs inside
-            of whatever contexts are active here.
-        parameters: as `sample` chooses them.
-        loss_scale: multiplies the loss, and is divided out of the gradients again; a power of two
-            keeps small fp16 gradients from vanishing.
+        call: runs model and loss, as `next` of an `around_forward` does; what is active here is so
+            in its backward.
+        parameters: as `sample` chooses them; those frozen since count as not depended on.
+        loss_scale: multiplies the loss, and is divided out; a power of two, for fp16 gradients.
 
     Returns:
         One tensor a parameter, in its shape and dtype; None where the loss does not depend on it.
 
     Raises:
-        ValueError: the loss depends on none of them.
+        ValueError: all of `parameters` are frozen, or the loss depends on nothing that is not.
     """
     modes = {module: module.training for module in model.modules()}
+    wanted = [parameter for parameter in parameters if parameter.requires_grad]
     with buffers.preserved(model), rng.preserved():
         try:
             with torch.enable_grad():
                 loss = _called(call).mean
-                if not loss.requires_grad:
+                if not (wanted and loss.requires_grad):
                     msg = "the loss depends on no trainable parameter, so it has no gradients"
                     raise ValueError(msg)
                 scaled = loss if loss_scale == 1.0 else loss * loss_scale
             # A backward runs outside of autocast, where the loop calls it.
             with store.compute(), torch.autocast(scaled.device.type, enabled=False):
-                found = torch.autograd.grad(scaled, list(parameters), allow_unused=True)
+                found = torch.autograd.grad(scaled, wanted, allow_unused=True)
         finally:
             for module, training in modes.items():
                 module.training = training
-    if loss_scale == 1.0:
-        return list(found)
-    return [None if gradient is None else gradient / loss_scale for gradient in found]
+    if loss_scale != 1.0:
+        found = tuple(None if gradient is None else gradient / loss_scale for gradient in found)
+    known = dict(zip(wanted, found, strict=True))
+    return list(map(known.get, parameters))
 
 
 def _called(call: Callable[[], WeighedLoss]) -> WeighedLoss:
@@ -213,8 +213,8 @@ def compare(
     Args:
         exact: one tensor a parameter, or None.
         approximate: likewise, in the same order.
-        factors: multiplied into exact and approximate first, elementwise: `1 / (sqrt(v) + eps)`
-            measures in Adam's metric. None, also for one tensor, is 1.
+        factors: multiplied into both first, elementwise: `1 / (sqrt(v) + eps)` measures in
+            Adam's metric. None, also for one tensor, is 1.
     """
     total: torch.Tensor | None = None
     for place, (one, other) in enumerate(zip(exact, approximate, strict=True)):

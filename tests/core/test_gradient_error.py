@@ -128,6 +128,10 @@ def test_the_gradients_are_those_of_a_backward() -> None:
     assert [name for name, p in task.model.named_parameters() if p.requires_grad] == list(
         sampled.names
     )
+    sampled.parameters[0].requires_grad_(requires_grad=False)
+    frozen, *others = gradients(task.model, store, loss, sampled.parameters)
+    assert frozen is None
+    assert compare(expected[1:], others).squared == 0.0
 
 
 def test_modes_and_buffers_come_back_when_the_model_raises() -> None:
@@ -158,6 +162,14 @@ def test_a_loss_without_weights_is_an_error() -> None:
             store,
             lambda: WeighedLoss(torch.ones(()), 1, is_sum=False),
             [nn.Parameter()],
+        )
+    task.model.requires_grad_(requires_grad=False)
+    with pytest.raises(ValueError, match="depends on no trainable parameter"):
+        gradients(
+            task.model,
+            store,
+            lambda: WeighedLoss(torch.ones((), requires_grad=True), 1, is_sum=False),
+            list(task.model.parameters()),
         )
 
 

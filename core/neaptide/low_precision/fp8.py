@@ -27,8 +27,8 @@ def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
     extent = torch.where(extent < _SMALLEST, 1.0, extent)
     extent = torch.where(extent.isinf(), torch.nan, extent)
     # The cast does not saturate everywhere; rounding up must not step over the largest number.
-    values = (x.float() * (largest / extent)).clamp(-largest, largest)
-    return values.nan_to_num(0.0).to(dtype), extent / largest
+    values = x.to(torch.float32, copy=True).mul_(largest / extent).clamp_(-largest, largest)
+    return values.nan_to_num_(0.0).to(dtype), extent / largest
 
 
 def fp8_product(

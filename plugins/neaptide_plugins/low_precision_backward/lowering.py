@@ -13,7 +13,7 @@ from neaptide.low_precision import Chosen, intercepting
 
 from .linear import LowBackward
 from .meter import Meter, adam_factors
-from .products import WORKSPACE, Seeds, fp8_gradient_product, int8_product, rounded_at_a_time
+from .products import SUMS, WORKSPACE, Seeds, fp8_gradient_product, int8_product, rounded_at_a_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,10 +73,11 @@ class Lowering:
 
     @property
     def workspace(self) -> int:
-        """Bytes that rounding the largest weight takes on the device."""
+        """Bytes on the device to round the largest weight, or for the sums of its gradient."""
+        largest = self.chosen.largest
         if self.dtype == "fp8":  # a copy in float32, which scales
-            return self.chosen.largest * torch.float32.itemsize
-        return min(self.chosen.largest, rounded_at_a_time(self.device)) * WORKSPACE
+            return largest * torch.float32.itemsize
+        return max(min(largest, rounded_at_a_time(self.device)) * WORKSPACE, largest * SUMS)
 
     @property
     def held(self) -> list[torch.Tensor]:

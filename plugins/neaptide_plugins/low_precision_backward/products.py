@@ -21,6 +21,9 @@ MIN_ROWS = 32
 WORKSPACE = 41
 """Bytes for each element that is being rounded stochastically by torch operations."""
 
+SUMS = 8
+"""Bytes for each element of an int8 product meanwhile: int32, and float32 to scale them in."""
+
 
 @attrs.define(eq=False)
 class Seeds:
@@ -50,16 +53,17 @@ def int8_product(
         dtype: of the result.
         seeds: some are drawn for each piece.
     """
-    total = torch.zeros(len(a), len(b), dtype=torch.float32, device=a.device)
+    total: torch.Tensor | None = None
     for start in range(0, a.shape[1], EXACT_TERMS):
         left, right = (each[:, start : start + EXACT_TERMS] for each in (a, b))
         codes, scales = _rounded(left, seeds)
         other_codes, other_scales = _rounded(right, seeds)
         if len(a) < MIN_ROWS:
             codes = functional.pad(codes, (0, 0, 0, MIN_ROWS - len(a)))
-        sums = torch._int_mm(codes, other_codes.t())[: len(a)]  # noqa: SLF001 - torch's only one
-        total += sums.float().mul_(scales[:, None]).mul_(other_scales)
-    return total.to(dtype)
+        sums = torch._int_mm(codes, other_codes.t())[: len(a)].float()  # noqa: SLF001 - torch's only one
+        sums.mul_(scales[:, None]).mul_(other_scales)
+        total = sums if total is None else total.add_(sums)
+    return a.new_zeros(len(a), len(b), dtype=dtype) if total is None else total.to(dtype)
 
 
 def _rounded(x: torch.Tensor, seeds: Seeds) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .config import LowPrecisionBackwardConfig
 
 _ELEMENTS = 1 << 20
-"""Gradients that are measured. Those of two micro-batches are held: 8 MiB."""
+"""Of gradients that are measured, unless one weight has more; two of each are held: 8 MiB."""
 
 
 def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:

@@ -114,6 +114,8 @@ class Saved:
     layout: Layout
     producer: int | None
     """The number of the node that made it; None where none did."""
+    output: int
+    """Which of that node's results it is."""
     need: Need = EXACT
 
     def unpack(self) -> torch.Tensor:

@@ -104,8 +104,9 @@ def encode_mask(flat: torch.Tensor) -> Bits | None:
     if flat.dtype is torch.bool:
         return _packed(flat, flat.dtype)
     value = flat.max()
-    chosen = flat == value
-    if not bool((chosen | ((flat == 0) & ~flat.signbit())).all()):
+    zeros = (flat == 0) & ~flat.signbit()
+    chosen = flat == value if value else zeros
+    if not bool((chosen | zeros).all()):
         return None
     return _packed(chosen, flat.dtype, float(value))
 

@@ -1,8 +1,9 @@
 """Which operations may have what they save compressed, and what their backward asks of it.
 
 They are known by the type of their node in the graph. Whatever is not listed keeps what it saves:
-losses and log-softmax, which exponentiate or divide by it; maxima, norms and clamps, which compare
-it; strangers' functions, of which nothing is known.
+losses and log-softmax, which exponentiate or divide by it; sines, of which half a step of a large
+angle may be a whole turn; maxima, norms and clamps, which compare it; strangers' functions, of
+which nothing is known.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ _FAMILIES: dict[Family, frozenset[str]] = {
     # Smooth in what they save but at one or two places, with a bounded derivative.
     "activation": frozenset(
         {
-            "Cos",
             "Elu",
             "Erf",
             "Gelu",
@@ -74,7 +74,6 @@ _FAMILIES: dict[Family, frozenset[str]] = {
             "Relu",
             "Sigmoid",
             "Silu",
-            "Sin",
             "Softplus",
             "Tanh",
         }

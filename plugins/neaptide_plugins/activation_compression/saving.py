@@ -107,7 +107,8 @@ class Saving:
             # Detached, for a node must not hold the tensor that holds the node.
             return Kept(tensor if node is None else tensor.detach(), tensor._version)
         block = self._block(tensor, layout)
-        saved = Saved(block, layout, None if node is None else node._sequence_nr())
+        producer = None if node is None else node._sequence_nr()
+        saved = Saved(block, layout, producer, tensor.output_nr)
         block.waiting += 1
         if tensor.dtype is torch.bool:
             block.settle(saved, MASK)
@@ -166,18 +167,17 @@ class Saving:
             if not walk.first <= number < _NO_NUMBER or number in walk.seen:
                 continue
             walk.seen.add(number)
-            inputs = [other for other, _ in node.next_functions]
             for reference in walk.waiting.pop(number, ()):
                 saved = reference()
                 if saved is not None:
-                    saved.block.settle(saved, self._need(node, saved.producer, inputs))
-            nodes += (other for other in inputs if other is not None)
+                    saved.block.settle(saved, self._need(node, saved))
+            nodes += (other for other, _ in node.next_functions if other is not None)
 
-    def _need(self, saver: Any, producer: int | None, inputs: list[Any]) -> Need:
-        if producer is None:
+    def _need(self, saver: Any, saved: Saved) -> Need:
+        if saved.producer is None:
             return self._ops.need_of_constant(saver)
-        for place, node in enumerate(inputs):
-            if node is not None and node._sequence_nr() == producer:
+        for place, (node, output) in enumerate(saver.next_functions):
+            if node is not None and (node._sequence_nr(), output) == (saved.producer, saved.output):
                 return self._ops.need(saver, place=place)
         return EXACT
 

@@ -143,7 +143,8 @@ def test_masks_are_held_without_loss(chosen: list[bool], value: float, dtype: to
 
 
 @pytest.mark.parametrize(
-    "values", [[0.0, 1.0, 2.0], [1.0, -1.0], [0.0, math.nan], [-0.0, 1.0], [0.0, -math.inf]]
+    "values",
+    [[0.0, 1.0, 2.0], [1.0, -1.0], [0.0, math.nan], [-0.0, 1.0], [0.0, -0.0], [0.0, -math.inf]],
 )
 def test_what_has_other_values_is_no_mask(values: list[float]) -> None:
     assert encode_mask(torch.tensor(values)) is None

@@ -15,7 +15,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from neaptide.testing.allocations import counted
-from neaptide_plugins.activation_compression.ops import CODES, EXACT, Ops
+from neaptide_plugins.activation_compression.ops import CODES, EXACT, Need, Ops
+from neaptide_plugins.activation_compression.saving import Saving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,8 @@ KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product": lambda a: (1 + a).prod(1),
     "distances": lambda a: torch.cdist(a, a.flip(0)),
     "arc cosine": torch.acos,
+    "sine": lambda x: torch.sin(100 * x),
+    "cosine": lambda x: torch.cos(100 * x),
     "sorted": lambda a: a.sort(1)[0][:, :3],
     "rounded off": lambda a: functional.hardtanh(a, 0.4, 0.6),
 }
@@ -146,6 +149,22 @@ def test_a_bias_of_attention_is_exact() -> None:
     assert [CODES, CODES, CODES, EXACT] == needs
     assert EXACT is Ops().need(node, output=1), "logsumexp"
     assert EXACT is Ops(("attention",)).need(node, place=0)
+
+
+def test_parts_of_one_split_are_told_apart() -> None:
+    places = []
+
+    class Noting(Ops):
+        def need(self, node: Any, *, output: int | None = None, place: int = 0) -> Need:
+            if type(node).__name__ == "AddcmulBackward0":
+                places.append(place)
+            return super().need(node, output=output, place=place)
+
+    session = Saving(Noting(), group=16, min_elements=16)
+    with session.hooks():
+        parts = (linear()(given_x()) * 1.0).chunk(4)[:3]
+        session.finish(torch.addcmul(*parts).sum())
+    assert [1, 2] == sorted(places)
 
 
 def test_the_same_memory_is_encoded_once() -> None:

@@ -96,6 +96,7 @@ class Away:
             for host, shared in zip(hosts, storages, strict=True)
         ]
         whole = flat.untyped_storage()
+        self._moved = moved  # before any is: an interrupt at any line leaves what can come back
         try:
             for offset, shared in zip(offsets, storages, strict=True):
                 for tensor in shared.tensors:
@@ -104,8 +105,8 @@ class Away:
             for each, shared in zip(moved, storages, strict=True):
                 for tensor, first in zip(each.tensors, each.firsts, strict=True):
                     moved_in(tensor, shared.storage, first)
+            self._moved = []
             raise
-        self._moved = moved
 
     def begin(self) -> None:
         """Start to copy what is away back to the device; what is read meanwhile is the host's."""
@@ -176,6 +177,8 @@ class Away:
 
     def _buffer(self, size: int) -> torch.Tensor:
         if self._slab is None or self._slab.size < size:
+            # Nobody has waited for the last copy out of it but the device.
+            self._lanes().submit("optimizer state is back", lambda: None).finish()
             self._slab = None  # before the new one is there
             self._slab = Slab.on_host_of(self.device, size, pin=self._pin)
         return self._slab.flat

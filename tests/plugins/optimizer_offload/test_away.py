@@ -174,6 +174,34 @@ def test_leaving_is_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all_same(plain, optimizer)
 
 
+def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (model, optimizer), (_, plain) = trained(), trained()
+    calls = itertools.count()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def placed(tensor: Any, storage: Any, offset: int) -> None:
+        if next(calls) == 2:
+            interrupted()
+        place(tensor, storage, offset)
+
+    place = module.place
+    away = Away(CPU, pin=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "place", placed)
+        patch.setattr(module, "moved_in", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            away.leave(state_of(model, optimizer))
+    assert away.is_away
+    away.finish()
+    away.close()
+    assert not any(map(lies_in_slab, tensors_of(optimizer)))
+    assert all_same(plain, optimizer)
+
+
 def random_schedule(seed: int) -> None:
     chance = random.Random(seed)
     (model, optimizer), (same, plain) = trained(1), trained(1)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from neaptide.testing.allocations import peak_of
 from neaptide_plugins.low_precision_backward import products
 from neaptide_plugins.low_precision_backward.products import (
     Seeds,
@@ -82,6 +83,13 @@ def test_more_terms_than_int32_adds_up_are_added_piecewise() -> None:
     assert terms * 127 * 127 > 2**31
     found = int8_product(a, b, a.dtype, Seeds(0))
     assert torch.allclose(torch.full((2, 16), float(terms)), found, rtol=1e-6)
+
+
+def test_a_large_product_takes_its_sums_and_no_more() -> None:
+    a = torch.randn(1024, 16)
+    peak = peak_of(lambda: int8_product(a, a, torch.bfloat16, Seeds(0)))
+    # The codes of both factors and their scales come on top.
+    assert products.SUMS * 1024**2 <= peak <= products.SUMS * 1024**2 + 2 * 1024 * (16 + 4) + 4096
 
 
 def test_no_terms_and_zeros_give_zeros() -> None:

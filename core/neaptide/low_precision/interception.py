@@ -3,7 +3,7 @@
 They are replaced where modules look them up, for as long as somebody listens. A mode of
 `torch.overrides` would not do: it is off inside `torch.autograd.backward`, where blocks are
 computed again, and inside `F.multi_head_attention_forward`. What torch.compile and torch.func trace
-passes by.
+passes by, and forward-mode derivatives.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def _is_product(x: Any, weight: Any, bias: Any) -> bool:
         and (bias is None or (isinstance(bias, torch.Tensor) and bias.ndim == 1))
         and not x.is_nested
         and not torch.compiler.is_compiling()
+        and forward_ad._current_level < 0  # noqa: SLF001 - there is no other way to ask
         and not torch._C._are_functorch_transforms_active()  # noqa: SLF001 - there is no other way to ask
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
@@ -163,12 +164,17 @@ def test_what_is_compiled_passes_by() -> None:
     assert (0, set()) == (handler.low, handler.met)
 
 
-def test_what_torch_func_traces_passes_by() -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own use
+def test_what_torch_func_and_forward_mode_trace_passes_by() -> None:
     layer = nn.Linear(32, 32)
     handler = lowering(layer)
     x = torch.randn(8, 32)
     with intercepting(handler):
         assert torch.allclose(layer(x), torch.func.vmap(layer)(x), atol=1e-6)
+    assert handler.low == 1
+    with intercepting(handler), forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x))).tangent
+        assert torch.allclose(x @ layer.weight.t(), tangent, atol=1e-6)
     assert handler.low == 1
 
 

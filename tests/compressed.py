@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from torch import nn
 
 from neaptide.gradient_error import compare
 from neaptide_plugins.activation_compression.ops import Ops
@@ -14,6 +15,9 @@ from neaptide_plugins.activation_compression.saving import Held, Saving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+SIZE = 32
+"""Rows, columns and width of the small layers."""
 
 
 def saving(**settings: Any) -> Saving:
@@ -63,3 +67,12 @@ def error(exact: Result, compressed: Result) -> float:
         each is None for each in compressed.gradients
     ]
     return compare(exact.gradients, compressed.gradients).relative
+
+
+def linear(seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(SIZE, SIZE)
+
+
+def given_x() -> torch.Tensor:
+    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(1))

@@ -1,6 +1,6 @@
 """Memory a tier below the device, and the lanes on which copies to and from it run."""
 
-from .aside import Aside, is_whole, movable
+from .aside import Aside, is_whole, movable, users
 from .host_memory import PIECE, Slab
 from .lanes import (
     DONE,
@@ -33,4 +33,5 @@ __all__ = [
     "is_whole",
     "lane_for",
     "movable",
+    "users",
 ]

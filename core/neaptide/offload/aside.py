@@ -12,8 +12,8 @@ from .layout import Layout, is_dense
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OWNERS = 2
-"""Of a storage that only one tensor uses: that tensor, and the handle to ask with."""
+_HANDLE = 1
+"""What `users` is asked with uses the storage, too."""
 
 
 class Aside:
@@ -56,9 +56,13 @@ def movable(tensor: torch.Tensor) -> bool:
     """
     if not is_whole(tensor):
         return False
-    storage = tensor.untyped_storage()
-    alone: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no other way to ask
-    return alone <= _OWNERS
+    return users(tensor.untyped_storage()) == 1
+
+
+def users(storage: torch.UntypedStorage) -> int:
+    """Return how many tensors use `storage`, whoever has them; graphs that saved one count."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no other way to ask
+    return count - _HANDLE
 
 
 def is_whole(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,8 @@ import attrs
 import torch
 from torch import nn
 
+from neaptide.offload import users
+
 SMALLEST = 1024
 """Bytes; what is smaller stays: to move it takes longer than its room is worth."""
 
@@ -231,14 +233,9 @@ def _held(shared: Shared) -> str | None:
     on_cpu = shared.storage.device.type == "cpu"
     if on_cpu and (shared.storage.is_shared() or shared.storage.data_ptr() % _ALIGNED):
         return "in memory that is not torch's own"
-    if _users(shared.storage) > len(shared.tensors) + _HANDLE:
+    if users(shared.storage) > len(shared.tensors):
         return "held by somebody else, too"
     return None
-
-
-def _users(storage: torch.UntypedStorage) -> int:
-    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch's CUDA graphs count so, too
-    return count
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
@@ -252,8 +249,3 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.dtype.itemsize
-
-
-_ALONE = torch.empty(1)
-_HANDLE = _users(_ALONE.untyped_storage()) - 1
-"""Users that the handle itself counts for, beside one tensor."""

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from .spans import Span
     from .stash import StashKey
     from .steps import (
+        PACE,
         Forecast,
         Jump,
         Loss,
         Outcome,
+        Pace,
         StepResult,
         Trained,
         Update,
@@ -64,10 +66,12 @@ _HOME = {
     "spans": ("Span",),
     "stash": ("StashKey",),
     "steps": (
+        "PACE",
         "Forecast",
         "Jump",
         "Loss",
         "Outcome",
+        "Pace",
         "StepResult",
         "Trained",
         "Update",
@@ -81,6 +85,7 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "CORRECT",
     "FULL",
+    "PACE",
     "PREDICT",
     "WARMUP",
     "CheckpointError",
@@ -101,6 +106,7 @@ __all__ = [
     "NeaptideError",
     "NoConfig",
     "Outcome",
+    "Pace",
     "ParameterStore",
     "Phase",
     "PhaseSchedule",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .parameters import ParameterStore
     from .phases import Phase, PhaseSchedule
     from .recorder import StepRecord
-    from .steps import Forecast, StepResult, Update
+    from .steps import Forecast, Probe, StepResult, Update
     from .task import Data, DataSpec, ModelSpec, Run, Task
 
     Middleware = Callable[..., Any]
@@ -158,8 +158,12 @@ def around_save(run: Run) -> Middleware | None:
 
 
 @hookspec
-def on_run_start(run: Run, model: nn.Module, store: ParameterStore) -> None:
-    """Run after assembly and before the first step or the loading of a checkpoint."""
+def on_run_start(run: Run, model: nn.Module, store: ParameterStore, probe: Probe) -> None:
+    """Run after assembly and before the first step or the loading of a checkpoint.
+
+    `probe(batch)` is for later: the mean loss, a float, of the weights as they are then, by a
+    forward that leaves no trace.
+    """
 
 
 @hookspec
@@ -189,7 +193,7 @@ def forecast(history: History, horizon: int) -> Forecast | None:
     """Forecast the loss `horizon` updates ahead, before a jump is proposed.
 
     Asked only of a plugin that claims `dynamics`; its confidence is compared with
-    `phases.predict.confidence`.
+    `phases.predict.confidence`. None: it has nothing to say, and the jump is proposed without.
     """
 
 

@@ -52,8 +52,8 @@ def _attempted(
     confidence = None
     if any(DYNAMICS in spec.claims for spec in hooks.specs.values()):
         forecast = hooks.forecast(history, horizon)
-        confidence = forecast.confidence if forecast else 0.0
-        if confidence < (settings.confidence or DEFAULT_CONFIDENCE):
+        confidence = forecast.confidence if forecast else None
+        if confidence is not None and confidence < (settings.confidence or DEFAULT_CONFIDENCE):
             return None
     update = hooks.propose_update(store, history, horizon)
     if update is None:

@@ -287,21 +287,27 @@ class Loop:
         return jump
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
-        def probe() -> float:
-            with undisturbed(self.model):
-                loss: WeighedLoss = self._forward(
-                    model=self.model, batch=batch, phase=phase, moment="probe"
-                )
-                return float(loss.mean)
-
+        del phase  # for middleware
         return attempt(
             self.hooks,
             self.store,
             self.state.history,
-            probe,
+            lambda: self.probe(batch),
             horizon=horizon,
             settings=self._config.phases.predict,
         )
+
+    def probe(self, batch: Any) -> float:
+        """Return the mean loss on `batch` of the weights as they are, by a forward without a trace.
+
+        In eval mode and without gradients; modes, buffers and random state come back untouched.
+        """
+        phase = self.state.phase or self.state.schedule.phase
+        with undisturbed(self.model):
+            loss: WeighedLoss = self._forward(
+                model=self.model, batch=batch, phase=phase, moment="probe"
+            )
+            return float(loss.mean)
 
     # -- evaluation -------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .parameters import ParameterStore
     from .phases import PhaseSchedule
     from .plugin import Plugin, PluginSpec
+    from .steps import Probe
     from .task import Run
 
 _SPECS = {name for name, value in vars(hookspecs).items() if hasattr(value, f"{PROJECT}_spec")}
@@ -167,9 +168,9 @@ class HookManager:
         """Let every plugin patch the model."""
         self.notify("convert_model", model=model)
 
-    def on_run_start(self, run: Run, model: Any, store: ParameterStore) -> None:
+    def on_run_start(self, run: Run, model: Any, store: ParameterStore, probe: Probe) -> None:
         """Tell every plugin that assembly is done."""
-        self.notify("on_run_start", run=run, model=model, store=store)
+        self.notify("on_run_start", run=run, model=model, store=store, probe=probe)
 
     def on_run_end(self, run: Run, error: BaseException | None) -> list[BaseException]:
         """Tear down plugin by plugin in reverse; return what went wrong meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ import attrs
 import torch
 
 from .errors import DataError
+from .stash import StashKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from .memory import MemorySample
     from .phases import Phase
@@ -156,6 +158,24 @@ class Update:
     add: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None
     """`add(weight, delta, scale)` adds in place, both tensors on one device; left out, the delta is
     rounded to the weight's dtype first."""
+
+
+Probe = Callable[[Any], float]
+"""`probe(batch)`: the mean loss of the weights as they are, by a forward that leaves no trace."""
+
+
+@attrs.frozen
+class Pace:
+    """How boldly to predict, from who judges jumps to who proposes them: left in `run.stash`."""
+
+    scale: float = attrs.field(default=1.0, validator=attrs.validators.ge(0.0))
+    """Multiplies how far a predictor goes; 0: no jump."""
+    window: float = attrs.field(default=1.0, validator=attrs.validators.gt(0.0))
+    """Multiplies how long it looks before it goes."""
+
+
+PACE: StashKey[Pace] = StashKey("pace")
+"""Where the pace is; a predictor reads it when it opens a window and when it proposes."""
 
 
 @attrs.frozen

@@ -142,7 +142,7 @@ class HybridTrainer:
                 optimizer=optimizer,
                 run=self.run,
             )
-            self.hooks.on_run_start(self.run, self.model, self.store)
+            self.hooks.on_run_start(self.run, self.model, self.store, self._probe)
             self._recorder.attach(self.hooks, self.store.optimizer, device)
             self._loop = Loop(
                 task,
@@ -247,6 +247,9 @@ class HybridTrainer:
         Model and random state are left untouched.
         """
         return self._loop.evaluate(batches)
+
+    def _probe(self, batch: Any) -> float:
+        return self._loop.probe(batch)
 
     # -- state ----------------------------------------------------------------------------------
 

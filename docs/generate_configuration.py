@@ -161,6 +161,8 @@ def toml_text(value: Any) -> str:
         return "none"
     if value == {}:
         return "`{}`"
+    if isinstance(value, dict):
+        return f"`{{ {', '.join(dumps(value).strip().splitlines())} }}`"
     if isinstance(value, tuple | set | frozenset):
         value = sorted(value) if isinstance(value, set | frozenset) else list(value)
     return f"`{dumps({'x': value}).removeprefix('x = ').strip()}`"

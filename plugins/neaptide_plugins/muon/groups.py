@@ -1,0 +1,94 @@
+"""Which weights of a model Muon updates, by their shape, their module and their names."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from .pieces import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_MATRIX = 2
+"""Dimensions."""
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    adamw: Sequence[str],
+    split: Mapping[str, Sequence[int]],
+    convolutions: bool = True,
+) -> list[dict[str, Any]]:
+    """Return groups for `Muon` with every trainable parameter once, in the model's order.
+
+    Muon's are the weights of two dimensions and, with `convolutions`, those of convolutions that
+    are not grouped. AdamW's are all others, embeddings, and what has a name that fits a pattern
+    of `adamw`; one of the names, or modules, of a tied weight decides for all of them.
+
+    Args:
+        model: what is trained.
+        adamw: patterns of qualified names.
+        split: by pattern, the proportions of the rows of the matrices in a weight; the first that
+            fits counts.
+        convolutions: give them to Muon.
+
+    Raises:
+        ValueError: where the rows of a weight do not divide as `split` says.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], list[nn.Parameter]] = {}
+    for param, places in _places(model).items():
+        if not param.requires_grad:
+            continue
+        names = [name for _, name in places]
+        hidden = all(_is_matrix(param, module, convolutions) for module, _ in places)
+        if not hidden or _fits(names, adamw):
+            groups.setdefault(("adamw", (1,)), []).append(param)
+            continue
+        pattern = next((pattern for pattern in split if _fits(names, [pattern])), None)
+        proportions = (1,) if pattern is None else tuple(split[pattern])
+        _check_rows(param, names[0], pattern, proportions)
+        groups.setdefault(("muon", proportions), []).append(param)
+    return [
+        {"params": params, "kind": kind, "split": proportions}
+        for (kind, proportions), params in sorted(groups.items(), reverse=True)
+    ]
+
+
+def _places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Return each parameter once, with the modules it is in and its names."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            whole = f"{prefix}.{name}" if prefix else name
+            places.setdefault(param, []).append((module, whole))
+    return places
+
+
+def _is_matrix(param: nn.Parameter, module: nn.Module, convolutions: bool) -> bool:  # noqa: FBT001 - a setting
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) or not param.numel():
+        return False
+    if isinstance(module, _ConvNd):
+        return convolutions and module.groups == 1 and param.dim() > _MATRIX
+    return param.dim() == _MATRIX
+
+
+def _fits(names: Iterable[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _check_rows(
+    param: nn.Parameter, name: str, pattern: str | None, proportions: tuple[int, ...]
+) -> None:
+    try:
+        rows_of(param.shape[0], proportions)
+    except ValueError as error:
+        msg = (
+            f"{name!r} of shape {list(param.shape)} cannot be split: {error} of {pattern!r}; give "
+            f"its own, such as [4, 1, 1] for 4 heads of queries to one of keys and values, or [1]"
+        )
+        raise ValueError(msg) from None

@@ -1,0 +1,236 @@
+"""Muon as a torch optimizer, with AdamW for the groups that are not hidden matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.adamw import adamw
+
+from .newton_schulz import orthogonalised
+from .pieces import Piece, batches, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.optim.optimizer import ParamsT
+
+KINDS = ("muon", "adamw")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MATRIX = 2
+"""Dimensions."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al., 2024), and AdamW for groups whose `kind` is `"adamw"`.
+
+    Every argument but `params` is an option of a group. State is in the weights' dtype: one
+    momentum for Muon, AdamW's two moments and a step count else.
+
+    Args:
+        params: parameters or groups, dense and real. Those of `kind = "muon"` have two dimensions
+            or more, and are matrices `[dim 0, the rest]`.
+        lr: learning rate, a number.
+        kind: `"muon"` or `"adamw"`.
+        momentum: decay of the momentum, in [0, 1).
+        nesterov: orthogonalise the momentum as it will be after the same gradient again.
+        ns_steps: Newton-Schulz steps.
+        ns_dtype: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 on a GPU, else float32.
+        scale: factor of a matrix's update: `"match_rms_adamw"`, 0.2 * sqrt(max(rows, columns)),
+            or `"original"`, sqrt(max(1, rows / columns)).
+        split: proportions of the rows of the matrices that a weight is made of.
+        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
+        betas: AdamW's decays of its moments, in [0, 1).
+        eps: added to the root of AdamW's second moment, more than 0.
+
+    Raises:
+        ValueError: for an option out of range, or a parameter it does not fit.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        *,
+        kind: str = "muon",
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        ns_dtype: str = "auto",
+        scale: str = "match_rms_adamw",
+        split: Sequence[int] = (1,),
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "kind": kind,
+                "momentum": momentum,
+                "nesterov": nesterov,
+                "ns_steps": ns_steps,
+                "ns_dtype": ns_dtype,
+                "scale": scale,
+                "split": tuple(split),
+                "weight_decay": weight_decay,
+                "betas": betas,
+                "eps": eps,
+            },
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; ValueError where an option or a parameter does not fit."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            _check_options(group)
+            _check_parameters(group, len(self.param_groups) - 1)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; return what `closure` returns, if given.
+
+        Args:
+            closure: evaluates the model again, with gradients, and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        pieces: list[Piece] = []
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            for param in params:
+                _check_gradient(param.grad)
+            if group["kind"] == "muon":
+                pieces += self._moved(params, group)
+            else:
+                self._adamw(params, group)
+        for batch in batches(pieces):
+            lying = torch.stack([piece.lying() for piece in batch])
+            updates = orthogonalised(lying, batch[0].steps)
+            for piece, update in zip(batch, updates, strict=True):
+                piece.apply(update)
+        return loss
+
+    def _moved(self, params: list[torch.Tensor], group: dict[str, Any]) -> Iterator[Piece]:
+        """Decay the weights, take the gradients into the momentum; return what is left to do."""
+        if not params:
+            return iter(())
+        grads = [param.grad for param in params if param.grad is not None]
+        for param in params:
+            if not self.state[param]:
+                self.state[param]["momentum_buffer"] = torch.zeros_like(param)
+        buffers = [self.state[param]["momentum_buffer"] for param in params]
+        torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+        if group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
+        return (
+            piece
+            for param, grad, buffer in zip(params, grads, buffers, strict=True)
+            for piece in _pieces(param, grad, buffer, group)
+        )
+
+    def _adamw(self, params: list[torch.Tensor], group: dict[str, Any]) -> None:
+        for on_cpu in (True, False):
+            alike = [param for param in params if param.is_cpu is on_cpu]
+            if not alike:
+                continue
+            for param in alike:
+                if not self.state[param]:
+                    self.state[param] = {
+                        "step": torch.zeros((), dtype=torch.float32, device="cpu"),
+                        "exp_avg": torch.zeros_like(param),
+                        "exp_avg_sq": torch.zeros_like(param),
+                    }
+            states = [self.state[param] for param in alike]
+            beta1, beta2 = group["betas"]
+            adamw(
+                alike,
+                [param.grad for param in alike if param.grad is not None],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                # Fused on a GPU would want the step counts there.
+                fused=on_cpu,
+                foreach=not on_cpu,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=float(group["lr"]),
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+
+
+def _pieces(
+    param: torch.Tensor, grad: torch.Tensor, buffer: torch.Tensor, group: dict[str, Any]
+) -> Iterator[Piece]:
+    dtype = _DTYPES.get(group["ns_dtype"])
+    if dtype is None:
+        dtype = torch.bfloat16 if param.is_cuda else torch.float32
+    rows = rows_of(param.shape[0], group["split"])
+    parts = zip(*(torch.split(each, rows) for each in (param, grad, buffer)), strict=True)
+    for weight, gradient, momentum in parts:
+        lr = float(group["lr"]) * _factor(group["scale"], weight)
+        ahead = group["momentum"] if group["nesterov"] else 1.0
+        yield Piece(weight, gradient, momentum, ahead, lr, group["ns_steps"], dtype)
+
+
+def _factor(scale: str, weight: torch.Tensor) -> float:
+    rows, columns = weight.shape[0], weight[0].numel()
+    if scale == "original":
+        return math.sqrt(max(1, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns))
+
+
+def _check_options(group: dict[str, Any]) -> None:
+    beta1, beta2 = group["betas"]
+    wrong = {
+        "kind": group["kind"] not in KINDS,
+        "lr": not 0.0 <= float(group["lr"]) < math.inf,
+        "momentum": not 0.0 <= group["momentum"] < 1.0,
+        "ns_steps": group["ns_steps"] < 1,
+        "ns_dtype": group["ns_dtype"] not in ("auto", *_DTYPES),
+        "scale": group["scale"] not in ("match_rms_adamw", "original"),
+        "split": not group["split"] or min(group["split"]) < 1,
+        "weight_decay": not 0.0 <= group["weight_decay"] < math.inf,
+        "betas": not (0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0),
+        "eps": not 0.0 < group["eps"] < math.inf,
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            msg = f"Muon: {name} is out of range (got {group[name]!r})"
+            raise ValueError(msg)
+
+
+def _check_parameters(group: dict[str, Any], place: int) -> None:
+    for index, param in enumerate(group["params"]):
+        what = f"Muon: number {index} of group {place}, {param.dtype} {list(param.shape)},"
+        if not param.is_floating_point():
+            msg = f"{what} is not real and floating; leave it out"
+            raise ValueError(msg)
+        if group["kind"] != "muon":
+            continue
+        if param.dim() < _MATRIX or not param.numel():
+            msg = f"{what} is no matrix; put it into a group of kind 'adamw'"
+            raise ValueError(msg)
+        try:
+            rows_of(param.shape[0], group["split"])
+        except ValueError as error:
+            msg = f"{what} cannot be split: {error}; give the proportions of its parts"
+            raise ValueError(msg) from None
+
+
+def _check_gradient(gradient: torch.Tensor) -> None:
+    if gradient.layout != torch.strided:
+        msg = f"Muon takes dense gradients (got {gradient.layout}); set sparse=False"
+        raise ValueError(msg)

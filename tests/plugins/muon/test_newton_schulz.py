@@ -1,0 +1,86 @@
+"""The iteration: singular values near one, the same vectors; what is together is as if alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from neaptide_plugins.muon.newton_schulz import orthogonalised
+from neaptide_plugins.muon.optimizer import Muon
+from neaptide_plugins.muon.pieces import Piece, batches
+
+sides = st.integers(1, 80)
+
+
+def spectrum(rows: int, columns: int, least: float, seed: int) -> torch.Tensor:
+    """Return a float64 matrix whose singular values are at least `least` of its norm."""
+    generator = torch.Generator().manual_seed(seed)
+    left, values, right = torch.linalg.svd(
+        torch.randn(rows, columns, generator=generator, dtype=torch.float64), full_matrices=False
+    )
+    drawn = torch.rand(values.shape, generator=generator, dtype=torch.float64)
+    return left @ torch.diag(least * len(values) ** 0.5 + (1 - least) * drawn) @ right
+
+
+@settings(max_examples=30, deadline=None)
+@given(sides, sides, st.integers(0, 1000), st.floats(1e-6, 1e6))
+def test_singular_values_end_near_one_and_vectors_stay(
+    rows: int, columns: int, seed: int, size: float
+) -> None:
+    rows, columns = sorted((rows, columns))
+    matrix = size * spectrum(rows, columns, 0.01, seed)
+    assert torch.linalg.svdvals(matrix).min() >= 0.005 * matrix.norm()
+
+    result = orthogonalised(matrix[None], 5)[0]
+
+    values = torch.linalg.svdvals(result)
+    assert 0.68 <= values.min()
+    assert values.max() <= 1.16
+    # The same singular vectors: the product with the transpose is symmetric and positive.
+    product = result @ matrix.mT / matrix.norm()
+    torch.testing.assert_close(product, product.mT)
+    assert torch.linalg.eigvalsh(product).min() > 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=12))
+def test_together_is_as_one_by_one(shapes: list[tuple[int, int]]) -> None:
+    generator = torch.Generator().manual_seed(len(shapes))
+    together = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    alone = [nn.Parameter(weight.detach().clone()) for weight in together]
+    optimizers = [Muon(together, lr=0.01), *(Muon([weight], lr=0.01) for weight in alone)]
+    for weight, twin in zip(together, alone, strict=True):
+        weight.grad = torch.randn(weight.shape, generator=generator)
+        twin.grad = weight.grad.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+
+    for weight, twin in zip(together, alone, strict=True):
+        torch.testing.assert_close(weight, twin, rtol=1e-4, atol=1e-5)
+
+
+def piece(rows: int, columns: int, steps: int = 5) -> Piece:
+    weight = torch.zeros(rows, columns)
+    return Piece(weight, weight, weight, 1.0, 0.1, steps, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sizes"),
+    [
+        ([(4, 8), (8, 4), (4, 8), (4, 4)], [3, 1]),
+        ([(64, 80)] * 3, [3]),
+        ([(65, 80)] * 3, [1, 1, 1]),
+        ([(64, 1 << 17)] * 5, [2, 2, 1]),
+        ([(1, 1 << 25)] * 2, [1, 1]),
+    ],
+    ids=str,
+)
+def test_what_is_together(shapes: list[tuple[int, int]], sizes: list[int]) -> None:
+    assert sizes == [len(batch) for batch in batches(piece(*shape) for shape in shapes)]
+
+
+def test_other_steps_are_another_batch() -> None:
+    assert [1, 1] == [len(batch) for batch in batches([piece(4, 4), piece(4, 4, steps=6)])]

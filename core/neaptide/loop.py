@@ -311,13 +311,15 @@ class Loop:
 
     # -- evaluation -------------------------------------------------------------------------------
 
-    def evaluate(self, batches: Iterable[Any]) -> float:
+    def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, weighted by their counts; nan where there are none.
 
         In eval mode and without gradients; modes, buffers and random state come back untouched.
+        `plain` leaves the plugins out that wrap evaluations.
         """
         phase = self.state.phase or self.state.schedule.phase
-        mean: float = self._evaluate(batches=batches, phase=phase)
+        evaluate = self._mean_loss if plain else self._evaluate
+        mean: float = evaluate(batches=batches, phase=phase)
         return mean
 
     def _mean_loss(self, *, batches: Iterable[Any], phase: Phase) -> float:

@@ -241,12 +241,13 @@ class HybridTrainer:
         source = data if isinstance(data, Data) else Data(data, validation)
         return Fit(self, source, observe).run(resume, allow_changes=allow_changes)
 
-    def evaluate(self, batches: Iterable[Any]) -> float:
+    def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, nan where there are none.
 
-        Model and random state are left untouched.
+        Model and random state are left untouched. `plain` evaluates the weights as they are,
+        whatever plugins would put in their place, such as an average.
         """
-        return self._loop.evaluate(batches)
+        return self._loop.evaluate(batches, plain=plain)
 
     def _probe(self, batch: Any) -> float:
         return self._loop.probe(batch)

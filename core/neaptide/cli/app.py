@@ -17,7 +17,7 @@ from neaptide.logging import StderrHandler
 from neaptide.signals import Interrupted
 from neaptide.streams import open_missing
 
-from . import ckpt, configs, doctor, kernels, plugins, presets, report, run
+from . import ckpt, compare, configs, doctor, kernels, plugins, presets, report, run
 from .completion import completion_of
 from .output import print_text
 
@@ -52,6 +52,7 @@ def build_app() -> App:
     )
     app.command(run.run)
     app.command(report.report)
+    app.command(compare.compare)
     for verbs in (configs.app, plugins.app, presets.app, kernels.app, ckpt.app):
         app.command(verbs)
     app.command(doctor.doctor)

@@ -128,7 +128,7 @@ def scales_of(
         return None
     across = [step for step, _ in points] + list(steps or ())
     down = [value for _, value in points]
-    return step_axis(min(across), max(across)), axis(min(down), max(down), kind=kind)
+    return step_axis(int(min(across)), int(max(across))), axis(min(down), max(down), kind=kind)
 
 
 def phase_series(track: Track, colours: dict[str, int]) -> list[Series]:

@@ -11,7 +11,8 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .series import Point
+Point = tuple[float, float]
+"""A place across, such as a step, and a value."""
 
 WIDE = 1000
 """Width of the inner drawing, in its own units; it is stretched to the width of the page."""

@@ -1,0 +1,168 @@
+"""`neaptide compare`: what prediction is worth, against a baseline that was tuned."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import re
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from neaptide.enabling import configured
+from neaptide.errors import ConfigError, RunDirectoryError
+from neaptide.jsonable import jsonable
+from neaptide.progress import duration
+from neaptide.replacing import replace_file
+from neaptide.signals import stop_on_signals
+
+from .configs import loaded
+from .output import AsJson, Preset, Sets, print_json, print_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from neaptide.compare import Comparison, Result, Settings, Side, Trial
+
+_TUNING_SEED = 0
+
+
+def compare(
+    *files: Path,
+    preset: Preset = None,
+    set_: Sets = None,
+    seeds: Annotated[str, Parameter(help="Reported seeds, comma-separated.")] = "10,11,12",
+    baseline: Annotated[
+        Literal["tuned", "as-is"],
+        Parameter(help="`as-is`: sweep nothing; the baseline may then not be called tuned."),
+    ] = "tuned",
+    against: Annotated[
+        Path | None,
+        Parameter(help="The other side, instead of CONFIG without its predictor."),
+    ] = None,
+    out: Annotated[
+        Path | None, Parameter(help="Where trials and findings go; else runs/NAME-compare.")
+    ] = None,
+    jobs: Annotated[
+        int, Parameter(help="Trials trained at once; 0: one a core, one in all on a GPU.")
+    ] = 0,
+    quiet: Annotated[bool, Parameter(negative="", help="Print the findings only.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Train with and without prediction on the same data and seeds, and say what it is worth.
+
+    Both sides' learning rates are swept first, and the baseline's initialisation, warmup and decay.
+    Then every seed trains each side whole, at several budgets, each with a schedule of its own:
+    what a loss is worth is how many backward passes, or how much time, the baseline needs for it.
+    Stopped, the same command goes on. Trials of the same settings are trained once.
+
+        neaptide compare my.toml                          # the jump alone
+        neaptide compare muon.toml --against adamw.toml   # a whole stack, with its parts
+        neaptide compare my.toml --seeds 10 --baseline as-is
+    """
+    from neaptide import compare as comparing  # noqa: PLC0415 - only this verb needs it
+
+    name = (files[0].stem.lstrip(".") or "run") if files else preset or "run"
+    sides = comparing.sides_of(
+        configured(loaded(files, preset, set_).config)[0],
+        configured(loaded((against,), None, None).config)[0] if against else None,
+    )
+    settings = comparing.Settings(seeds=_seeds(seeds), sweeps=baseline == "tuned")
+    root = out or Path("runs") / f"{name}-compare"
+    found = comparing.findings(_compared(sides, settings, _prepared(root), jobs, quiet=quiet))
+    found["command"] = " ".join(["neaptide", *sys.argv[1:]])
+    document = json_module.dumps(jsonable(found), indent=1)
+    _write(root / "compare.json", document)
+    _write(root / "compare.html", comparing.comparison_page(found, f"Comparison of {name}"))
+    if json:
+        print_json(found)
+        return
+    print_text(f"\n{comparing.summary(found)}\n\nfindings: {root / 'compare.json'}")
+    print_text(f"page: {root / 'compare.html'}")
+
+
+def _compared(
+    sides: Sequence[Side], settings: Settings, root: Path, jobs: int, *, quiet: bool
+) -> Comparison:
+    from neaptide import compare as comparing  # noqa: PLC0415 - see above
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = cores or 1
+    on_cpu = all(_trains_on_cpu(side.values["train"]["device"]) for side in sides)
+    many = jobs or (cores if on_cpu else 1)
+    threads = max(1, cores // many)
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_on_signals())
+        report = _silent if quiet else _Progress()
+        pool = stack.enter_context(comparing.Pool(root, many, threads, report, stop))
+        return comparing.compare(sides, settings, pool.train)
+
+
+class _Progress:
+    """A line on stderr for every trial."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._count = 0
+
+    def __call__(self, trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
+        self._count += 1
+        averaged = "" if result.averaged is None else f", averaged {result.averaged:.4f}"
+        when = "kept" if kept else duration(result.seconds)
+        since = duration(time.monotonic() - self._started)
+        sys.stderr.write(
+            f"{self._count:4d}  {since}  {trial.label}: {result.loss:.4f}{averaged} ({when})\n"
+        )
+        sys.stderr.flush()
+
+
+def _silent(trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
+    """Report nothing."""
+
+
+def _trains_on_cpu(device: str) -> bool:
+    if device != "auto":
+        return device == "cpu"
+    import torch  # noqa: PLC0415 - only `auto` asks for it
+
+    return not torch.cuda.is_available()
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+        msg = f"expected comma-separated seeds, such as 10,11,12 (got {text!r}) @ --seeds"
+        raise ConfigError(msg)
+    seeds = tuple(int(part) for part in parts)
+    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if repeated:
+        msg = f"each seed may be given once (got {repeated[0]} twice) @ --seeds"
+        raise ConfigError(msg)
+    if _TUNING_SEED in seeds:
+        msg = (
+            f"seed {_TUNING_SEED} is what both sides are tuned on, and cannot be reported as well; "
+            f"give others @ --seeds"
+        )
+        raise ConfigError(msg)
+    return seeds
+
+
+def _prepared(root: Path) -> Path:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"cannot make {root}: {error.strerror}; give --out DIR"
+        raise RunDirectoryError(msg) from error
+    return root
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}; give --out DIR"
+        raise RunDirectoryError(msg) from error

@@ -1,0 +1,81 @@
+"""The findings as a page of its own, with the curves drawn."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from neaptide.report.html import figure_of, legend, page, paragraph, section, table
+from neaptide.report.svg import Series, axis, chart
+
+from .text import level_rows, number, rows, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CURVES = (("passes", "Validation loss by backward passes"), ("seconds", "Validation loss by time"))
+
+
+def comparison_page(found: Mapping[str, Any], title: str) -> str:
+    """Return one HTML document that loads nothing."""
+    kinds = [kind for kind in ("plain", "averaged") if any(_points(found, kind, "passes"))]
+    return page(
+        f"{title} - Neaptide",
+        (
+            f'<header><div class="title"><h1>{title}</h1></div></header>',
+            section("Result", *(paragraph(line) for line in verdict(found).splitlines())),
+            section("Curves", *(_drawn(found, key, heading) for key, heading in _CURVES)),
+            *(
+                section(
+                    "Weights as they are" if kind == "plain" else "Averaged weights",
+                    table(lines[0], lines[1:], caption="Losses and what they are worth"),
+                )
+                for kind in kinds
+                if (lines := rows(found, kind))
+            ),
+            section(
+                "To each loss",
+                table(
+                    (levels := level_rows(found))[0],
+                    levels[1:],
+                    caption="Backward passes and time to the baseline's losses",
+                ),
+            ),
+        ),
+    )
+
+
+def _points(found: Mapping[str, Any], kind: str, key: str) -> list[list[tuple[float, float]]]:
+    return [
+        [
+            (at[key], at[kind]["mean_loss"])
+            for at in side["budgets"]
+            if at[kind] is not None and math.isfinite(at[kind]["mean_loss"])
+        ]
+        for side in found["sides"].values()
+    ]
+
+
+def _drawn(found: Mapping[str, Any], key: str, heading: str) -> str:
+    series = [
+        Series(
+            label=name,
+            colour=colour,
+            lines=[points] if len(points) > 1 else (),
+            marks=[
+                (point, f"{name}, {point[0]:.4g} {key}: {number(point[1])}") for point in points
+            ],
+        )
+        for colour, (name, points) in enumerate(
+            zip(found["sides"], _points(found, "plain", key), strict=True)
+        )
+        if points
+    ]
+    across = [point[0] for one in series for point in one.points()]
+    down = [point[1] for one in series for point in one.points()]
+    if not across:
+        return ""
+    x = axis(min(across), max(across), kind="seconds" if key == "seconds" else "")
+    y = axis(min(down), max(down))
+    drawing = chart(heading, series, x=x, y=y, height=300)
+    return figure_of(heading, drawing, legend(series))

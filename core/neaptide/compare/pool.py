@@ -1,0 +1,168 @@
+"""Several workers that train trials at once, and what is already trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.errors import NeaptideError
+from neaptide.signals import Interrupted, StopRequest
+
+from .trials import Result, Trial, read_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    Report = Callable[[Trial, Result, bool], None]
+
+
+_LOOK = 0.2
+"""Seconds between two looks at whether a signal has arrived."""
+
+
+class TrialError(NeaptideError):
+    """A trial raised: the comparison cannot go on without it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # the code of what the trial raised
+
+
+@attrs.frozen
+class _Done:
+    trial: Trial
+    answer: dict[str, Any]
+
+
+class Pool:
+    """Trains trials in `jobs` processes of `threads` threads each; a context manager.
+
+    Results are kept below `root`, so that a comparison that was stopped goes on where it was.
+    """
+
+    def __init__(
+        self, root: Path, jobs: int, threads: int, report: Report, stop: StopRequest
+    ) -> None:
+        self._root = root
+        self._stop = stop
+        self._report = report
+        self._jobs = jobs
+        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self._workers: list[subprocess.Popen[str]] = []
+        self._waiting: queue.SimpleQueue[Trial | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the workers; those in the middle of a trial save it first."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for worker in self._workers:
+            if error is not None and worker.poll() is None:
+                worker.send_signal(signal.SIGTERM)
+        for thread in self._threads:
+            thread.join()
+
+    def train(self, trials: Sequence[Trial]) -> list[Result]:
+        """Return the results of `trials`, in their order; each is reported as it comes.
+
+        TrialError as soon as one raises, Interrupted when a worker was stopped.
+        """
+        results: dict[str, Result] = {}
+        missing: dict[str, Trial] = {}
+        for trial in trials:
+            kept = read_result(trial.directory(self._root), trial)
+            if kept is None:
+                missing.setdefault(trial.key, trial)
+            elif trial.key not in results:
+                results[trial.key] = kept
+                self._report(trial, kept, True)
+        self._start(len(missing))
+        for trial in missing.values():
+            self._waiting.put(trial)
+        for _ in missing:
+            done = self._next()
+            result = _result_of(done)
+            results[done.trial.key] = result
+            self._report(done.trial, result, False)
+        return [results[trial.key] for trial in trials]
+
+    def _next(self) -> _Done:
+        while True:
+            if self._stop.received is not None:
+                msg = "stopped by a signal; give the same command again to go on"
+                raise Interrupted(self._stop.received, msg)
+            with suppress(queue.Empty):
+                return self._done.get(timeout=_LOOK)
+
+    def _start(self, needed: int) -> None:
+        for _ in range(min(self._jobs, needed) - len(self._threads)):
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "neaptide.compare.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=(self._root / "workers.log").open("a"),
+                env=self._environment,
+                text=True,
+                # A Ctrl-C of the terminal would reach it beside our own signal, and the second of
+                # two leaves without saving.
+                start_new_session=True,
+            )
+            thread = threading.Thread(target=self._feed, args=(worker,), daemon=True)
+            self._workers.append(worker)
+            self._threads.append(thread)
+            thread.start()
+
+    def _feed(self, worker: subprocess.Popen[str]) -> None:
+        assert worker.stdin is not None, "opened as a pipe"
+        assert worker.stdout is not None, "opened as a pipe"
+        while (trial := self._waiting.get()) is not None:
+            asked = {**attrs.asdict(trial), "directory": str(trial.directory(self._root))}
+            try:
+                worker.stdin.write(json.dumps(asked) + "\n")
+                worker.stdin.flush()
+                answer = json.loads(worker.stdout.readline())
+            except (OSError, ValueError):
+                code = worker.wait()
+                text = f"the process that trained it ended with {_named(code)}"
+                answer = {"error": f"{text}; see {self._root / 'workers.log'}", "exit_code": 1}
+                if code in {-signal.SIGTERM, -signal.SIGINT}:
+                    answer = {"stopped": "stopped by a signal before it began"}
+            self._done.put(_Done(trial, answer))
+            if "stopped" in answer or worker.poll() is not None:
+                break
+        worker.stdin.close()
+        worker.wait()
+
+
+def _named(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _result_of(done: _Done) -> Result:
+    if "result" in done.answer:
+        return Result(**done.answer["result"])
+    if "stopped" in done.answer:
+        raise Interrupted(signal.SIGINT, done.answer["stopped"])
+    msg = f"{done.answer['error']} [{done.trial.label}]"
+    raise TrialError(msg, done.answer["exit_code"])

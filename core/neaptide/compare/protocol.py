@@ -1,0 +1,202 @@
+"""The order of a comparison: tune each side, train all seeds at all budgets, find out."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config.tables import at, leaves, overlay
+
+from .budget import curve, paired
+from .sides import BASELINE, CANDIDATE
+from .sweep import DECAY, INIT, LEARNING_RATE, WARMUP, Tuned, tune
+from .trials import Result, trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .sides import Side
+    from .trials import Trial
+
+    Train = Callable[[Sequence[Trial]], Sequence[Result]]
+
+STEP = math.sqrt(2.0)
+"""Between two budgets."""
+BUDGETS = (1 / STEP, 1.0, STEP)
+_LONGEST = 4.0
+"""Times the configured budget that a baseline is trained at most, to reach a candidate's loss."""
+KNOBS = (LEARNING_RATE, INIT, WARMUP, DECAY)
+
+
+@attrs.frozen
+class Settings:
+    """What is compared how."""
+
+    seeds: tuple[int, ...]
+    """Reported."""
+    tuning_seeds: tuple[int, ...] = (0,)
+    """Swept on; none of them is reported."""
+    sweeps: bool = True
+    budgets: tuple[float, ...] = BUDGETS
+    """Shares of the configured updates that the baseline is trained for."""
+    candidate_budgets: tuple[float, ...] = (1 / STEP, 1.0)
+
+
+@attrs.frozen
+class Run:
+    """One reported trial and what came of it."""
+
+    side: str
+    seed: int
+    fraction: float
+    result: Result
+
+
+@attrs.frozen
+class Comparison:
+    """Everything that was measured."""
+
+    settings: Settings
+    sides: tuple[Side, ...]
+    """With what was tuned laid over."""
+    tuned: Mapping[str, Tuned]
+    runs: tuple[Run, ...]
+
+    def of(self, side: str, fraction: float) -> list[Run]:
+        """Return the runs of a side at a budget, by seed."""
+        return [run for run in self.runs if run.side == side and run.fraction == fraction]
+
+
+def compare(sides: Sequence[Side], settings: Settings, train: Train) -> Comparison:
+    """Tune the sides, train them, and lengthen the baseline until it reaches the candidate."""
+    tuned: dict[str, Tuned] = {}
+    final: list[Side] = []
+    for side in sides:
+        start = side.values
+        if settings.sweeps:
+            start = _with_common(start, tuned.get(BASELINE))
+            found = _tuned(side, start, settings, train)
+            tuned[side.name] = found
+            start = _laid(start, found.changes)
+        final.append(attrs.evolve(side, values=start))
+    runs = _trained(final, settings, train)
+    baseline = final[0]
+    fraction = max(settings.budgets)
+    while fraction * STEP <= _LONGEST * 1.001 and _lies_beyond(runs, settings):
+        fraction *= STEP
+        runs += _run(train, [(baseline, fraction, seed) for seed in settings.seeds])
+    return Comparison(settings, tuple(final), tuned, tuple(runs))
+
+
+def losses_of(runs: Sequence[Run], side: str, kind: str) -> list[tuple[float, float]]:
+    """Return (passes, loss) of a side's runs; `kind` is `loss`, `averaged` or `best`."""
+    return [
+        (float(run.result.updates), _loss(run, kind))
+        for run in runs
+        if run.side == side and math.isfinite(_loss(run, kind))
+    ]
+
+
+def multipliers(
+    runs: Sequence[Run], side: str, fraction: float, kind: str
+) -> dict[int, float | None]:
+    """Return what each seed's run of `side` is worth in passes of the baseline.
+
+    None for a run that diverged or lies outside the baseline's curve.
+    """
+    points = losses_of(runs, BASELINE, kind)
+    reference = {run.seed: run for run in runs if run.side == BASELINE and run.fraction == 1.0}
+    found: dict[int, float | None] = {}
+    for run in runs:
+        if run.side != side or run.fraction != fraction:
+            continue
+        other = reference.get(run.seed)
+        mine = _loss(run, kind)
+        theirs = math.nan if other is None else _loss(other, kind)
+        worth = None
+        if points and other is not None and math.isfinite(mine) and math.isfinite(theirs):
+            passes = float(run.result.updates)
+            worth = paired(curve(points), other.result.updates, mine, theirs, passes)
+        found[run.seed] = worth
+    return found
+
+
+def _loss(run: Run, kind: str) -> float:
+    value: float | None = getattr(run.result, kind)
+    return math.nan if value is None else value
+
+
+def _tuned(side: Side, values: Mapping[str, Any], settings: Settings, train: Train) -> Tuned:
+    # What is common to all sides was tuned with the baseline.
+    knobs = KNOBS if side.name == BASELINE else (LEARNING_RATE,)
+
+    def ask(options: Sequence[Mapping[str, Any]]) -> list[float]:
+        asked = [
+            trial(f"tune {side.name}{_told(changes)},", values, seed, 1.0, changes)
+            for changes in options
+            for seed in settings.tuning_seeds
+        ]
+        losses = [result.best for result in train(asked)]
+        seeds = len(settings.tuning_seeds)
+        return [fmean(losses[i * seeds : (i + 1) * seeds]) for i in range(len(options))]
+
+    return tune(values, knobs, ask)
+
+
+def _with_common(values: Mapping[str, Any], baseline: Tuned | None) -> Mapping[str, Any]:
+    """Lay the baseline's initialisation, warmup and decay over another side's configuration."""
+    if baseline is None:
+        return values
+    common = {
+        section: table for section, table in baseline.changes.items() if section != "optimizer"
+    }
+    return _laid(values, common)
+
+
+def _laid(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    return overlay(dict(values), dict(changes))
+
+
+def _trained(sides: Sequence[Side], settings: Settings, train: Train) -> list[Run]:
+    wanted = []
+    for seed in settings.seeds:  # side by side, so that what slows the machine slows them all
+        for side in sides:
+            fractions = {
+                BASELINE: settings.budgets,
+                CANDIDATE: settings.candidate_budgets,
+            }.get(side.name, (1.0,))
+            wanted += [(side, fraction, seed) for fraction in fractions]
+    return _run(train, wanted)
+
+
+def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Run]:
+    trials = [
+        trial(f"{side.name},", side.values, seed, fraction, {}) for side, fraction, seed in wanted
+    ]
+    return [
+        Run(side.name, seed, fraction, result)
+        for (side, fraction, seed), result in zip(wanted, train(trials), strict=True)
+    ]
+
+
+def _lies_beyond(runs: Sequence[Run], settings: Settings) -> bool:
+    """Say whether the candidate's best is better than the baseline at its longest."""
+    sides = {run.side for run in runs} - {BASELINE}
+    points = losses_of(runs, BASELINE, "best")
+    if not points:
+        return False
+    reached = curve(points).losses[-1]
+    means = [
+        fmean(run.result.best for run in runs if run.side == side and run.fraction == fraction)
+        for side in sides
+        for fraction in settings.candidate_budgets
+        if any(run.side == side and run.fraction == fraction for run in runs)
+    ]
+    return min(means, default=math.inf) < reached
+
+
+def _told(changes: Mapping[str, Any]) -> str:
+    return "".join(f" {path[-1]} {at(changes, path)}" for path in leaves(changes))

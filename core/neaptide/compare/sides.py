@@ -1,0 +1,155 @@
+"""The configurations that are compared: with and without prediction, told apart by claims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config import structure, unstructure
+from neaptide.config.tables import overlay
+from neaptide.enabling import DYNAMICS, PREDICTOR, configured
+from neaptide.errors import ConfigError
+from neaptide.registry import installed_plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from neaptide.config import RunConfig
+    from neaptide.plugin import PluginSpec
+
+BASELINE = "baseline"
+CANDIDATE = "candidate"
+WITHOUT_JUMPS = "candidate-without-jumps"
+WITH_JUMPS = "baseline-with-jumps"
+
+AVERAGING = "evaluation.weights"
+"""The claim of plugins that evaluate another form of the weights, such as their average."""
+
+
+@attrs.frozen
+class Side:
+    """One configuration of the comparison, by the name the results give it."""
+
+    name: str
+    values: Mapping[str, Any]
+    """The whole configuration as a nested table."""
+
+    @property
+    def predicts(self) -> bool:
+        """Whether a plugin of it proposes updates."""
+        return any(PREDICTOR in spec.claims for spec in _ordered(self.values))
+
+
+def sides_of(config: RunConfig, against: RunConfig | None) -> list[Side]:
+    """Return what to train: the baseline, the candidate and, of two configs, the parts alone.
+
+    Without `against` the baseline is `config` without its predictor, and the candidate's gain is
+    the jump's alone. With it the two may differ in anything: their predictor is then also taken
+    from the one and given to the other. ConfigError where there is nothing to compare.
+    """
+    candidate = Side(CANDIDATE, _prepared(config))
+    if against is None:
+        if not candidate.predicts:
+            msg = (
+                "nothing to compare: no enabled plugin claims 'predictor'; enable one, or name "
+                "the other side with --against FILE @ plugins"
+            )
+            raise ConfigError(msg)
+        return [Side(BASELINE, without_prediction(candidate.values)), candidate]
+    baseline = Side(BASELINE, _prepared(against))
+    if baseline.values == candidate.values:
+        msg = "the two configurations are the same: nothing to compare @ --against"
+        raise ConfigError(msg)
+    _check_same_task(baseline.values, candidate.values)
+    sides = [baseline, candidate]
+    if candidate.predicts and not baseline.predicts:
+        plain = Side(WITHOUT_JUMPS, without_prediction(candidate.values))
+        if plain.values != baseline.values:
+            with_jumps = Side(WITH_JUMPS, with_prediction(baseline.values, candidate.values))
+            sides += [plain, with_jumps]
+    return sides
+
+
+def without_prediction(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration without what proposes updates, forecasts or needs who does."""
+    predicting = _predicting(_ordered(values))
+    kept = {name: table for name, table in values["plugins"].items() if name not in predicting}
+    changed = _without_confidence(values)
+    return _checked({**changed, "plugins": kept})
+
+
+def with_prediction(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` with the predictor, the forecasts and the phases of `other`."""
+    taken = _predicting(_ordered(other))
+    tables = {name: table for name, table in other["plugins"].items() if name in taken}
+    plugins = {**values["plugins"], **tables}
+    return _checked({**values, "plugins": plugins, "phases": other["phases"]})
+
+
+def _predicting(ordered: Sequence[PluginSpec]) -> set[str]:
+    names = {spec.name for spec in ordered if {PREDICTOR, DYNAMICS} & set(spec.claims)}
+    provided = {claim for spec in ordered if spec.name not in names for claim in spec.claims}
+    provided |= {spec.name for spec in ordered if spec.name not in names}
+    while True:
+        left = {
+            spec.name
+            for spec in ordered
+            if spec.name not in names and not set(spec.requires) <= provided
+        }
+        if not left:
+            return names
+        names |= left
+        provided -= left
+
+
+def _prepared(config: RunConfig) -> dict[str, Any]:
+    """Return the whole configuration, quiet, and with an average to evaluate where there is one."""
+    full, ordered = configured(config)
+    if not any(AVERAGING in spec.claims for spec in ordered):
+        averaging = averaging_plugins()
+        if averaging:
+            full, _ = configured(full, averaging[:1])
+    quiet = {"run": {"dir": None, "progress": "quiet"}, "eval": {"every": 0}}
+    return overlay(unstructure(full), quiet)
+
+
+def averaging_plugins() -> list[str]:
+    """Return the installed plugins that evaluate an average and change nothing else."""
+    return sorted(
+        spec.name
+        for spec in installed_plugins().usable().values()
+        if AVERAGING in spec.claims and spec.numerics == "exact"
+    )
+
+
+def _without_confidence(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the knob that only a dynamics model may have."""
+    phases = {**values["phases"], "predict": {**values["phases"]["predict"]}}
+    phases["predict"].pop("confidence", None)
+    return {**values, "phases": phases}
+
+
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    full, _ = configured(dict(values))
+    return unstructure(full)
+
+
+def _ordered(values: Mapping[str, Any]) -> list[PluginSpec]:
+    return configured(structure(dict(values), installed_plugins().usable()))[1]
+
+
+def _check_same_task(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    for section, keys in (
+        ("data", ("name", "options")),
+        ("train", ("steps", "batch_size")),
+        ("eval", ("batches",)),
+    ):
+        for key in keys:
+            if one[section].get(key) != other[section].get(key):
+                msg = (
+                    f"both sides must have the same {section}.{key}, or their losses say nothing "
+                    f"of one another (got {one[section].get(key)!r} and "
+                    f"{other[section].get(key)!r}) @ --against"
+                )
+                raise ConfigError(msg)

@@ -1,0 +1,133 @@
+"""Tunes one side: its learning rate and, of a baseline, what else decides how well it does."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config.tables import overlay
+from neaptide.enabling import split_name
+from neaptide.registry import installed_plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Changes = Mapping[str, Any]
+    Ask = Callable[[Sequence[Changes]], Sequence[float]]
+
+LEARNING_RATE, INIT, WARMUP, DECAY = "learning rate", "initialisation", "warmup", "decay"
+_FACTOR = 2.0  # between two rates of the first grid
+_EDGES = 5  # times a best rate at the edge of the grid lets it grow
+_SWEPT = "sweep"
+"""In a model option's metadata: the factors by which to multiply its value."""
+
+
+@attrs.frozen
+class Tuned:
+    """What a sweep chose, and all it tried."""
+
+    changes: Mapping[str, Any]
+    """To lay over the side's configuration."""
+    swept: tuple[str, ...]
+    tried: tuple[tuple[Mapping[str, Any], float], ...]
+    """Each setting with its validation loss, in the order they were tried."""
+
+
+def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
+    """Return the best of what `knobs` name, one after the other, each at the best of those before.
+
+    `ask` trains with each of several changes and returns their losses, inf where one diverged. The
+    rate is tried at half, once and twice its value, further where the best is at the edge, and last
+    at a factor of sqrt(2) to both sides of the best.
+    """
+    tried: list[tuple[Changes, float]] = []
+
+    def measured(options: Sequence[Changes]) -> list[float]:
+        losses = list(ask(options))
+        tried.extend(zip(options, losses, strict=True))
+        return losses
+
+    best: Changes = {}
+    swept: list[str] = []
+    if LEARNING_RATE in knobs:
+        best = _rate(values, measured)
+        swept.append(LEARNING_RATE)
+    for knob in knobs:
+        options = alternatives(knob, overlay(dict(values), dict(best)))
+        if options:
+            changed = [overlay(dict(best), dict(option)) for option in options]
+            known = _loss_of(best, tried) if tried else measured([best])[0]
+            losses = [known, *measured(changed)]
+            best = [best, *changed][_least(losses)]
+            swept.append(knob)
+    return Tuned(best, tuple(swept), tuple(tried))
+
+
+def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what else than the present setting to try of `knob`; nothing where it has no say."""
+    schedule = values["schedule"]
+    if knob == WARMUP:
+        now = schedule["warmup_steps"]
+        steps = sorted({now // 2, max(2 * now, values["train"]["steps"] // 20)} - {now})
+        return [{"schedule": {"warmup_steps": count}} for count in steps]
+    if knob == DECAY:
+        names = [name for name in ("linear", "cosine") if name != schedule["name"]]
+        return [{"schedule": {"name": name}} for name in names]
+    if knob == INIT:
+        return [
+            {"model": {"options": {name: now * factor}}}
+            for name, now, factors in _scalable(values)
+            for factor in factors
+        ]
+    return []
+
+
+def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
+    """Return the model's options whose manifest asks for a sweep: name, value now, factors."""
+    scheme, name = split_name(values["model"]["name"])
+    if not scheme:
+        return []
+    spec = installed_plugins().for_scheme(f"model:{scheme}", "model.name")
+    options = spec.options.get(f"model:{name}")
+    if options is None:
+        return []
+    given = values["model"]["options"]
+    return [
+        (field.name, given.get(field.name, field.default), field.metadata[_SWEPT])
+        for field in attrs.fields(options)
+        if _SWEPT in field.metadata
+    ]
+
+
+def _rate(values: Mapping[str, Any], measured: Ask) -> Changes:
+    centre = values["optimizer"]["lr"]
+    losses: dict[float, float] = {}
+
+    def try_rates(rates: Sequence[float]) -> None:
+        fresh = [rate for rate in rates if rate not in losses]
+        asked = measured([_with_rate(rate) for rate in fresh])
+        losses.update(zip(fresh, asked, strict=True))
+
+    try_rates([centre / _FACTOR, centre, centre * _FACTOR])
+    for _ in range(_EDGES):
+        best, ordered = min(losses, key=losses.__getitem__), sorted(losses)
+        if best not in {ordered[0], ordered[-1]}:
+            break
+        try_rates([best / _FACTOR if best == ordered[0] else best * _FACTOR])
+    best = min(losses, key=losses.__getitem__)
+    try_rates([best / math.sqrt(_FACTOR), best * math.sqrt(_FACTOR)])
+    return _with_rate(min(losses, key=losses.__getitem__))
+
+
+def _with_rate(rate: float) -> dict[str, Any]:
+    return {"optimizer": {"lr": float(f"{rate:.4g}")}}
+
+
+def _loss_of(changes: Changes, tried: Sequence[tuple[Changes, float]]) -> float:
+    return next(loss for known, loss in reversed(tried) if known == changes)
+
+
+def _least(losses: Sequence[float]) -> int:
+    return min(range(len(losses)), key=losses.__getitem__)

@@ -1,0 +1,105 @@
+"""Trains one trial in this process."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from neaptide import assembly
+from neaptide.config import RunConfig, structure
+from neaptide.config.tables import overlay
+from neaptide.errors import DivergedError, RunDirectoryError
+from neaptide.registry import installed_plugins
+from neaptide.trainer import HybridTrainer
+
+from .sides import AVERAGING
+from .trials import Result, Trial, read_result, write_result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def train(trial: Trial, directory: Path) -> Result:
+    """Train `trial` in `directory`, going on where an interrupted run of it stands.
+
+    Raises Interrupted after a signal, with the training saved. A run that diverges, or ends with a
+    validation loss that is not finite, has an infinite loss: that is a result.
+    """
+    done = read_result(directory, trial)
+    if done is not None:
+        return done
+    values = overlay(dict(trial.values), {"run": {"dir": str(directory)}})
+    config = structure(values, installed_plugins().usable())
+    try:
+        with HybridTrainer.from_config(config) as trainer:
+            result = _trained(trainer, config, directory)
+    except DivergedError:
+        result = _diverged(directory)
+    write_result(directory, trial, result)
+    # What a comparison needs is in the result; a checkpoint of each trial would fill a disk.
+    with suppress(FileNotFoundError):
+        shutil.rmtree(directory / "checkpoints")
+    return result
+
+
+def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Result:
+    data = assembly.build_data(config, trainer.hooks)
+    if data.validation is None:
+        msg = "the data has no validation batches to compare losses on @ data.name"
+        raise RunDirectoryError(msg)
+    summary = trainer.fit(data, resume="auto")
+    averages = any(AVERAGING in spec.claims for spec in trainer.hooks.specs.values())
+    plain = trainer.evaluate(data.validation, plain=True) if averages else summary["val_loss"]
+    seconds, jump_seconds = _times(directory)
+    return Result(
+        loss=_finite(plain),
+        averaged=_finite(summary["val_loss"]) if averages else None,
+        updates=summary["steps"],
+        seconds=seconds,
+        jumps=summary["jumps"],
+        refused=_count(directory, "jump.refused"),
+        predicted=trainer.state.predicted,
+        jump_seconds=jump_seconds,
+        digest=summary["digest"],
+    )
+
+
+def _diverged(directory: Path) -> Result:
+    seconds, jump_seconds = _times(directory)
+    refused = _count(directory, "jump.refused")
+    return Result(math.inf, math.inf, 0, seconds, 0, refused, 0, jump_seconds, "")
+
+
+def _finite(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _times(directory: Path) -> tuple[float, float]:
+    """Return the seconds of all steps, and those of the accepted jumps in them."""
+    total = jumps = 0.0
+    with (directory / "steps.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["was_predicted"] == "true":
+                jumps += float(row["seconds"])
+            else:
+                total += float(row["seconds"])
+    return total, jumps + _sum(directory, "jump.refused", "seconds")
+
+
+def _events(directory: Path, event: str) -> list[dict[str, Any]]:
+    path = directory / "events.jsonl"  # none is written where nothing happened
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines if f'"{event}"' in line]
+    return [entry for entry in found if entry.get("event") == event]
+
+
+def _count(directory: Path, event: str) -> int:
+    return len(_events(directory, event))
+
+
+def _sum(directory: Path, event: str, key: str) -> float:
+    return sum(float(entry[key]) for entry in _events(directory, event))

@@ -1,0 +1,106 @@
+"""A trial: one training run of a comparison, and where its result is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.config.tables import overlay
+from neaptide.replacing import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+RESULT = "result.json"
+
+
+@attrs.frozen
+class Trial:
+    """What is trained: a whole configuration as a nested table, run directory left out."""
+
+    label: str
+    """For people: side, seed, budget and what was changed."""
+    values: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """A digest of everything the result depends on."""
+        text = json.dumps(self.values, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def directory(self, root: Path) -> Path:
+        """Return where it trains; the same configuration trains once, whatever side it is of."""
+        return root / "trials" / self.key
+
+
+@attrs.frozen
+class Result:
+    """What came of a trial. A run that diverged has infinite losses."""
+
+    loss: float
+    """Validation loss of the weights as they are at the end."""
+    averaged: float | None
+    """Validation loss of what a plugin put in their place, such as their average."""
+    updates: int
+    """Ordinary updates: backward passes of whole batches."""
+    seconds: float
+    """Time in the steps, jumps and all bookkeeping included, data and evaluation not."""
+    jumps: int
+    refused: int
+    predicted: int
+    """Updates that the accepted jumps stand for."""
+    jump_seconds: float
+    """Of `seconds`: what proposing and judging took."""
+    digest: str
+
+    @property
+    def best(self) -> float:
+        """The smaller of both losses."""
+        return self.loss if self.averaged is None else min(self.loss, self.averaged)
+
+
+def trial(
+    label: str, values: Mapping[str, Any], seed: int, fraction: float, changes: Mapping[str, Any]
+) -> Trial:
+    """Return the trial of a side at a share of its budget, with its schedule scaled along.
+
+    The decay ends with the last update and the warmup keeps its share, as somebody with that
+    budget would have set them; `changes` are laid over.
+    """
+    values = overlay(dict(values), dict(changes))
+    steps = max(1, round(values["train"]["steps"] * fraction))
+    warmup = round(values["schedule"]["warmup_steps"] * fraction)
+    budget = {"train": {"steps": steps}, "schedule": {"warmup_steps": warmup}}
+    named = f"{label} seed {seed} {steps} updates"
+    return Trial(named, overlay(values, {**budget, "seed": seed}))
+
+
+def read_result(directory: Path, trial: Trial) -> Result | None:
+    """Return the result of `trial`, None where there is none, or not one of this configuration."""
+    try:
+        found = json.loads((directory / RESULT).read_bytes())
+        if found.pop("values") != json.loads(json.dumps(trial.values)):
+            return None
+        return Result(**{key: _number(value) for key, value in found.items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def write_result(directory: Path, trial: Trial, result: Result) -> None:
+    """Write it, atomically, with the configuration it belongs to."""
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = {key: _text(value) for key, value in attrs.asdict(result).items()}
+    document = json.dumps({**kept, "values": trial.values}, indent=1)
+    replace_file(directory / RESULT, document.encode())
+
+
+def _text(value: Any) -> Any:
+    return "inf" if value == float("inf") else value  # JSON has none
+
+
+def _number(value: Any) -> Any:
+    return float("inf") if value == "inf" else value

@@ -1,0 +1,59 @@
+"""`python -m neaptide.compare.worker`: trains trials as they come, a line of JSON each.
+
+A process of its own, so that several train at once; it lives on from trial to trial, because
+importing torch takes longer than a small run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide.errors import NeaptideError
+from neaptide.signals import Interrupted
+
+from .trials import Trial
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answer each request `{"label", "values", "directory"}` with a result or an error."""
+    from .training import train  # noqa: PLC0415 - imports torch: after the process has answered
+
+    for line in requests:
+        asked = json.loads(line)
+        try:
+            result = train(Trial(asked["label"], asked["values"]), Path(asked["directory"]))
+            answer: dict[str, Any] = {"result": attrs.asdict(result)}
+        except Interrupted as error:
+            answer = {"stopped": str(error)}
+        except NeaptideError as error:
+            answer = {"error": str(error), "exit_code": error.exit_code}
+        except Exception as error:  # noqa: BLE001 - of a user's or a plugin's code: one trial is lost
+            notes = "; ".join(getattr(error, "__notes__", ()))
+            text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+            answer = {"error": " ".join(text.split()), "exit_code": 1}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if "stopped" in answer:
+            return
+
+
+def main() -> None:
+    """Serve on stdin and stdout; what training code prints goes to stderr instead."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    # So that `my_module:factory` beside the config is found, as python -m finds it.
+    sys.path.insert(0, str(Path.cwd()))
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

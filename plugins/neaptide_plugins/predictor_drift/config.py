@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
-from attrs.validators import and_, ge, gt, in_, le, lt
+from attrs.validators import and_, ge, gt, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
+from neaptide.predictors.settings import WindowSettings
 
 
 @attrs.frozen(kw_only=True)
-class PredictorDriftConfig:
+class PredictorDriftConfig(WindowSettings):
     """`[plugins.predictor-drift]`."""
 
     window_fraction: float = field(
@@ -27,16 +26,6 @@ class PredictorDriftConfig:
         validator=and_(gt(0.0), le(1.0)),
         help="share of the distance between the two halves' means that a jump goes",
     )
-    sample_every: int = field(5, validator=ge(1), help="updates between two samples of the weights")
-    tier: Literal["device", "host"] = field(
-        "host", validator=in_(("device", "host")), help="where the accumulator is kept"
-    )
-    rounding: Literal["nearest", "stochastic"] = field(
-        "nearest",
-        validator=in_(("nearest", "stochastic")),
-        help="how bfloat16 and float16 weights take a jump; stochastic keeps on average what is "
-        "less than half of their last digit",
-    )
 
     @max_window.validator
     def _longest_is_longer(self, _attribute: attrs.Attribute[int], value: int) -> None:
@@ -50,6 +39,7 @@ SPEC = PluginSpec(
     load="neaptide_plugins.predictor_drift.plugin:PredictorDrift",
     config=PredictorDriftConfig,
     summary="Predicts updates from the drift between the two halves of a long window.",
+    version=2,
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

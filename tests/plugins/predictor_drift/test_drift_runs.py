@@ -46,8 +46,8 @@ def first_jump(
     samples: list[dict[str, torch.Tensor]] = []
     with trainer:
         for batch in batches:
-            window = predictor_of(trainer).state_dict()["window"] or {"sums": {}}
-            sums = {name: total.clone() for name, total in window["sums"].items()}
+            window = predictor_of(trainer).state_dict()["window"] or {"rows": {}}
+            sums = {name: rows[0]["values"].clone() for name, rows in window["rows"].items()}
             result = trainer.step(batch)
             if result.jump is not None:
                 return result, samples, sums

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from neaptide.predict import apply
+from neaptide.predictors.held import Storage
+from neaptide.predictors.window import Plan, Window
 from neaptide.spans import Span
 from neaptide_plugins.predictor_drift.config import PredictorDriftConfig
 from neaptide_plugins.predictor_drift.plugin import PredictorDrift
-from neaptide_plugins.predictor_drift.window import DriftWindow
 
 if TYPE_CHECKING:
     from neaptide import Update
@@ -21,8 +22,12 @@ ELEMENTS = 20_000
 
 def proposal(delta: torch.Tensor, rounding: str) -> Update:
     plugin = PredictorDrift(PredictorDriftConfig(rounding=rounding, scale=1.0))  # type: ignore[arg-type]
-    window = DriftWindow(2, 1, torch.device("cpu"))
-    window.position, window.sums = 4, {"weight": delta}
+    storage = Storage(plugin.ops, torch.device("cpu"))
+    span = span_of(delta)
+    window = Window.open(Plan(2, 1), plugin.coefficients, [span], storage, "float32", began=0)
+    for weight in (torch.zeros_like(delta), delta):
+        window.add(span.name, weight)
+        window.advance()
     plugin._window = window
     update = plugin.propose_update(10)
     assert update is not None

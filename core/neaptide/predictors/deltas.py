@@ -1,0 +1,78 @@
+"""Deltas of several jumps, added up compactly until they are applied in one pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from .held import Held, pieces, seed_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .held import Storage
+    from .settings import State
+    from .window import Window
+
+
+@attrs.define(eq=False)
+class Deltas:
+    """The sum of the deltas of `count` jumps that stand for `horizon` updates together."""
+
+    storage: Storage
+    state: State
+    sums: dict[str, Held] = attrs.field(factory=dict)
+    count: int = 0
+    horizon: int = 0
+
+    def reserve(self, name: str, shape: tuple[int, ...]) -> None:
+        """Have room for the deltas of a weight; anew where it has another shape."""
+        held = self.sums.get(name)
+        if held is None or not held.fits(shape, self.state):
+            self.sums[name] = self.storage.zeros(shape, self.state)
+
+    def add(self, name: str, delta: torch.Tensor, when: int) -> None:
+        """Add what the coming jump changes a weight by; in float32 that is a plain sum.
+
+        `when` counts updates: another rounding each time.
+        """
+        self.reserve(name, tuple(delta.shape))
+        flat = delta.reshape(-1)
+        for start, stop in pieces(len(flat)):
+            part = flat[start:stop].to(self.storage.proposes_on, torch.float32)
+            self.sums[name].add(start, part, 1.0, seed_of(when, name, "delta", start))
+
+    def take(self, window: Window, gains: Sequence[float], horizon: int, when: int) -> None:
+        """Add one jump: what `gains` of the window's rows come to, for `horizon` updates."""
+        for name in window.rows:
+            delta = window.combined(name, gains)
+            if delta is not None:
+                self.add(name, delta, when)
+        self.count += 1
+        self.horizon += horizon
+
+    def total(self, name: str, scale: float) -> torch.Tensor | None:
+        """Return `scale` times the sum of a weight's deltas, float32; None where there is none."""
+        held = self.sums.get(name)
+        return None if held is None else held.whole(self.storage.proposes_on) * scale
+
+    def clear(self) -> None:
+        """Begin again from zero."""
+        for held in self.sums.values():
+            held.clear()
+        self.count = self.horizon = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it for a checkpoint."""
+        return {
+            "count": self.count,
+            "horizon": self.horizon,
+            "sums": {name: held.state_dict() for name, held in self.sums.items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self.count, self.horizon = saved["count"], saved["horizon"]
+        self.sums = {name: self.storage.load(held) for name, held in saved["sums"].items()}

@@ -1,0 +1,45 @@
+"""The settings that predictors over a window share. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+from attrs.validators import and_, ge, gt, in_, le
+
+from neaptide.config import field
+
+State = Literal["float32", "bfloat16", "int8"]
+Place = Literal["device", "host", "pinned"]
+
+
+@attrs.frozen(kw_only=True)
+class WindowSettings:
+    """Base of a predictor's config class."""
+
+    scale: float = field(
+        0.5,
+        validator=and_(gt(0.0), le(1.0)),
+        help="share of `phases.predict.max_horizon` that a jump goes",
+    )
+    sample_every: int = field(5, validator=ge(1), help="updates between two samples of the weights")
+    tier: Place = field(
+        "host",
+        validator=in_(("device", "host", "pinned")),
+        help="where what is sampled is kept; `pinned` is page-locked RAM, used from the GPU",
+    )
+    state: State = field(
+        "float32",
+        validator=in_(("float32", "bfloat16", "int8")),
+        help="how it is kept; below float32 as distances to the first sample, rounded "
+        "stochastically",
+    )
+    apply_every: int = field(
+        1, validator=ge(1), help="windows whose proposals are added up to one jump"
+    )
+    rounding: Literal["nearest", "stochastic"] = field(
+        "nearest",
+        validator=in_(("nearest", "stochastic")),
+        help="how bfloat16 and float16 weights take a jump; stochastic keeps on average what is "
+        "less than half of their last digit",
+    )

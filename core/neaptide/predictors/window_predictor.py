@@ -1,0 +1,246 @@
+"""The hooks of a predictor over a window: it rides along, and proposes when the window is full."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import attrs
+import torch
+
+from neaptide import PACE, PREDICT, WARMUP, Outcome, Pace, Plugin, Update, hookimpl
+
+from .deltas import Deltas
+from .held import Ops, Storage, held_bytes, storage_for
+from .settings import WindowSettings
+from .window import Window, window_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from neaptide import Ledger, ParameterStore, Phase, Run, Span
+    from neaptide.memory import Tier
+
+    from .window import Plan
+
+S = TypeVar("S", bound=WindowSettings)
+
+
+@attrs.frozen
+class Gains:
+    """A proposal: `sum_j values[j] * rows[j]`, which stands for `horizon` updates."""
+
+    values: tuple[float, ...]
+    horizon: int = attrs.field(validator=attrs.validators.gt(0))
+
+
+@attrs.define(eq=False)
+class WindowPredictor(Plugin[S], Generic[S]):
+    """One window at a time: the first after Warmup, a new one when a proposal was judged.
+
+    A subclass says how windows are planned, what is summed up in them, and what that predicts.
+    """
+
+    name: ClassVar[str]
+    """The plugin's."""
+    ops: ClassVar[Ops]
+
+    _run: Run | None = attrs.field(init=False, default=None)
+    _store: ParameterStore | None = attrs.field(init=False, default=None)
+    _deltas: Deltas | None = attrs.field(init=False, default=None)
+    _window: Window | None = attrs.field(init=False, default=None)
+    _updates: int = attrs.field(init=False, default=0)
+    _proposed: bool = attrs.field(init=False, default=False)  # of this window, yet to be judged
+    _poisoned: bool = attrs.field(init=False, default=False)  # the newest sample, and it was said
+    _pageable: bool = attrs.field(init=False, default=False)  # and it was said
+    _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
+
+    @abstractmethod
+    def plan(self, updates: int, stretch: float) -> Plan:
+        """Return the plan of the window that begins after `updates` updates.
+
+        `stretch` multiplies its usual length.
+        """
+
+    @abstractmethod
+    def coefficients(self, index: int, samples: int) -> Sequence[float]:
+        """Return what the sample number `index`, from 0, is multiplied by in each row."""
+
+    @abstractmethod
+    def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
+        """Return what a full window predicts at most `horizon` updates ahead; None for nothing.
+
+        `scale` is the setting, times the pace.
+        """
+
+    @hookimpl
+    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+        """Ride along with the updates."""
+        self._run, self._store = run, store
+        if self.config.apply_every > 1:
+            self._deltas = Deltas(self._storage, self.config.state)
+        self._leave = store.ride(self._follow)
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        """Get off."""
+        if self._leave is not None:
+            self._leave()
+
+    @hookimpl
+    def on_phase_enter(self, phase: Phase) -> None:
+        """Open the first window when Warmup is over, a new one once a proposal was judged."""
+        if phase is PREDICT:
+            return
+        if self._proposed or (self._window is None and phase is not WARMUP):
+            self._open()
+
+    @property
+    def _storage(self) -> Storage:
+        assert self._run is not None, "the run has not started"
+        return storage_for(self.config.tier, self._run.device, self.ops, self._note_pageable)
+
+    def _note_pageable(self, reason: str) -> None:
+        self._pageable = self._pageable or self._warn("pageable", reason=reason)
+
+    def _warn(self, event: str, **values: Any) -> bool:
+        if self._run is not None:
+            name = f"{self.name}.{event}"
+            self._run.log.warning(name, **values)
+        return True
+
+    @property
+    def _pace(self) -> Pace:
+        pace = self._run.stash.get(PACE) if self._run else None
+        return pace or Pace()
+
+    def _sampled(self) -> list[Span]:
+        spans = self._store.spans() if self._store else []
+        return [span for span in spans if span.trainable and span.dtype.is_floating_point]
+
+    def _open(self) -> None:
+        config, spans, before = self.config, self._sampled(), self._window
+        if self._deltas is not None:
+            if self._proposed and self._deltas.count >= config.apply_every:
+                self._deltas.clear()
+            for span in spans:
+                self._deltas.reserve(span.name, span.shape)
+        self._window, self._proposed = None, False
+        plan = self.plan(self._updates, self._pace.window)
+        self._window = Window.open(
+            plan,
+            self.coefficients,
+            spans,
+            self._storage,
+            config.state,
+            began=self._updates,
+            before=before,
+        )
+
+    def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
+        if self._window is not None and delta is None and self._window.samples_next:
+            self._window.add(span.name, weight)
+
+    @hookimpl
+    def around_train_step(self) -> Callable[..., Any]:
+        """Count the updates that were made."""
+
+        def counted(following: Callable[..., Any], **arguments: Any) -> Any:
+            applied = False
+            try:
+                trained = following(**arguments)
+                applied = trained.outcome is Outcome.APPLIED
+            finally:
+                self._count(applied=applied)
+            return trained
+
+        return counted
+
+    def _count(self, *, applied: bool) -> None:
+        window = self._window
+        self._updates += applied
+        if window is None:
+            return
+        if not applied:
+            if window.touched:  # an update inside the backward that then failed: a torn sample
+                self._open()
+            return
+        sampled = window.touched
+        if not window.advance():
+            self._poisoned = self._poisoned or self._warn("poisoned", update=self._updates)
+            self._open()
+        elif sampled:
+            self._poisoned = False
+
+    @hookimpl
+    def propose_update(self, horizon: int) -> Update | None:
+        """Propose what a full window predicts; a window is asked once, and a new one follows."""
+        window, deltas, pace = self._window, self._deltas, self._pace
+        if window is None or not window.full:
+            return None
+        again, self._proposed = self._proposed, True  # again: the step before this one failed
+        scale = self.config.scale * pace.scale
+        gains = self.predict(window, horizon, scale) if scale else None
+        if deltas is None:
+            if gains is None:
+                return None
+            return self._update(gains.horizon, lambda name: window.combined(name, gains.values))
+        if gains is not None and not again:
+            deltas.take(window, gains.values, gains.horizon, self._updates)
+        if deltas.count < self.config.apply_every or not scale:
+            return None
+        share, reached = min(1.0, horizon / deltas.horizon), min(horizon, deltas.horizon)
+        return self._update(reached, lambda name: deltas.total(name, share))
+
+    def _update(self, horizon: int, delta_of: Callable[[str], torch.Tensor | None]) -> Update:
+        stochastic, seed = self.config.rounding == "stochastic", self._updates
+
+        def add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
+            factor = torch.tensor(scale, device=weight.device)
+            self.ops.add([weight], [delta], factor, stochastic, seed)
+
+        return Update(horizon, lambda span: delta_of(span.name), add)
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        """What a window holds of the trainable weights, once Warmup is over."""
+        tier: Tier = "device" if self.config.tier == "device" else "host"
+        held = 0 if phase is WARMUP else self._bytes()
+        return ledger.add(self.name, "predictor", tier, held)
+
+    def _bytes(self) -> int:
+        state, waiting = self.config.state, self.config.apply_every > 1
+        width = len(self.coefficients(0, self.plan(self._updates, 1.0).samples))
+        shapes = [span.shape for span in self._sampled()]
+        held = sum(window_bytes(shape, state, width) for shape in shapes)
+        return held + waiting * sum(held_bytes(shape, state) for shape in shapes)
+
+    @hookimpl
+    def collect_metrics(self) -> dict[str, float]:
+        """Return how long the window is and how much of it is in, and how many jumps wait."""
+        window = self._window
+        if window is None:
+            return {}
+        seen = float(min(window.position, window.length))
+        figures = {"window": float(window.length), "seen": seen}
+        if self._deltas is not None:
+            figures["waiting"] = float(self._deltas.count)
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the window, the deltas that wait, and the count of updates."""
+        return {
+            "updates": self._updates,
+            "proposed": self._proposed,
+            "window": None if self._window is None else self._window.state_dict(),
+            "deltas": None if self._deltas is None else self._deltas.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self._updates, self._proposed = state["updates"], state["proposed"]
+        saved, self._window = state["window"], None
+        if saved is not None:
+            self._window = Window.load(saved, self.coefficients, self._storage)
+        if self._deltas is not None and state["deltas"] is not None:
+            self._deltas.load_state_dict(state["deltas"])

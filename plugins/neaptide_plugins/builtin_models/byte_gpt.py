@@ -99,7 +99,7 @@ def build(options: ByteGptOptions) -> ByteGpt:
     Linears have a standard deviation of 1/sqrt(fan_in); the two projections that write to the
     residual stream are divided by sqrt(2 * layers) more, so that its variance does not grow with
     depth (Radford et al. 2019, section 2.3). Embeddings start at 0.3 instead of the customary 0.02,
-    at which the first branches would drown the token they describe.
+    at which the first branches would drown the token they describe. `init_scale` multiplies all.
     """
     model = ByteGpt(options)
     into_residual = {
@@ -110,12 +110,12 @@ def build(options: ByteGptOptions) -> ByteGpt:
     }
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=EMBEDDING_STD)
+            nn.init.normal_(module.weight, std=EMBEDDING_STD * options.init_scale)
         elif isinstance(module, nn.Linear):
             std = 1 / math.sqrt(module.in_features)
             if module in into_residual:
                 std /= math.sqrt(2 * options.layers)
-            nn.init.normal_(module.weight, std=std)
+            nn.init.normal_(module.weight, std=std * options.init_scale)
     return model
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
-from attrs.validators import and_, ge, le, lt
+from attrs.validators import and_, ge, gt, le, lt
 
 from neaptide.plugin import PluginSpec
 
 # Far beyond what these small models are for, and short of what would only run out of memory.
 _at_least_1 = and_(ge(1), le(65_536))
 _probability = and_(ge(0.0), lt(1.0))
+
+
+def _init_scale() -> Any:
+    return attrs.field(
+        default=1.0,
+        validator=and_(gt(0.0), le(100.0)),
+        metadata={
+            "help": "Multiplies the standard deviation of the weights drawn at the start.",
+            "sweep": (0.5, 2.0),  # factors that `neaptide compare` tries
+        },
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +50,7 @@ class ByteGptOptions:
         validator=_probability,
         metadata={"help": "Share dropped of embeddings, attention weights and branch outputs."},
     )
+    init_scale: float = _init_scale()
 
     @heads.validator
     def _heads_divide_width(self, _attribute: attrs.Attribute[int], heads: int) -> None:
@@ -68,6 +82,7 @@ class MlpOptions:
         validator=_probability,
         metadata={"help": "Share dropped of each hidden layer's outputs."},
     )
+    init_scale: float = _init_scale()
 
 
 @attrs.frozen(kw_only=True)
@@ -86,6 +101,7 @@ class DigitsCnnOptions:
         default=True,
         metadata={"help": "Batch normalization after each convolution (it keeps buffers)."},
     )
+    init_scale: float = _init_scale()
 
 
 SPEC = PluginSpec(

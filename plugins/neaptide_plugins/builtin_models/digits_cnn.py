@@ -57,7 +57,7 @@ def build(options: DigitsCnnOptions) -> DigitsCnn:
     """Return a freshly initialised model, drawn from torch's global generator.
 
     Convolutions have a standard deviation of sqrt(2/fan_in) (He et al. 2015), the head's weights of
-    1/sqrt(fan_in), biases are 0; batch normalization starts as the identity.
+    1/sqrt(fan_in), times `init_scale`; biases are 0, batch normalization starts as the identity.
     """
     model = DigitsCnn(options)
     for module in model.modules():
@@ -65,6 +65,7 @@ def build(options: DigitsCnnOptions) -> DigitsCnn:
             nn.init.kaiming_normal_(
                 module.weight, nonlinearity="linear" if module is model.head else "relu"
             )
+            module.weight.data.mul_(options.init_scale)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     return model

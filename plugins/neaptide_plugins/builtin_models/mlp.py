@@ -59,7 +59,7 @@ def build(options: MlpOptions) -> Mlp:
     """Return a freshly initialised model, drawn from torch's global generator.
 
     Hidden weights have a standard deviation of sqrt(2/fan_in) (He et al. 2015), the head's of
-    1/sqrt(fan_in), biases are 0.
+    1/sqrt(fan_in), times `init_scale`; biases are 0.
     """
     model = Mlp(options)
     for module in model.modules():
@@ -67,6 +67,7 @@ def build(options: MlpOptions) -> Mlp:
             nn.init.kaiming_normal_(
                 module.weight, nonlinearity="linear" if module is model.head else "relu"
             )
+            module.weight.data.mul_(options.init_scale)
             nn.init.zeros_(module.bias)
     return model
 

@@ -10,7 +10,7 @@ EPS = 1e-7
 """Norms below this are taken for it, so that a gradient of zero stays zero."""
 
 
-def orthogonalised(matrices: torch.Tensor, steps: int) -> torch.Tensor:
+def orthogonalised(x: torch.Tensor, steps: int) -> torch.Tensor:
     """Return `[N, R, C]` with its singular values moved to about 1, its singular vectors kept.
 
     With 5 steps, singular values of 0.005 to 1 of a matrix's Frobenius norm end between 0.68 and
@@ -18,11 +18,10 @@ def orthogonalised(matrices: torch.Tensor, steps: int) -> torch.Tensor:
     harm to its neighbours.
 
     Args:
-        matrices: floating, with `R <= C` for the fewest operations; computed in its dtype.
+        x: floating, with `R <= C` for the fewest operations; computed in its dtype.
         steps: iterations.
     """
-    norm = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)
-    x: torch.Tensor = matrices / norm.clamp(min=EPS)
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
     for _ in range(steps):
         gram = torch.bmm(x, x.mT)
         cubic = torch.baddbmm(gram, gram, gram, beta=B, alpha=C)

@@ -113,8 +113,10 @@ class Muon(torch.optim.Optimizer):
             else:
                 self._adamw(params, group)
         for batch in batches(pieces):
-            lying = torch.stack([piece.lying() for piece in batch])
-            updates = orthogonalised(lying, batch[0].steps)
+            # Handed over without a name, so that the iteration can free it.
+            updates = orthogonalised(
+                torch.stack([piece.lying() for piece in batch]), batch[0].steps
+            )
             for piece, update in zip(batch, updates, strict=True):
                 piece.apply(update)
         return loss

@@ -25,7 +25,7 @@ def spectrum(rows: int, columns: int, least: float, seed: int) -> torch.Tensor:
     return left @ torch.diag(least * len(values) ** 0.5 + (1 - least) * drawn) @ right
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(sides, sides, st.integers(0, 1000), st.floats(1e-6, 1e6))
 def test_singular_values_end_near_one_and_vectors_stay(
     rows: int, columns: int, seed: int, size: float
@@ -45,7 +45,7 @@ def test_singular_values_end_near_one_and_vectors_stay(
     assert torch.linalg.eigvalsh(product).min() > 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=12))
 def test_together_is_as_one_by_one(shapes: list[tuple[int, int]]) -> None:
     generator = torch.Generator().manual_seed(len(shapes))

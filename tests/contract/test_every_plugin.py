@@ -13,6 +13,7 @@ from neaptide.testing import LAWS, check_plugin
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
     "activation-compression": {"group": 16, "min_elements": 16},
+    "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "gradient-accumulation": {"steps": 3},
     "low-precision-backward": {
         "min_elements": 1,

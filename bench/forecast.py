@@ -1,0 +1,177 @@
+"""How well `dynamics-linear` forecasts the loss of small runs, beside "it stays as it is now".
+
+    python bench/forecast.py --traces DIR [--json PATH] [--seeds N N …]
+
+Trains the runs whose losses DIR does not have. Every forecast is made of what was known at its
+update; the model learns nothing before the run. Two answers are measured: what is given, which is
+"it stays" where the plugin is silent, and what it would have said had it always spoken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _forecast_traces import STEPS, TASKS, config_of, trace
+
+from neaptide.machine import facts
+from neaptide.schedule import LearningRate
+from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
+from neaptide_plugins.dynamics_linear.forecaster import Forecaster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EVERY = 7
+"""Updates between two forecasts that are scored: out of step with the plugin's own samples."""
+FIRST = 60
+PERSISTENCE = (8, 16, 32, 64)
+"""Means of so many of the newest losses that "it stays" is tried with; the best one counts."""
+
+
+def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
+    """Return, by horizon, root mean squared errors over one run, and what else is told of it."""
+    losses = trace(task, seed, traces)["losses"]
+    schedule = config_of(task, seed)["schedule"]
+    rate = LearningRate(**schedule, steps=STEPS)
+    config = DynamicsLinearConfig()
+    follower = Forecaster(config, rate.factor, STEPS)
+    rows: dict[int, list[dict[str, float]]] = {horizon: [] for horizon in config.horizons}
+    for update, loss in enumerate(losses, start=1):
+        follower.take(loss)
+        if update >= FIRST and update % EVERY == 0:
+            for horizon in config.horizons:
+                centre = update + horizon
+                if centre + config.around <= len(losses):
+                    rows[horizon].append(_row(follower, losses, update, horizon))
+    return {horizon: _summary(made) for horizon, made in rows.items()}
+
+
+def seconds(losses: Sequence[float]) -> float:
+    """Return what following a run takes an update, without forecasts that are asked for."""
+    follower = Forecaster(DynamicsLinearConfig(), lambda _: 1.0, len(losses))
+    started = time.perf_counter()
+    for loss in losses:
+        follower.take(loss)
+    return (time.perf_counter() - started) / len(losses)
+
+
+def _row(
+    follower: Forecaster, losses: Sequence[float], update: int, horizon: int
+) -> dict[str, float]:
+    around, now = follower.config.around, follower.level.now
+    came = losses[update + horizon - around - 1 : update + horizon + around]
+    target = math.fsum(came) / len(came)
+    given = follower.forecast(horizon)
+    always = follower.outcome(horizon)
+    assert always is not None, "the losses are finite"
+    stays = {
+        f"stays_{count}": math.fsum(losses[update - count : update]) / count - target
+        for count in PERSISTENCE
+        if count <= update
+    }
+    return {
+        "update": update,
+        "given": (given.loss if given else now) - target,
+        "always": always.loss - target,
+        "stays": now - target,
+        "single": always.loss - losses[update + horizon - 1],
+        "single_stays": now - losses[update + horizon - 1],
+        "consulted": float(given is not None),
+        "within": float(abs(given.loss - target) <= given.error) if given else math.nan,
+        **stays,
+    }
+
+
+def _summary(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+    def rmse(name: str, some: Sequence[dict[str, float]] = rows) -> float:
+        return math.sqrt(math.fsum(row[name] ** 2 for row in some) / len(some))
+
+    third = len(rows) // 3
+    thirds = [rows[place * third :][:third] for place in range(3)]
+    spoken = [row for row in rows if row["consulted"]]
+    whole = [row for row in rows if f"stays_{PERSISTENCE[-1]}" in row]
+    best = min(rmse(f"stays_{count}", whole) for count in PERSISTENCE)
+    return {
+        "forecasts": len(rows),
+        "rmse": rmse("always"),
+        "rmse_stays": rmse("stays"),
+        "ratio": rmse("always") / rmse("stays"),
+        "ratio_by_third": [rmse("always", each) / rmse("stays", each) for each in thirds],
+        "ratio_to_best_mean": rmse("always", whole) / best,
+        "ratio_of_single_losses": rmse("single") / rmse("single_stays"),
+        "spoken": len(spoken) / len(rows),
+        "ratio_where_spoken": rmse("given", spoken) / rmse("stays", spoken),
+        "ratio_with_silence": rmse("given") / rmse("stays"),
+        "within_one_error": statistics.fmean(row["within"] for row in spoken),
+    }
+
+
+def table(found: dict[str, dict[int, dict[int, dict[str, Any]]]]) -> str:
+    """Return the result as a table: means over seeds, the ratio with its least and largest."""
+    columns = (
+        "task | ahead | RMSE | it stays | ratio | by third of the run | to the best mean | "
+        "of single losses | spoken | where spoken | silence as stays | within 1 error"
+    )
+    lines = [f"| {columns} |", f"|{'---|' * len(columns.split(' | '))}"]
+    for task, seeds in found.items():
+        lines += [_line(task, horizon, seeds) for horizon in next(iter(seeds.values()))]
+    return "\n".join(lines)
+
+
+def _line(task: str, horizon: int, seeds: dict[int, dict[int, dict[str, Any]]]) -> str:
+    runs = [run[horizon] for run in seeds.values()]
+    mean = {
+        name: statistics.fmean(run[name] for run in runs)
+        for name in runs[0]
+        if name != "ratio_by_third"
+    }
+    ratios = [run["ratio"] for run in runs]
+    thirds = (
+        statistics.fmean(each)
+        for each in zip(*(run["ratio_by_third"] for run in runs), strict=True)
+    )
+    cells = [
+        task,
+        str(horizon),
+        f"{mean['rmse']:.4f}",
+        f"{mean['rmse_stays']:.4f}",
+        f"**{mean['ratio']:.2f}** ({min(ratios):.2f}-{max(ratios):.2f})",
+        " ".join(f"{each:.2f}" for each in thirds),
+        f"{mean['ratio_to_best_mean']:.2f}",
+        f"{mean['ratio_of_single_losses']:.2f}",
+        f"{mean['spoken']:.0%}",
+        f"{mean['ratio_where_spoken']:.2f}",
+        f"{mean['ratio_with_silence']:.2f}",
+        f"{mean['within_one_error']:.0%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure, print the table and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13, 14])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {
+        task: {seed: errors(task, seed, given.traces) for seed in given.seeds} for task in TASKS
+    }
+    print(table(found))
+    times = [seconds(trace(task, given.seeds[0], given.traces)["losses"]) for task in TASKS]
+    print(f"\n{statistics.median(times) * 1e6:.0f} us an update")
+    if given.json:
+        document = {"machine": facts(), "seeds": given.seeds, "seconds": times, "found": found}
+        given.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Follows the losses of a run and forecasts them; knows nothing but what it is given."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from neaptide_kernels.encode_state import EXTRAS, FEATURES, LOSSES, NORMS, SECONDS, encode_state
+
+from .curve import OFFSET, Curve, Level, learning
+from .outlook import Moment, Outlook, outlook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .config import DynamicsLinearConfig
+    from .outlook import Expected
+
+POWERS = (4.0, 8.0)
+"""Of the two curves, which look back over about a fifth and a ninth of the run."""
+TOGETHER = 8
+"""Samples encoded in one call: it costs little more than for one."""
+
+
+LARGEST = 1e100
+"""Losses beyond are taken for what they mean: not finite. Their squares would not be."""
+
+
+def usable(loss: float) -> bool:
+    """Return whether a loss can be learned from."""
+    return abs(loss) <= LARGEST
+
+
+@attrs.frozen
+class Outcome:
+    """A forecast that is given: the loss, and its standard error."""
+
+    loss: float
+    error: float
+    now: float
+    """The smoothed loss it starts from."""
+
+
+@attrs.define(eq=False)
+class Forecaster:
+    """Takes losses one by one; forecasts are scored, then learned from, when their time comes.
+
+    Samples are encoded together some updates later, but each is forecast, scored and learned from
+    as if it had been at its own time.
+    """
+
+    config: DynamicsLinearConfig
+    factor: Callable[[int], float]
+    """The schedule: what the learning rate is multiplied by after so many updates."""
+    steps: int
+    """Updates in the whole run."""
+    seen: int = 0
+    """Updates so far."""
+    learned: float = 0.0
+    """Sum of the schedule's factors so far."""
+    losses: list[float] = attrs.field(factory=list)
+    """The newest, oldest first, non-finite ones included."""
+    level: Level = attrs.field(init=False)
+    curves: list[Curve] = attrs.field(init=False)
+    outlooks: list[Outlook] = attrs.field(init=False)
+    _waiting: list[Moment] = attrs.field(init=False, factory=list)
+    """Samples not encoded yet."""
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        self.level = Level(config.smoothing)
+        self.curves = [Curve(power) for power in POWERS]
+        self.outlooks = [
+            outlook(horizon, len(FEATURES), config.every, config.ridge, config.forgetting)
+            for horizon in config.horizons
+        ]
+
+    @property
+    def room(self) -> int:
+        """Losses that are kept: the window of the oldest sample that waits, and its targets'."""
+        return LOSSES + TOGETHER * self.config.every + 2 * self.config.around + 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensors it holds; they grow until targets arrive at every horizon."""
+        return sum(each.bytes for each in self.outlooks)
+
+    def begin(self, updates: int) -> None:
+        """Start after `updates` updates that nobody knows the losses of."""
+        self.seen = updates
+        self.learned = math.fsum(map(self.factor, range(updates)))
+
+    def take(self, loss: float) -> None:
+        """Take in the loss of the next update."""
+        self.learned += self.factor(self.seen)
+        self.seen += 1
+        self.losses.append(loss)
+        if len(self.losses) > 2 * self.room:  # seldom: it moves all that stay
+            del self.losses[: -self.room]
+        if usable(loss):
+            self.level.take(loss)
+            x = math.log(self.learned + OFFSET)
+            for curve in self.curves:
+                curve.take(x, loss)
+        if self.seen % self.config.every == 0 and self.level.unit > 0.0:
+            self._waiting.append(self._now())
+            if len(self._waiting) == TOGETHER:
+                self.catch_up()
+
+    def forecast(self, horizon: int) -> Outcome | None:
+        """Forecast the mean loss `horizon` updates ahead.
+
+        None where it lately fares no better than "as it is now", or has hardly been scored, and
+        where there is no `outcome`.
+        """
+        self.catch_up()
+        return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None
+
+    def outcome(self, horizon: int) -> Outcome | None:
+        """Forecast, however it fares.
+
+        None where that would reach beyond the longest horizon, or a newest loss is not finite.
+        """
+        self.catch_up()
+        recent = self.losses[-2 * self.config.around - 1 :]
+        around = self._around(horizon)
+        if not recent or not all(map(usable, recent)) or self.level.unit <= 0.0 or not around:
+            return None
+        moment = self._now()
+        features = self._encoded([moment.update])[0]
+        changes = [self._expect(each, moment, features).change for each in around]
+        near, far = around[0], around[-1]
+        if near is far:  # the change is none at no distance, the noise is as large
+            change, error = changes[0] * horizon / far.horizon, far.error
+        else:
+            share = (horizon - near.horizon) / (far.horizon - near.horizon)
+            change = changes[0] + share * (changes[1] - changes[0])
+            error = math.hypot(math.sqrt(1.0 - share) * near.error, math.sqrt(share) * far.error)
+        return Outcome(moment.level + change * moment.unit, error * moment.unit, moment.level)
+
+    def consulted(self, each: Outlook) -> bool:
+        """Return whether the forecasts at this horizon are worth giving."""
+        return each.scored >= self.config.least and each.skill > 0.0
+
+    def catch_up(self) -> None:
+        """Encode the samples that wait; settle what was expected before each, then expect anew."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        for each in self.outlooks:
+            if each.ridge.samples:
+                each.ridge.fit()
+        encoded = self._encoded([moment.update for moment in waiting])
+        for moment, features in zip(waiting, encoded, strict=True):
+            for each in self.outlooks:
+                self._settle(each, moment.update)
+                each.waiting.append(self._expect(each, moment, features))
+
+    def _around(self, horizon: int) -> list[Outlook]:
+        """Return the one outlook at or above `horizon` where that is all, else its neighbours."""
+        for each in self.outlooks:
+            if horizon == each.horizon or horizon < self.outlooks[0].horizon:
+                return [each]
+        for low, high in pairwise(self.outlooks):
+            if low.horizon < horizon < high.horizon:
+                return [low, high]
+        return []
+
+    def _now(self) -> Moment:
+        x, level, unit = math.log(self.learned + OFFSET), self.level.now, self.level.unit
+        curves = tuple((curve.slope / unit, (curve.at(x) - level) / unit) for curve in self.curves)
+        return Moment(self.seen, self.learned, level, unit, curves)
+
+    def _expect(self, each: Outlook, moment: Moment, features: torch.Tensor) -> Expected:
+        coming = learning(self.factor, moment.update, each.horizon)
+        travel = math.log1p(coming / (moment.learned + OFFSET))
+        turn = self.factor(moment.update + each.horizon) - self.factor(moment.update)
+        return each.expect(moment, features, travel, turn)
+
+    def _settle(self, each: Outlook, update: int) -> None:
+        """Settle what had arrived by `update`."""
+        while each.waiting and each.waiting[0].update + each.horizon + self.config.around <= update:
+            expected = each.waiting.pop(0)
+            centre = expected.update + each.horizon
+            came = self._between(centre - self.config.around - 1, centre + self.config.around)
+            if came and all(map(usable, came)):
+                each.settle(expected, math.fsum(came) / len(came))
+
+    def _between(self, first: int, last: int) -> Sequence[float]:
+        """Return the losses of updates `first + 1` to `last`."""
+        oldest = self.seen - len(self.losses)
+        return self.losses[max(0, first - oldest) : max(0, last - oldest)]
+
+    def _encoded(self, updates: Sequence[int]) -> torch.Tensor:
+        """Return the features after each of `updates`, float64 `[updates, 64]`."""
+        runs = len(updates)
+        losses = torch.zeros(runs, LOSSES, dtype=torch.float64, device="cpu")
+        counts = torch.zeros(runs, dtype=torch.int64, device="cpu")
+        extras = losses.new_zeros(runs, len(EXTRAS))
+        for row, update in enumerate(updates):
+            window = self._between(update - LOSSES, update)
+            losses[row, : len(window)] = losses.new_tensor(window)
+            counts[row] = len(window)
+            extras[row, EXTRAS.index("learning_rate_share")] = self.factor(max(0, update - 1))
+            extras[row, EXTRAS.index("progress")] = update / self.steps
+        none = torch.zeros_like(counts)
+        norms, seconds = losses.new_zeros(runs, NORMS), losses.new_zeros(runs, SECONDS)
+        encoded: torch.Tensor = encode_state(losses, counts, norms, none, seconds, none, extras)
+        return encoded
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it but the configuration."""
+        return {
+            "seen": self.seen,
+            "learned": self.learned,
+            "losses": list(self.losses),
+            "level": attrs.asdict(self.level),
+            "curves": [attrs.asdict(curve) for curve in self.curves],
+            "waiting": [attrs.asdict(moment) for moment in self._waiting],
+            "outlooks": [each.state_dict() for each in self.outlooks],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self.seen, self.learned = state["seen"], state["learned"]
+        self.losses = list(state["losses"])
+        self.level = Level(**state["level"])
+        self.curves = [Curve(**curve) for curve in state["curves"]]
+        self._waiting = [Moment(**moment) for moment in state["waiting"]]
+        for each, saved in zip(self.outlooks, state["outlooks"], strict=True):
+            each.load_state_dict(saved)

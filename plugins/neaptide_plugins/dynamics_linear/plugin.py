@@ -1,0 +1,94 @@
+"""Shows the history to the forecaster, and says what it forecasts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import Forecast, Plugin, hookimpl
+from neaptide.schedule import LearningRate
+
+from .config import DynamicsLinearConfig
+from .forecaster import Forecaster, usable
+
+if TYPE_CHECKING:
+    from neaptide import Ledger, Phase, PhaseSchedule, Run
+    from neaptide.history import History
+
+
+@attrs.define(eq=False)
+class DynamicsLinear(Plugin[DynamicsLinearConfig]):
+    """Sees an update once the history has it."""
+
+    _forecaster: Forecaster = attrs.field(init=False)
+    _rise: float = attrs.field(init=False, default=0.0)
+    _log: Any = attrs.field(init=False, default=None)
+    _broken: bool = attrs.field(init=False, default=False)
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        """Take the schedule to come, which is known, and what rise a guard lets through."""
+        schedule = run.config.schedule
+        learning_rate = LearningRate(
+            name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
+        )
+        self._forecaster = Forecaster(self.config, learning_rate.factor, run.config.train.steps)
+        self._rise = run.config.phases.predict.rise
+        self._log = run.log
+        run.log.info("dynamics-linear.started", horizons=list(self.config.horizons))
+
+    @hookimpl(tryfirst=True)
+    def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase | None:
+        """Take in what is new; choose nothing."""
+        del schedule
+        self._take(history)
+        return None
+
+    def _take(self, history: History) -> None:
+        losses, new = history.losses, history.updates - self._forecaster.seen
+        if new > len(losses):  # it was not there for those before
+            forecaster = self._forecaster
+            self._forecaster = Forecaster(self.config, forecaster.factor, forecaster.steps)
+            self._forecaster.begin(history.updates - len(losses))
+            new = len(losses)
+        for loss in losses[len(losses) - new :]:
+            self._forecaster.take(loss)
+            if not self._broken and not usable(loss):
+                self._broken = True
+                self._log.info("dynamics-linear.not-finite", update=history.updates, loss=loss)
+
+    @hookimpl
+    def forecast(self, history: History, horizon: int) -> Forecast | None:
+        """Return the mean loss around then; None while "as it is now" does as well."""
+        self._take(history)
+        outcome = self._forecaster.forecast(horizon)
+        if outcome is None:
+            return None
+        limit = outcome.now + self._rise * abs(outcome.now)
+        distance = (limit - outcome.loss) / max(outcome.error, 1e-300)
+        return Forecast(outcome.loss, 0.5 * (1.0 + math.erf(distance / math.sqrt(2.0))))
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger) -> Ledger:
+        """The sums of products, and samples whose targets have yet to arrive."""
+        return ledger.add("dynamics-linear", "dynamics", "host", self._forecaster.bytes)
+
+    @hookimpl
+    def collect_metrics(self) -> dict[str, float]:
+        """Return by horizon the skill, 0 for no better than "as it is now", and who is asked."""
+        forecaster = self._forecaster
+        metrics = {f"skill_{each.horizon}": each.skill for each in forecaster.outlooks}
+        for each in forecaster.outlooks:
+            metrics[f"consulted_{each.horizon}"] = float(forecaster.consulted(each))
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, and what is waited for."""
+        return {"forecaster": self._forecaster.state_dict(), "broken": self._broken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self._forecaster.load_state_dict(state["forecaster"])
+        self._broken = state["broken"]

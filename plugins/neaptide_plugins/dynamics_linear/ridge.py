@@ -1,0 +1,92 @@
+"""Ridge regression on one [n, n] matrix of sums, in which the past fades."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+FLAT = 1e-3
+"""Deviation up to which a feature counts as constant."""
+OUTLYING = 4.0
+"""Deviations from its mean at which a feature is clipped."""
+
+
+@attrs.define(eq=False)
+class Ridge:
+    """Learns what is left of a target after a forecast made without it, in float64 on the host.
+
+    The first `plain` inputs are taken as they are, the others in deviations from their mean; each
+    has its penalty, and so has the constant: without samples the answer is 0.
+    """
+
+    penalties: torch.Tensor
+    """float64 `[1 + inputs]`, the constant's first."""
+    plain: int
+    power: float
+    """After n samples the weight of the k-th is (k / n) ** power."""
+    samples: int = 0
+    products: torch.Tensor = attrs.field(init=False)
+    """`[1 + inputs + 1, 1 + inputs + 1]`: sums of products of constant, inputs and target."""
+    centre: torch.Tensor = attrs.field(init=False)
+    """`[inputs]`, of the last fit, as `scale`."""
+    scale: torch.Tensor = attrs.field(init=False)
+    weights: torch.Tensor = attrs.field(init=False)
+    """`[1 + inputs]`, of the last fit."""
+
+    def __attrs_post_init__(self) -> None:
+        size = len(self.penalties)
+        self.products = self.penalties.new_zeros(size + 1, size + 1)
+        self.centre = self.penalties.new_zeros(size - 1)
+        self.scale = self.penalties.new_ones(size - 1)
+        self.weights = self.penalties.new_zeros(size)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its tensors."""
+        held = (self.penalties, self.products, self.centre, self.scale, self.weights)
+        return sum(tensor.nbytes for tensor in held)
+
+    def learn(self, inputs: torch.Tensor, target: float) -> None:
+        """Count one sample: float64 `[inputs]`, and what was left to explain."""
+        fading = (self.samples / (self.samples + 1)) ** self.power if self.samples else 0.0
+        self.samples += 1
+        row = torch.cat([inputs.new_ones(1), inputs, inputs.new_tensor([target])])
+        self.products.mul_(fading).addr_(row, row)
+
+    def fit(self) -> None:
+        """Solve for the weights."""
+        size = len(self.penalties)
+        sums, targets = self.products[:size, :size], self.products[:size, size]
+        mean = sums[0, 1:] / sums[0, 0]
+        deviation = (sums.diagonal()[1:] / sums[0, 0] - mean * mean).clamp(min=0).sqrt()
+        self.scale = torch.where(deviation > FLAT, 1 / deviation, 0.0)
+        self.scale[: self.plain] = 1.0
+        self.centre = mean
+        self.centre[: self.plain] = 0.0
+        standard = torch.diag(torch.cat([self.scale.new_ones(1), self.scale]))
+        standard[0, 1:] = -self.centre * self.scale
+        normal = standard.t() @ sums @ standard + torch.diag(self.penalties)
+        self.weights = torch.linalg.solve(normal, standard.t() @ targets)
+
+    def predict(self, inputs: torch.Tensor) -> float:
+        """Return what the last fit expects of the target; 0 before there is one."""
+        standard = (inputs - self.centre) * self.scale
+        standard[self.plain :].clamp_(-OUTLYING, OUTLYING)
+        return float(self.weights[0] + standard @ self.weights[1:])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and the last fit."""
+        return {
+            "samples": self.samples,
+            "products": self.products.clone(),
+            "centre": self.centre.clone(),
+            "scale": self.scale.clone(),
+            "weights": self.weights.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        for name, value in state.items():
+            setattr(self, name, value.clone() if isinstance(value, torch.Tensor) else value)

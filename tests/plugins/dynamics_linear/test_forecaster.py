@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neaptide.schedule import LearningRate
+from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
+from neaptide_plugins.dynamics_linear.forecaster import Forecaster
+
+STEPS = 600
+FACTOR = LearningRate(name="linear", warmup_steps=20, steps=STEPS).factor
+
+
+def forecaster(**given_settings: Any) -> Forecaster:
+    return Forecaster(DynamicsLinearConfig(**given_settings), FACTOR, STEPS)
+
+
+def course(updates: int, seed: int = 0, noise: float = 0.05) -> list[float]:
+    """Return losses that fall as a power of the updates, with noise."""
+    chance = random.Random(seed)
+    return [2.0 + 3.0 * (10 + k) ** -0.4 + noise * chance.gauss(0.0, 1.0) for k in range(updates)]
+
+
+def fed(losses: list[float], **given_settings: Any) -> Forecaster:
+    follower = forecaster(**given_settings)
+    for loss in losses:
+        follower.take(loss)
+    return follower
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_beats_who_says_that_the_loss_stays(seed: int) -> None:
+    follower = fed(course(500, seed))
+    assert [20, 50, 200] == [each.horizon for each in follower.outlooks]
+    follower.catch_up()
+    for each, least in zip(follower.outlooks, (0.1, 0.2, 0.5), strict=True):
+        assert least < each.skill < 1.0
+
+
+@pytest.mark.parametrize("horizon", [1, 20, 33, 50, 100, 200])
+def test_a_forecast_is_near_the_loss_to_come(horizon: int) -> None:
+    follower = fed(course(400))
+    outcome = follower.forecast(horizon)
+    assert outcome is not None
+    truth = 2.0 + 3.0 * (10 + 400 + horizon) ** -0.4
+    assert abs(truth - outcome.loss) < 3 * outcome.error
+    assert 0.0 < outcome.error < 0.05
+
+
+def test_beyond_the_longest_horizon_it_is_silent() -> None:
+    follower = fed(course(400))
+    assert follower.forecast(200) is not None
+    assert follower.forecast(201) is None
+
+
+def test_it_is_silent_until_it_has_been_scored() -> None:
+    follower = forecaster(least=10)
+    arrived = None
+    for update, loss in enumerate(course(100), start=1):
+        follower.take(loss)
+        if arrived is None and follower.forecast(20) is not None:
+            arrived = update
+    # The tenth sample is of update 50; the mean around what comes 20 later is in after 12 more.
+    assert 5 * 10 + 20 + 12 <= arrived <= 5 * 10 + 20 + 12 + 5
+
+
+def test_it_is_silent_at_a_horizon_where_it_loses() -> None:
+    # Each rise is followed by a fall: who goes on in a line is wrong, who stays is not.
+    chance = random.Random(0)
+    wave = [3.0 + math.sin(k * math.pi / 50) + 0.01 * chance.gauss(0, 1) for k in range(300)]
+    follower = fed(wave, horizons=(50, 100), ridge=1e9, smoothing=0.0, around=0)
+    for each in follower.outlooks:
+        follower.catch_up()
+        assert follower.consulted(each) == (each.skill > 0.0)
+        assert (follower.forecast(each.horizon) is None) == (each.skill <= 0.0)
+    assert any(each.skill <= 0.0 for each in follower.outlooks)
+
+
+def test_what_it_holds_does_not_grow_with_the_run() -> None:
+    assert fed(course(300)).bytes == fed(course(500)).bytes < 200_000
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_loss_that_is_not_finite_is_never_learned_from(broken: float) -> None:
+    losses = course(300)
+    follower = fed(losses)
+    follower.take(broken)
+    assert follower.forecast(50) is None
+    for loss in course(330)[301:]:
+        follower.take(loss)
+    assert follower.forecast(50) is not None
+    follower.catch_up()
+    assert math.isfinite(follower.level.now)
+    assert 0.0 < follower.level.unit < 10.0
+    for each in follower.outlooks:
+        assert each.ridge.products.isfinite().all()
+        assert math.isfinite(each.squares)
+
+
+@pytest.mark.parametrize("saved_after", [0, 3, 100, 137, 299])
+def test_it_goes_on_from_its_state_bit_for_bit(saved_after: int) -> None:
+    losses = course(300)
+    whole = fed(losses)
+    before = fed(losses[:saved_after])
+    after = forecaster()
+    after.load_state_dict(before.state_dict())
+    for loss in losses[saved_after:]:
+        after.take(loss)
+    assert whole.forecast(50) == after.forecast(50)
+    for one, other in zip(whole.outlooks, after.outlooks, strict=True):
+        assert (one.scored, one.squares) == (other.scored, other.squares)
+        assert one.ridge.products.equal(other.ridge.products)
+
+
+def test_begun_late_it_knows_how_far_the_schedule_is() -> None:
+    follower = forecaster()
+    follower.begin(300)
+    assert pytest.approx(sum(map(FACTOR, range(300)))) == follower.learned
+    for loss in course(550)[300:]:
+        follower.take(loss)
+    assert follower.forecast(20) is not None
+
+
+def test_losses_of_another_unit_give_forecasts_of_that_unit() -> None:
+    one, other = fed(course(300)), fed([8.0 * loss for loss in course(300)])
+    first, second = one.forecast(50), other.forecast(50)
+    assert first is not None
+    assert second is not None
+    # All but levels of losses among the features is free of units, and the ridge mutes those.
+    assert pytest.approx(8.0 * first.loss, rel=1e-3) == second.loss
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.floats(allow_nan=True, width=32), max_size=80), st.integers(1, 30))
+def test_whatever_the_losses_it_forecasts_numbers_or_nothing(
+    losses: list[float], horizon: int
+) -> None:
+    follower = fed(losses, horizons=(2, 30), every=2, around=1, least=1)
+    outcome = follower.forecast(horizon)
+    if outcome is not None:
+        assert math.isfinite(outcome.loss)
+        assert math.isfinite(outcome.error)

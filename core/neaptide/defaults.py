@@ -49,10 +49,17 @@ class Defaults:
 
     @_default
     def build_data(self, spec: DataSpec) -> Data | None:
-        """Call the factory with `[data.options]`."""
+        """Call the factory with `[data.options]`, and what else of the spec it names."""
         if spec.scheme:
             return None
-        built = call_factory(spec.name, spec.options, "data.name")
+        factory = import_factory(spec.name, spec.options, "data.name")
+        known = {
+            "batch_size": spec.batch_size,
+            "eval_batches": spec.eval_batches,
+            "seed": spec.seed,
+        }
+        named = {key: value for key, value in known.items() if _takes(factory, key)}
+        built = called(factory, {**named, **spec.options}, spec.name, "data.name")
         if isinstance(built, tuple) and len(built) == 2:  # noqa: PLR2004 - (train, validation)
             built = Data(*built)
         elif not isinstance(built, Data):
@@ -97,9 +104,21 @@ class Defaults:
 
 def call_factory(name: str, options: Mapping[str, Any], where: str) -> Any:
     """Import `package.module:factory` and call it with `options`; ConfigError if it has none."""
-    factory = import_factory(name, options, where)
+    return called(import_factory(name, options, where), options, name, where)
+
+
+def called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
+    """Call `factory` with `options`; what it raises says that `name` was called, for `where`."""
     with _naming(name, where):
         return factory(**options)
+
+
+def _takes(factory: Callable[..., Any], argument: str) -> bool:
+    """Return whether `factory` names this argument."""
+    try:
+        return argument in inspect.signature(factory).parameters
+    except ValueError:  # a builtin without a signature names none
+        return False
 
 
 def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callable[..., Any]:

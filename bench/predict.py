@@ -1,0 +1,152 @@
+"""What prediction is worth: every idea on every task, each side tuned, by the protocol.
+
+    python bench/predict.py                                  # everything reported: hours
+    python bench/predict.py --ideas drift --tasks photo      # one of them
+    python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --as-is   # a look
+
+An idea is a candidate laid over a task, and what it is compared with. Tasks and ideas are the
+files of bench/predict/. Trials are kept below --out and made once; stopped, the same command goes
+on. --json adds to what the file already holds of other ideas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import machine
+from neaptide.compare import Pool, Settings, compare, findings, headline, sides_of, summary
+from neaptide.config import load
+from neaptide.jsonable import jsonable
+from neaptide.registry import installed_plugins
+from neaptide.replacing import replace_file
+from neaptide.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from neaptide.compare import Result, Trial
+    from neaptide.config import RunConfig
+
+HERE = Path(__file__).parent
+TASKS = ("byte-gpt", "noisy-digits", "photo")
+SEEDS = (10, 11, 12, 13, 14)
+
+
+@attrs.frozen
+class Idea:
+    """What is laid over a task, and over its opponent (None: the same without prediction)."""
+
+    candidate: tuple[str, ...]
+    against: tuple[str, ...] | None = None
+
+
+IDEAS = {
+    "drift": Idea(("adamw", "drift")),
+    "drift-muon": Idea(("muon", "drift")),
+}
+
+
+def composed(task: str, overlays: Sequence[str]) -> RunConfig:
+    """Return the configuration of a task with files laid over it."""
+    files = [HERE / "predict" / f"{name}.toml" for name in (task, *overlays)]
+    return load(files, specs=installed_plugins()).config
+
+
+def measured(
+    task: str, idea: Idea, settings: Settings, root: Path, jobs: int, threads: int
+) -> dict[str, Any]:
+    """Return the findings of one idea on one task."""
+    against = None if idea.against is None else composed(task, idea.against)
+    sides = sides_of(composed(task, idea.candidate), against)
+    root.mkdir(parents=True, exist_ok=True)
+    with stop_on_signals() as stop, Pool(root, jobs, threads, _report, stop) as pool:
+        return findings(compare(sides, settings, pool.train))
+
+
+def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str, Any]:
+    """Return what the committed file says of an idea on a task, its trials left out."""
+    return {
+        "name": task,
+        "idea": name,
+        "seeds": found["seeds"],
+        "tuning_seeds": found["tuning_seeds"],
+        "baseline_is_tuned": found["baseline_is_tuned"],
+        "command": command,
+        "worth": {
+            side: None if (best := headline(values)) is None else _worth(best)
+            for side, values in found["sides"].items()
+        },
+        "levels": found["levels"],
+        "sides": found["sides"],
+    }
+
+
+def _worth(best: Any) -> dict[str, Any]:
+    return {
+        "fraction": best["at"]["fraction"],
+        "multiplier": best["multiplier"],
+        "time_multiplier": best["time_multiplier"],
+    }
+
+
+def _report(trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
+    if not kept:
+        averaged = "" if result.averaged is None else f", averaged {result.averaged:.4f}"
+        when = time.strftime("%H:%M:%S")
+        text = f"{when} {trial.label}: {result.loss:.4f}{averaged} ({result.seconds:.1f} s)\n"
+        sys.stderr.write(text)
+
+
+def _kept(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["comparisons"]
+    return entries
+
+
+def main() -> None:
+    """Measure, print, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ideas", default=",".join(IDEAS))
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    parser.add_argument("--as-is", action="store_true", help="sweep nothing")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=1, help="of each trial")
+    parser.add_argument("--out", type=Path, default=Path("runs/predict"))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
+    )
+    seeds = tuple(map(int, given.seeds.split(",")))
+    settings = Settings(seeds=seeds, sweeps=not given.as_is)
+    for name in given.ideas.split(","):
+        for task in given.tasks.split(","):
+            found = measured(
+                task, IDEAS[name], settings, given.out / task, given.jobs, given.threads
+            )
+            print(f"\n== {name} on {task}\n\n{summary(found)}", flush=True)
+            command = f"python bench/predict.py --ideas {name} --tasks {task} --seeds {given.seeds}"
+            made = entry(task, name, found, command + (" --as-is" if given.as_is else ""))
+            if given.json is not None:
+                same = (made["name"], made["idea"], made["seeds"])
+                others = [
+                    old
+                    for old in _kept(given.json)
+                    if (old["name"], old["idea"], old["seeds"]) != same
+                ]
+                document = {"machine": machine.facts(), "comparisons": [*others, made]}
+                replace_file(given.json, json.dumps(jsonable(document), indent=1).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -45,6 +45,25 @@ def test_singular_values_end_near_one_and_vectors_stay(
     assert torch.linalg.eigvalsh(product).min() > 0
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 40), st.integers(1, 120), st.integers(1, 40), st.floats(0, 6), st.integers(1, 5)
+)
+def test_float32_is_float64_up_to_rounding_whatever_the_spectrum(
+    rows: int, more: int, rank: int, decades: float, steps: int
+) -> None:
+    """Square, oblong (by way of Gram matrices), of little rank, and over many decades."""
+    generator = torch.Generator().manual_seed(rows + more)
+    rank, columns = min(rank, rows), rows + more
+    left, right = (torch.randn(side, rank, generator=generator) for side in (rows, columns))
+    matrix = ((left * 10 ** -torch.linspace(0, decades, rank)) @ right.mT).double()
+
+    exact = orthogonalised(matrix[None], steps)
+    result = orthogonalised(matrix[None].float(), steps)
+
+    assert (result - exact).norm() <= 3e-3 * exact.norm()
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=12))
 def test_together_is_as_one_by_one(shapes: list[tuple[int, int]]) -> None:

@@ -13,6 +13,7 @@ from neaptide.testing import LAWS, check_plugin
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
     "activation-compression": {"group": 16, "min_elements": 16},
+    "delayed-verdict": {"after": 2, "average": 2, "batches": 2},
     "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "gradient-accumulation": {"steps": 3},
     "low-precision-backward": {
@@ -23,7 +24,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "limit": 0.5,
         "even_if_slower": True,
     },
+    "predictor-dmd": {"snapshots": 4, "rank": 2, "sample_every": 1},
     "predictor-drift": {"min_window": 4, "sample_every": 1},
+    "predictor-extrapolate": {"samples": 4, "sample_every": 1},
+    "predictor-momentum": {"samples": 4, "sample_every": 1},
 }
 
 

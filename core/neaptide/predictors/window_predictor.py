@@ -34,6 +34,11 @@ class Gains:
     horizon: int = attrs.field(validator=attrs.validators.gt(0))
 
 
+def reach(horizon: int, scale: float) -> float:
+    """Return how many updates ahead a jump goes: `scale` of the horizon, all of it, at least 1."""
+    return max(1.0, horizon * min(1.0, scale))
+
+
 @attrs.define(eq=False)
 class WindowPredictor(Plugin[S], Generic[S]):
     """One window at a time: the first after Warmup, a new one when a proposal was judged.

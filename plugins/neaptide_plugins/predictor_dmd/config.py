@@ -1,0 +1,48 @@
+"""Settings and manifest of `predictor-dmd`."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import and_, ge, gt, in_, le
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+from neaptide.predictors.settings import State, WindowSettings
+
+
+@attrs.frozen(kw_only=True)
+class PredictorDmdConfig(WindowSettings):
+    """`[plugins.predictor-dmd]`."""
+
+    snapshots: int = field(8, validator=ge(3), help="samples that are kept, each a whole model")
+    rank: int = field(3, validator=ge(1), help="modes, at most two less than there are snapshots")
+    damping: float = field(
+        1.0,
+        validator=and_(gt(0.0), le(1.0)),
+        help="largest modulus of an eigenvalue, to which a larger one is shortened; 1 stops growth",
+    )
+    state: State = field(
+        "bfloat16",
+        validator=in_(("float32", "bfloat16", "int8")),
+        help="how a snapshot is kept; below float32 as the distance to the first one",
+    )
+
+    @rank.validator
+    def _determined(self, _attribute: attrs.Attribute[int], value: int) -> None:
+        if value > self.snapshots - 2:
+            msg = (
+                f"'rank' must be <= {self.snapshots - 2} with {self.snapshots} snapshots "
+                f"(got {value})"
+            )
+            raise ValueError(msg)
+
+
+SPEC = PluginSpec(
+    name="predictor-dmd",
+    load="neaptide_plugins.predictor_dmd.plugin:PredictorDmd",
+    config=PredictorDmdConfig,
+    summary="Predicts updates by dynamic mode decomposition of a window of snapshots.",
+    claims={"predictor"},
+    phases={"predict"},
+    numerics="changes-training",
+)

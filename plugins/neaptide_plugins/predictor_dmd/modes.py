@@ -1,0 +1,77 @@
+"""Dynamic mode decomposition by the method of snapshots: all of it from a Gram matrix.
+
+The steps `d_i = w_{i+1} - w_i` are modelled as `d_{i+1} = A d_i`, A of low rank. Of the weights
+nothing is needed but inner products of steps; the forecast is a combination of the snapshots.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+NEGLIGIBLE = 1e-10
+"""Share of the largest eigenvalue of the Gram matrix below which a direction is noise."""
+WORST_CONDITION = 1e10
+"""Of the eigenvectors, beyond which the modes cannot be told apart."""
+
+
+def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> list[float] | None:
+    """Return coefficients of the m + 1 snapshots: the sum is what `ahead` more steps change.
+
+    They add up to zero. None where the steps span nothing, or no modes can be found.
+
+    Args:
+        gram: float64 `[m, m]` inner products of the m steps, m >= 2.
+        rank: modes at most.
+        ahead: steps, not necessarily a whole number.
+        damping: largest modulus of an eigenvalue.
+    """
+    if not gram.isfinite().all():
+        return None
+    known, shifted = gram[:-1, :-1], gram[:-1, 1:]
+    squares, basis = torch.linalg.eigh(known)
+    kept = squares > NEGLIGIBLE * squares[-1]
+    if squares[-1] <= 0.0 or not kept.any():
+        return None
+    squares, basis = squares[kept][-rank:], basis[:, kept][:, -rank:]
+    # In the orthonormal directions U = X V / sigma, X the steps but the last, X' but the first.
+    scaled = basis / squares.sqrt()
+    reduced = scaled.T @ shifted @ scaled
+    last = scaled.T @ gram[:-1, -1]
+    advanced = _series(reduced, last, ahead, damping)
+    if advanced is None:
+        return None
+    steps = scaled @ advanced  # of X'
+    later = torch.zeros(len(gram) + 1, dtype=torch.float64)
+    later[2:] += steps
+    later[1:-1] -= steps
+    return later.tolist() if later.isfinite().all() else None
+
+
+def _series(
+    matrix: torch.Tensor, vector: torch.Tensor, ahead: float, damping: float
+) -> torch.Tensor | None:
+    """Return `(1 + A + ... + A**(ahead - 1)) v` with the eigenvalues of A shortened."""
+    values, vectors = torch.linalg.eig(matrix)
+    if not torch.linalg.cond(vectors) < WORST_CONDITION:
+        return None
+    modulus = values.abs()
+    values = torch.where(modulus > damping, values * (damping / modulus), values)
+    sums = torch.stack([_geometric(complex(value), ahead) for value in values.tolist()])
+    found: torch.Tensor = vectors @ (
+        sums * torch.linalg.solve(vectors, vector.to(torch.complex128))
+    )
+    return found.real
+
+
+def _geometric(value: complex, ahead: float) -> torch.Tensor:
+    """Return `(1 - value**ahead) / (1 - value)`, which is `ahead` at 1."""
+    gap = 1.0 - value
+    total = complex(ahead) if abs(gap) * max(1.0, ahead) < math.sqrt(_EPSILON) else None
+    if total is None:
+        total = (1.0 - value**ahead) / gap
+    return torch.tensor(total, dtype=torch.complex128)
+
+
+_EPSILON = 2.0**-52

@@ -1,0 +1,42 @@
+"""Keeps snapshots, and proposes where their modes lead."""
+
+from __future__ import annotations
+
+import attrs
+
+from neaptide.predictors.held import Ops
+from neaptide.predictors.window import Plan, Window
+from neaptide.predictors.window_predictor import Gains, WindowPredictor, reach
+from neaptide_kernels.apply_delta import apply_delta
+from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+
+from .config import SPEC, PredictorDmdConfig
+from .modes import forecast
+
+
+@attrs.define(eq=False)
+class PredictorDmd(WindowPredictor[PredictorDmdConfig]):
+    """Each sample is a row of its own."""
+
+    name = SPEC.name
+    ops = Ops(quantize_int8, dequantize_int8, apply_delta)
+
+    def plan(self, updates: int, stretch: float) -> Plan:
+        """Return a window of always as many snapshots."""
+        del updates
+        return Plan(self.config.snapshots, max(1, round(self.config.sample_every * stretch)))
+
+    def coefficients(self, index: int, samples: int) -> tuple[float, ...]:
+        """Return 1 in the sample's own row."""
+        return tuple(float(index == row) for row in range(samples))
+
+    def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
+        """Follow the modes for a share of the horizon; None where there are none."""
+        updates, config = reach(horizon, scale), self.config
+        found = forecast(
+            window.gram(),
+            rank=config.rank,
+            ahead=updates / window.plan.every,
+            damping=config.damping,
+        )
+        return None if found is None else Gains(tuple(found), round(updates))

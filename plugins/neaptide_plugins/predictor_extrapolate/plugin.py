@@ -1,0 +1,37 @@
+"""Proposes how a fitted polynomial goes on beyond the end of the window."""
+
+from __future__ import annotations
+
+import attrs
+
+from neaptide.predictors.held import Ops
+from neaptide.predictors.window import Plan, Window
+from neaptide.predictors.window_predictor import Gains, WindowPredictor, reach
+from neaptide_kernels.apply_delta import apply_delta
+from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+
+from .config import SPEC, PredictorExtrapolateConfig
+from .fit import ahead, coefficients
+
+
+@attrs.define(eq=False)
+class PredictorExtrapolate(WindowPredictor[PredictorExtrapolateConfig]):
+    """The slope of the fit in one row, and its bend in another, without keeping a sample."""
+
+    name = SPEC.name
+    ops = Ops(quantize_int8, dequantize_int8, apply_delta)
+
+    def plan(self, updates: int, stretch: float) -> Plan:
+        """Return a window of always as many samples."""
+        del updates
+        return Plan(self.config.samples, max(1, round(self.config.sample_every * stretch)))
+
+    def coefficients(self, index: int, samples: int) -> tuple[float, ...]:
+        """Return what the sample adds to slope and bend."""
+        return coefficients(index, samples, self.config.order)
+
+    def predict(self, window: Window, horizon: int, scale: float) -> Gains:
+        """Follow the fit for a share of the horizon, from where it ends."""
+        updates = reach(horizon, scale)
+        plan = window.plan
+        return Gains(ahead(plan.samples, updates / plan.every, self.config.order), round(updates))

@@ -1,0 +1,33 @@
+"""Settings and manifest of `predictor-momentum`."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import and_, ge, lt
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+from neaptide.predictors.settings import WindowSettings
+
+
+@attrs.frozen(kw_only=True)
+class PredictorMomentumConfig(WindowSettings):
+    """`[plugins.predictor-momentum]`."""
+
+    decay: float = field(
+        0.9,
+        validator=and_(ge(0.0), lt(1.0)),
+        help="share of the velocity that is left a sample later",
+    )
+    samples: int = field(20, validator=ge(2), help="samples in a window")
+
+
+SPEC = PluginSpec(
+    name="predictor-momentum",
+    load="neaptide_plugins.predictor_momentum.plugin:PredictorMomentum",
+    config=PredictorMomentumConfig,
+    summary="Predicts updates by coasting on at an average velocity of the weights.",
+    claims={"predictor"},
+    phases={"predict"},
+    numerics="changes-training",
+)

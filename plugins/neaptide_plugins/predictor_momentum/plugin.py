@@ -1,0 +1,36 @@
+"""Proposes to coast on at the average velocity of the window."""
+
+from __future__ import annotations
+
+import attrs
+
+from neaptide.predictors.held import Ops
+from neaptide.predictors.window import Plan, Window
+from neaptide.predictors.window_predictor import Gains, WindowPredictor, reach
+from neaptide_kernels.apply_delta import apply_delta
+from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+
+from .config import SPEC, PredictorMomentumConfig
+from .velocity import coefficient
+
+
+@attrs.define(eq=False)
+class PredictorMomentum(WindowPredictor[PredictorMomentumConfig]):
+    """The velocity in one row, without keeping a sample."""
+
+    name = SPEC.name
+    ops = Ops(quantize_int8, dequantize_int8, apply_delta)
+
+    def plan(self, updates: int, stretch: float) -> Plan:
+        """Return a window of always as many samples."""
+        del updates
+        return Plan(self.config.samples, max(1, round(self.config.sample_every * stretch)))
+
+    def coefficients(self, index: int, samples: int) -> tuple[float]:
+        """Return what the sample adds to the velocity."""
+        return (coefficient(index, samples, self.config.decay),)
+
+    def predict(self, window: Window, horizon: int, scale: float) -> Gains:
+        """Keep the velocity for a share of the horizon."""
+        updates = reach(horizon, scale)
+        return Gains((updates / window.plan.every,), round(updates))

@@ -38,6 +38,10 @@ class AdEMAMix(torch.optim.Optimizer):
         ValueError: for an option out of range, or a parameter it does not fit.
     """
 
+    separable = True
+    """An update of a parameter looks at it, its gradient and its state alone, as `layer-streaming`
+    wants of what it steps block by block."""
+
     def __init__(
         self,
         params: ParamsT,

@@ -70,11 +70,18 @@ class Item:
 
 
 def adoptable(optimizer: optim.Optimizer) -> str | None:
-    """Return None if `step_away` is exact for the optimizer, else why it is not, in one line."""
-    if type(optimizer) not in ADOPTED:
+    """Return None if `step_away` is exact for the optimizer, else why it is not, in one line.
+
+    A class that torch does not have says itself, in its own body, that it is as those of `ADOPTED`:
+    `separable = True`. What a subclass of it does is not known from that.
+    """
+    if type(optimizer) not in ADOPTED and not vars(type(optimizer)).get("separable", False):
         name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         known = ", ".join(sorted(cls.__name__ for cls in ADOPTED))
-        return f"{name} is none of torch.optim's {known}: its step may look at any parameter"
+        return (
+            f"{name} is none of torch.optim's {known} and does not say separable = True: its step "
+            f"may look at any parameter"
+        )
     for index, group in enumerate(optimizer.param_groups):
         for option in ("capturable", "differentiable"):
             if group.get(option):

@@ -92,8 +92,13 @@ def test_it_needs_weights_only_while_it_steps() -> None:
     assert same_tensors(trained(config()), trained(config(), HOSTILE_STORE))
 
 
-def test_what_is_exact_is_exact_beside_it() -> None:
-    exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": {}}
+@pytest.mark.parametrize(
+    "streaming",
+    [{}, {"optimizer_on": "device"}, {"optimizer_on": "device", "update": "in_backward"}],
+    ids=str,
+)
+def test_what_is_exact_is_exact_beside_it(streaming: dict[str, Any]) -> None:
+    exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": streaming}
     assert same_tensors(trained(config()), trained(config(plugins=exact)))
 
 

@@ -166,8 +166,16 @@ def test_what_cannot_be_adopted_says_why() -> None:
     class Mine(optim.AdamW):
         pass
 
+    class Separable(optim.AdamW):
+        separable = True
+
+    class Heir(Separable):
+        pass
+
     parameters = parameters_of([(4, 6)])
     assert "Mine is none of torch.optim's" in str(adoptable(Mine(parameters)))
+    assert adoptable(Separable(parameters)) is None
+    assert "Heir is none of torch.optim's" in str(adoptable(Heir(parameters)))
     assert "LBFGS is none of" in str(adoptable(optim.LBFGS(parameters)))
     assert "Adafactor is none of" in str(adoptable(optim.Adafactor(parameters)))
     assert "SparseAdam is none of" in str(adoptable(optim.SparseAdam(parameters)))

@@ -14,8 +14,9 @@ from neaptide.sensitive import SENSITIVE_WEIGHTS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-NOT_HIDDEN = (*SENSITIVE_WEIGHTS, "*positions*", "fc.*", "score.*", "output.*")
-"""Names of embeddings and output heads, as models in use have them; `fc.*` is a ResNet's."""
+NOT_HIDDEN = (*SENSITIVE_WEIGHTS, "*positions*", "fc.*", "score.*", "output.*", "*.A_log")
+"""Names of embeddings and output heads, as models in use have them; `fc.*` is a ResNet's.
+Mamba's `A_log` is no matrix, though it has two dimensions."""
 
 FUSED = {"*qkv*": (1, 1, 1), "*in_proj_weight": (1, 1, 1)}
 """Names of weights that are query, key and value in one, and the proportions of their rows."""
@@ -81,7 +82,7 @@ class MuonOptions:
     )
     adamw: tuple[str, ...] = field(
         NOT_HIDDEN,
-        help="patterns of matrices that AdamW updates: embeddings and heads; what is no matrix "
+        help="patterns of weights that AdamW updates: embeddings and heads; what is no matrix "
         "it updates in any case",
     )
     split: dict[str, tuple[int, ...]] = field(
@@ -89,6 +90,10 @@ class MuonOptions:
         validator=_proportions,
         help="patterns of weights that are several matrices in one, and the proportions of "
         "their rows",
+    )
+    stacked: tuple[str, ...] = field(
+        ("*experts*",),
+        help="patterns of weights of three dimensions that are a stack of matrices",
     )
     convolutions: bool = field(
         default=True,

@@ -22,40 +22,45 @@ def parameter_groups(
     *,
     adamw: Sequence[str],
     split: Mapping[str, Sequence[int]],
+    stacked: Sequence[str] = (),
     convolutions: bool = True,
 ) -> list[dict[str, Any]]:
     """Return groups for `Muon` with every trainable parameter once, in the model's order.
 
-    Muon's are the weights of two dimensions and, with `convolutions`, those of convolutions that
-    are not grouped. AdamW's are all others, embeddings, and what has a name that fits a pattern
-    of `adamw`; one of the names, or modules, of a tied weight decides for all of them.
+    Muon's are the weights of two dimensions, of three if they are `stacked`, and with
+    `convolutions` those of convolutions that are not grouped. AdamW's are all others, embeddings,
+    and what has a name that fits a pattern of `adamw`; one of the names, or modules, of a tied
+    weight decides for all of them.
 
     Args:
         model: what is trained.
         adamw: patterns of qualified names.
         split: by pattern, the proportions of the rows of the matrices in a weight; the first that
             fits counts.
+        stacked: patterns of the weights that are stacks of matrices.
         convolutions: give them to Muon.
 
     Raises:
         ValueError: where the rows of a weight do not divide as `split` says.
     """
-    groups: dict[tuple[str, tuple[int, ...]], list[nn.Parameter]] = {}
+    groups: dict[tuple[str, tuple[int, ...], bool], list[nn.Parameter]] = {}
     for param, places in _places(model).items():
         if not param.requires_grad:
             continue
         names = [name for _, name in places]
-        hidden = all(_is_matrix(param, module, convolutions) for module, _ in places)
+        in_stack = param.dim() == _MATRIX + 1 and _fits(names, stacked)
+        dims = param.dim() - in_stack
+        hidden = all(_is_matrix(param, dims, module, convolutions) for module, _ in places)
         if not hidden or _fits(names, adamw):
-            groups.setdefault(("adamw", (1,)), []).append(param)
+            groups.setdefault(("adamw", (1,), False), []).append(param)
             continue
         pattern = next((pattern for pattern in split if _fits(names, [pattern])), None)
         proportions = (1,) if pattern is None else tuple(split[pattern])
-        _check_rows(param, names[0], pattern, proportions)
-        groups.setdefault(("muon", proportions), []).append(param)
+        _check_rows(param, param.shape[1 if in_stack else 0], names[0], pattern, proportions)
+        groups.setdefault(("muon", proportions, in_stack), []).append(param)
     return [
-        {"params": params, "kind": kind, "split": proportions}
-        for (kind, proportions), params in sorted(groups.items(), reverse=True)
+        {"params": groups[key], "kind": key[0], "split": key[1], "stacked": key[2]}
+        for key in sorted(groups, reverse=True)
     ]
 
 
@@ -69,12 +74,12 @@ def _places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]
     return places
 
 
-def _is_matrix(param: nn.Parameter, module: nn.Module, convolutions: bool) -> bool:  # noqa: FBT001 - a setting
+def _is_matrix(param: nn.Parameter, dims: int, module: nn.Module, convolutions: bool) -> bool:  # noqa: FBT001 - a setting
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) or not param.numel():
         return False
     if isinstance(module, _ConvNd):
         return convolutions and module.groups == 1 and param.dim() > _MATRIX
-    return param.dim() == _MATRIX
+    return dims == _MATRIX
 
 
 def _fits(names: Iterable[str], patterns: Sequence[str]) -> bool:
@@ -82,10 +87,10 @@ def _fits(names: Iterable[str], patterns: Sequence[str]) -> bool:
 
 
 def _check_rows(
-    param: nn.Parameter, name: str, pattern: str | None, proportions: tuple[int, ...]
+    param: nn.Parameter, rows: int, name: str, pattern: str | None, proportions: tuple[int, ...]
 ) -> None:
     try:
-        rows_of(param.shape[0], proportions)
+        rows_of(rows, proportions)
     except ValueError as error:
         msg = (
             f"{name!r} of shape {list(param.shape)} cannot be split: {error} of {pattern!r}; give "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.adamw import adamw
 
+from .checks import check_gradient, check_options, check_parameters
 from .newton_schulz import orthogonalised
 from .pieces import Piece, batches, rows_of
 
@@ -16,10 +17,7 @@ if TYPE_CHECKING:
 
     from torch.optim.optimizer import ParamsT
 
-KINDS = ("muon", "adamw")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_MATRIX = 2
-"""Dimensions."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -30,7 +28,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         params: parameters or groups, dense and real. Those of `kind = "muon"` have two dimensions
-            or more, and are matrices `[dim 0, the rest]`.
+            or more, and are matrices `[dim 0, the rest]`, or three, and are `stacked`.
         lr: learning rate, a number.
         kind: `"muon"` or `"adamw"`.
         momentum: decay of the momentum, in [0, 1).
@@ -40,6 +38,7 @@ class Muon(torch.optim.Optimizer):
         scale: factor of a matrix's update: `"match_rms_adamw"`, 0.2 * sqrt(max(rows, columns)),
             or `"original"`, sqrt(max(1, rows / columns)).
         split: proportions of the rows of the matrices that a weight is made of.
+        stacked: whether a weight is a stack of matrices `[N, R, C]`.
         weight_decay: decoupled; times `lr` it is the share of a weight that goes.
         betas: AdamW's decays of its moments, in [0, 1).
         eps: added to the root of AdamW's second moment, more than 0.
@@ -60,6 +59,7 @@ class Muon(torch.optim.Optimizer):
         ns_dtype: str = "auto",
         scale: str = "match_rms_adamw",
         split: Sequence[int] = (1,),
+        stacked: bool = False,
         weight_decay: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
@@ -75,6 +75,7 @@ class Muon(torch.optim.Optimizer):
                 "ns_dtype": ns_dtype,
                 "scale": scale,
                 "split": tuple(split),
+                "stacked": stacked,
                 "weight_decay": weight_decay,
                 "betas": betas,
                 "eps": eps,
@@ -86,8 +87,8 @@ class Muon(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            _check_options(group)
-            _check_parameters(group, len(self.param_groups) - 1)
+            check_options(group)
+            check_parameters(group, len(self.param_groups) - 1)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -107,7 +108,7 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             for param in params:
-                _check_gradient(param.grad)
+                check_gradient(param.grad)
             if group["kind"] == "muon":
                 pieces += self._moved(params, group)
             else:
@@ -179,12 +180,18 @@ def _pieces(
     dtype = _DTYPES.get(group["ns_dtype"])
     if dtype is None:
         dtype = torch.bfloat16 if param.is_cuda else torch.float32
-    rows = rows_of(param.shape[0], group["split"])
-    parts = zip(*(torch.split(each, rows) for each in (param, grad, buffer)), strict=True)
-    for weight, gradient, momentum in parts:
+    tensors = (param, grad, buffer)
+    stacks = zip(*(_matrices(each, group) for each in tensors), strict=True)
+    for weight, gradient, momentum in stacks:
         lr = float(group["lr"]) * _factor(group["scale"], weight)
         ahead = group["momentum"] if group["nesterov"] else 1.0
         yield Piece(weight, gradient, momentum, ahead, lr, group["ns_steps"], dtype)
+
+
+def _matrices(tensor: torch.Tensor, group: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Return views of the matrices in a parameter, or in what has its shape."""
+    for matrix in tensor.unbind(0) if group["stacked"] else (tensor,):
+        yield from torch.split(matrix, rows_of(matrix.shape[0], group["split"]))
 
 
 def _factor(scale: str, weight: torch.Tensor) -> float:
@@ -192,47 +199,3 @@ def _factor(scale: str, weight: torch.Tensor) -> float:
     if scale == "original":
         return math.sqrt(max(1, rows / columns))
     return 0.2 * math.sqrt(max(rows, columns))
-
-
-def _check_options(group: dict[str, Any]) -> None:
-    beta1, beta2 = group["betas"]
-    wrong = {
-        "kind": group["kind"] not in KINDS,
-        "lr": not 0.0 <= float(group["lr"]) < math.inf,
-        "momentum": not 0.0 <= group["momentum"] < 1.0,
-        "ns_steps": group["ns_steps"] < 1,
-        "ns_dtype": group["ns_dtype"] not in ("auto", *_DTYPES),
-        "scale": group["scale"] not in ("match_rms_adamw", "original"),
-        "split": not group["split"] or min(group["split"]) < 1,
-        "weight_decay": not 0.0 <= group["weight_decay"] < math.inf,
-        "betas": not (0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0),
-        "eps": not 0.0 < group["eps"] < math.inf,
-    }
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            msg = f"Muon: {name} is out of range (got {group[name]!r})"
-            raise ValueError(msg)
-
-
-def _check_parameters(group: dict[str, Any], place: int) -> None:
-    for index, param in enumerate(group["params"]):
-        what = f"Muon: number {index} of group {place}, {param.dtype} {list(param.shape)},"
-        if not param.is_floating_point():
-            msg = f"{what} is not real and floating; leave it out"
-            raise ValueError(msg)
-        if group["kind"] != "muon":
-            continue
-        if param.dim() < _MATRIX or not param.numel():
-            msg = f"{what} is no matrix; put it into a group of kind 'adamw'"
-            raise ValueError(msg)
-        try:
-            rows_of(param.shape[0], group["split"])
-        except ValueError as error:
-            msg = f"{what} cannot be split: {error}; give the proportions of its parts"
-            raise ValueError(msg) from None
-
-
-def _check_gradient(gradient: torch.Tensor) -> None:
-    if gradient.layout != torch.strided:
-        msg = f"Muon takes dense gradients (got {gradient.layout}); set sparse=False"
-        raise ValueError(msg)

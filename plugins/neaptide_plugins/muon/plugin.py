@@ -9,9 +9,10 @@ import attrs
 from neaptide import ConfigError, NoConfig, Plugin, hookimpl
 from neaptide.config import structure_options
 
+from .checks import KINDS
 from .config import SPEC, MuonOptions
 from .groups import parameter_groups
-from .optimizer import KINDS, Muon
+from .optimizer import Muon
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +52,11 @@ def build(model: nn.Module, lr: float, options: MuonOptions) -> Muon:
     """Return the optimizer of a model; ConfigError where an option does not fit it."""
     try:
         groups = parameter_groups(
-            model, adamw=options.adamw, split=options.split, convolutions=options.convolutions
+            model,
+            adamw=options.adamw,
+            split=options.split,
+            stacked=options.stacked,
+            convolutions=options.convolutions,
         )
     except ValueError as error:
         msg = f"{error} @ optimizer.options.split"

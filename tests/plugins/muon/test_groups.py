@@ -15,7 +15,7 @@ from neaptide_plugins.muon.groups import parameter_groups
 
 
 def names_by_group(model: nn.Module, **changed: Any) -> dict[tuple[str, tuple[int, ...]], set[str]]:
-    settings = {"adamw": NOT_HIDDEN, "split": FUSED} | changed
+    settings: dict[str, Any] = {"adamw": NOT_HIDDEN, "split": FUSED} | changed
     names = {param: name for name, param in model.named_parameters()}
     groups = parameter_groups(model, **settings)
     return {
@@ -78,6 +78,16 @@ def test_ties_experts_and_frozen_weights() -> None:
     assert {"hidden.weight"} == found["muon", (1,)]
     rest = {"tokens.weight", "hidden.bias", "head.weight", "experts", "empty", "number"}
     assert rest == found["adamw", (1,)]
+
+
+def test_a_stack_is_muons_where_it_is_said_to_be_one() -> None:
+    options: dict[str, Any] = {"adamw": (), "stacked": ["exp*"], "split": {"experts": (1, 1)}}
+    stacks = [group for group in parameter_groups(Odd(), **options) if group["stacked"]]
+
+    assert [("muon", (1, 1))] == [(group["kind"], group["split"]) for group in stacks]
+    assert [[(2, 4, 4)]] == [[tuple(param.shape) for param in group["params"]] for group in stacks]
+    with pytest.raises(ValueError, match=r"'experts' of shape \[2, 4, 4\].* 4 rows do not divide"):
+        parameter_groups(Odd(), **options | {"split": {"experts": (2, 1)}})
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,20 @@ def test_a_split_weight_is_as_many_matrices(split: tuple[int, ...]) -> None:
     assert torch.equal(torch.cat(apart), fused)
 
 
+def test_a_stack_is_as_many_matrices() -> None:
+    (stack,) = weights([(3, 12, 20)])
+    apart = [nn.Parameter(part.clone()) for part in stack.detach().flatten(0, 1).split(6)]
+    whole, parts = Muon([stack], stacked=True, split=(1, 1)), Muon(apart)
+    for step in range(3):
+        stack.grad = torch.randn(3, 12, 20, generator=torch.Generator().manual_seed(step))
+        for part, grad in zip(apart, stack.grad.flatten(0, 1).split(6), strict=True):
+            part.grad = grad
+        whole.step()
+        parts.step()
+
+    assert torch.equal(torch.stack(apart).view(3, 12, 20), stack)
+
+
 def test_a_convolution_is_a_matrix_in_any_memory_format() -> None:
     (matrix,) = weights([(12, 45)])
     kernels = matrix.detach().clone().view(12, 5, 3, 3)
@@ -203,6 +217,7 @@ def test_what_cannot_be_updated_is_refused_in_one_line() -> None:
     sparse(torch.tensor([1])).sum().backward()
 
     assert "[4], is no matrix; put it into a group of kind 'adamw'" in refused(lambda: Muon([bias]))
+    assert "no stack of matrices" in refused(lambda: Muon([matrix], stacked=True))
     assert "4 rows do not divide in proportions [2, 1]" in refused(
         lambda: Muon([matrix], split=(2, 1))
     )

@@ -1,0 +1,65 @@
+"""What Muon refuses, each in one line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .pieces import rows_of
+
+KINDS = ("muon", "adamw")
+NS_DTYPES = ("auto", "float32", "bfloat16")
+SCALES = ("match_rms_adamw", "original")
+_MATRIX = 2
+"""Dimensions."""
+
+
+def check_options(group: dict[str, Any]) -> None:
+    """Raise ValueError for the first option of a group that is out of range."""
+    beta1, beta2 = group["betas"]
+    wrong = {
+        "kind": group["kind"] not in KINDS,
+        "lr": not 0.0 <= float(group["lr"]) < math.inf,
+        "momentum": not 0.0 <= group["momentum"] < 1.0,
+        "ns_steps": group["ns_steps"] < 1,
+        "ns_dtype": group["ns_dtype"] not in NS_DTYPES,
+        "scale": group["scale"] not in SCALES,
+        "split": not group["split"] or min(group["split"]) < 1,
+        "weight_decay": not 0.0 <= group["weight_decay"] < math.inf,
+        "betas": not (0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0),
+        "eps": not 0.0 < group["eps"] < math.inf,
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            msg = f"Muon: {name} is out of range (got {group[name]!r})"
+            raise ValueError(msg)
+
+
+def check_parameters(group: dict[str, Any], place: int) -> None:
+    """Raise ValueError for the first parameter of group number `place` that is not of its kind."""
+    for index, param in enumerate(group["params"]):
+        what = f"Muon: number {index} of group {place}, {param.dtype} {list(param.shape)},"
+        if not param.is_floating_point():
+            msg = f"{what} is not real and floating; leave it out"
+            raise ValueError(msg)
+        if group["kind"] != "muon":
+            continue
+        stacked = bool(group["stacked"])
+        if param.dim() < _MATRIX + stacked or not param.numel():
+            kind = "no stack of matrices" if stacked else "no matrix"
+            msg = f"{what} is {kind}; put it into a group of kind 'adamw'"
+            raise ValueError(msg)
+        try:
+            rows_of(param.shape[1 if stacked else 0], group["split"])
+        except ValueError as error:
+            msg = f"{what} cannot be split: {error}; give the proportions of its parts"
+            raise ValueError(msg) from None
+
+
+def check_gradient(gradient: torch.Tensor) -> None:
+    """Raise ValueError for a sparse gradient."""
+    if gradient.layout != torch.strided:
+        msg = f"Muon takes dense gradients (got {gradient.layout}); set sparse=False"
+        raise ValueError(msg)

@@ -66,6 +66,9 @@ def compare(
     """
     from neaptide import compare as comparing  # noqa: PLC0415 - only this verb needs it
 
+    if jobs < 0:
+        msg = f"trials at once must be 0 or more (got {jobs}) @ --jobs"
+        raise ConfigError(msg)
     name = (files[0].stem.lstrip(".") or "run") if files else preset or "run"
     sides = comparing.sides_of(
         configured(loaded(files, preset, set_).config)[0],

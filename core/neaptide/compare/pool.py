@@ -117,17 +117,18 @@ class Pool:
 
     def _start(self, needed: int) -> None:
         for _ in range(min(self._jobs, needed) - len(self._threads)):
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "neaptide.compare.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=(self._root / "workers.log").open("a"),
-                env=self._environment,
-                text=True,
-                # A Ctrl-C of the terminal would reach it beside our own signal, and the second of
-                # two leaves without saving.
-                start_new_session=True,
-            )
+            with (self._root / "workers.log").open("a") as log:
+                worker = subprocess.Popen(
+                    [sys.executable, "-m", "neaptide.compare.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment,
+                    text=True,
+                    # A Ctrl-C of the terminal would reach it beside our own signal, and the second
+                    # of two leaves without saving.
+                    start_new_session=True,
+                )
             thread = threading.Thread(target=self._feed, args=(worker,), daemon=True)
             self._workers.append(worker)
             self._threads.append(thread)
@@ -151,8 +152,8 @@ class Pool:
             self._done.put(_Done(trial, answer))
             if "stopped" in answer or worker.poll() is not None:
                 break
-        worker.stdin.close()
-        worker.wait()
+        with worker:  # closes the pipes, at which it ends, and waits
+            pass
 
 
 def _named(code: int) -> str:

@@ -70,7 +70,7 @@ def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
     schedule = values["schedule"]
     if knob == WARMUP:
         now = schedule["warmup_steps"]
-        steps = sorted({now // 2, max(2 * now, values["train"]["steps"] // 20)} - {now})
+        steps = sorted({now // 2, max(1, 2 * now, values["train"]["steps"] // 20)} - {now})
         return [{"schedule": {"warmup_steps": count}} for count in steps]
     if knob == DECAY:
         names = [name for name in ("linear", "cosine") if name != schedule["name"]]
@@ -112,13 +112,18 @@ def _rate(values: Mapping[str, Any], measured: Ask) -> Changes:
 
     try_rates([centre / _FACTOR, centre, centre * _FACTOR])
     for _ in range(_EDGES):
-        best, ordered = min(losses, key=losses.__getitem__), sorted(losses)
+        best, ordered = _best_rate(losses), sorted(losses)
         if best not in {ordered[0], ordered[-1]}:
             break
         try_rates([best / _FACTOR if best == ordered[0] else best * _FACTOR])
-    best = min(losses, key=losses.__getitem__)
+    best = _best_rate(losses)
     try_rates([best / math.sqrt(_FACTOR), best * math.sqrt(_FACTOR)])
-    return _with_rate(min(losses, key=losses.__getitem__))
+    return _with_rate(_best_rate(losses))
+
+
+def _best_rate(losses: Mapping[float, float]) -> float:
+    """Return the rate of the least loss: the lower one where all diverged alike."""
+    return min(losses, key=lambda rate: (losses[rate], rate))
 
 
 def _with_rate(rate: float) -> dict[str, Any]:

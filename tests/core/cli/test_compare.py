@@ -1,0 +1,143 @@
+"""`neaptide compare` end to end on a tiny task: real workers, kept trials, stops and refusals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUICK = ("compare", "tiny.toml", "--seeds", "7", "--baseline", "as-is", "--jobs", "1")
+
+
+def found(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    return document
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for trials that several tests use: the same settings train once."""
+    return tmp_path_factory.mktemp("shared")
+
+
+def test_an_untuned_baseline_is_not_called_tuned(neaptide: Any, shared: Path) -> None:
+    done = neaptide(*QUICK, "--out", shared)
+    assert 0 == done.code, done.err
+    assert "nothing swept: it may not be called tuned" in done.out
+    assert "speedup" not in done.out
+    assert "candidate: against an untuned baseline" in done.out
+    results = found(shared)
+    assert not results["baseline_is_tuned"]
+    assert [17, 24, 34] == [at["passes"] for at in results["sides"]["baseline"]["budgets"]]
+    assert [17, 24] == [at["passes"] for at in results["sides"]["candidate"]["budgets"]]
+    own = results["sides"]["baseline"]["budgets"][1]["plain"]["multiplier"]
+    assert pytest.approx(1.0) == own["mean"]
+    assert sum(at["jumps"] for at in results["sides"]["candidate"]["budgets"]) > 0
+    page = (shared / "compare.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_what_is_trained_is_kept(neaptide: Any, shared: Path) -> None:
+    neaptide(*QUICK, "--out", shared)
+    again = neaptide(*QUICK, "--out", shared)
+    lines = again.err.splitlines()
+    assert 5 == len(lines)
+    assert all(line.endswith("(kept)") for line in lines)
+
+
+def test_a_trial_is_the_run_of_its_settings_to_the_bit(neaptide: Any, shared: Path) -> None:
+    neaptide(*QUICK, "--out", shared)
+    runs = found(shared)["runs"]
+    (trained,) = [run for run in runs if run["side"] == "candidate" and run["fraction"] == 1.0]
+    # The digest is also of what plugins hold, and the average is there on both sides.
+    sets = ("seed=7", "run.dir=alone", "eval.every=0", "plugins.ema.enabled=true")
+    done = neaptide("run", "tiny.toml", *(f"--set={setting}" for setting in sets), "--json")
+    alone = json.loads(done.out)
+    assert (alone["digest"], alone["jumps"]) == (trained["digest"], trained["jumps"])
+    assert alone["val_loss"] == trained["averaged"]
+
+
+def test_it_is_printed_as_json(neaptide: Any, shared: Path) -> None:
+    done = neaptide(*QUICK, "--out", shared, "--json", "--quiet")
+    assert (0, "") == (done.code, done.err)
+    assert found(shared)["runs"] == json.loads(done.out)["runs"]
+
+
+def test_a_tuned_baseline_is_named_with_what_was_swept(neaptide: Any, shared: Path) -> None:
+    short = ("--set", "train.steps=8", "--set", "phases.warmup.steps=1")
+    done = neaptide("compare", "tiny.toml", *short, "--seeds", "7", "--out", shared / "tuned")
+    assert 0 == done.code, done.err
+    assert "tuned baseline (learning rate, warmup, decay swept)" in done.out
+    sides = found(shared / "tuned")["sides"]
+    assert ["learning rate"] == sides["candidate"]["swept"]
+    for side in sides.values():
+        rates = [tried["changes"]["optimizer"]["lr"] for tried in side["tried"]]
+        assert len(set(rates)) >= 5
+        assert side["chosen"]["optimizer"]["lr"] in rates
+
+
+def test_against_another_configuration(neaptide: Any, shared: Path) -> None:
+    Path("plain.toml").write_text(
+        Path("tiny.toml").read_text().split("[plugins.predictor-drift]")[0]
+        + '[optimizer]\nname = "sgd"\n'
+    )
+    done = neaptide(*QUICK, "--against", "plain.toml", "--out", shared)
+    assert 0 == done.code, done.err
+    sides = ["baseline", "candidate", "candidate-without-jumps", "baseline-with-jumps"]
+    assert sides == list(found(shared)["sides"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--seeds", "1,x"), "expected comma-separated seeds, such as 10,11,12 (got '1,x')"),
+        (("--seeds", "3,3"), "each seed may be given once (got 3 twice) @ --seeds"),
+        (("--seeds", "0,1"), "seed 0 is what both sides are tuned on"),
+        (("--set", "plugins.predictor-drift.enabled=false"), "no enabled plugin claims"),
+        (("--against", "tiny.toml"), "are the same: nothing to compare @ --against"),
+        (("--against", "nowhere.toml"), "nowhere.toml"),
+        (("--out", "tiny.toml"), "cannot make tiny.toml: File exists; give --out DIR"),
+        (("--jobs", "-1"), "--jobs"),
+    ],
+)
+def test_bad_usage_is_one_line(neaptide: Any, arguments: tuple[str, ...], words: str) -> None:
+    done = neaptide("compare", "tiny.toml", *arguments)
+    assert 2 == done.code
+    assert words in done.err
+    assert 1 == done.err.count("\n")
+
+
+def test_what_a_users_code_raises_ends_it_with_the_trial(neaptide: Any) -> None:
+    done = neaptide(*QUICK, "--set", "model.name=tiny_task:broken")
+    assert 1 == done.code
+    last = done.err.splitlines()[-1]
+    assert last.startswith("error: KeyError: 'a line\\nand another' (raised by ")
+    assert last.endswith("[baseline, seed 7 17 updates]")
+
+
+def test_a_side_that_diverges_has_no_multiplier(neaptide: Any, shared: Path) -> None:
+    nan = ("--set", "model.name=tiny_task:diverging", "--set", "train.max_skipped=2")
+    done = neaptide(*QUICK, *nan, "--out", shared)
+    assert 0 == done.code, done.err
+    assert "no multiplier" in done.out
+    assert {"inf"} == {run["loss"] for run in found(shared)["runs"]}
+
+
+def test_stopped_it_goes_on(start: Any, neaptide: Any, folder: Path) -> None:
+    slow = ("--set", "data.options.seconds=0.04")
+    process = start(*QUICK, *slow)
+    for line in process.stderr:
+        if "seed 7 17 updates" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert 130 == process.returncode
+    assert errors.endswith("stopped by a signal; give the same command again to go on\n")
+    again = neaptide(*QUICK, *slow)
+    assert 0 == again.code, again.err
+    assert "(kept)" in again.err
+    assert 5 == len(found(folder / "runs/tiny-compare")["runs"])

@@ -1,0 +1,92 @@
+"""The sweep finds the best of a known loss, asks for nothing twice and lives with divergence."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from neaptide.compare.protocol import KNOBS
+from neaptide.compare.sweep import DECAY, INIT, LEARNING_RATE, WARMUP, alternatives, tune
+from neaptide.config.tables import overlay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+VALUES: dict[str, Any] = {
+    "model": {"name": "builtin:mlp", "options": {"width": 8}},
+    "optimizer": {"name": "adamw", "lr": 1e-3},
+    "schedule": {"name": "linear", "warmup_steps": 10},
+    "train": {"steps": 400},
+}
+
+
+class Asked:
+    """Answers with `loss` of the whole configuration, and remembers what it was asked."""
+
+    def __init__(self, loss: Callable[[Mapping[str, Any]], float]) -> None:
+        self.loss = loss
+        self.rounds: list[list[Mapping[str, Any]]] = []
+
+    def __call__(self, options: Sequence[Mapping[str, Any]]) -> list[float]:
+        self.rounds.append(list(options))
+        return [self.loss(overlay(VALUES, dict(option))) for option in options]
+
+
+def far_from(best: float) -> Callable[[Mapping[str, Any]], float]:
+    return lambda values: abs(math.log(values["optimizer"]["lr"] / best))
+
+
+@pytest.mark.parametrize("best", [1e-3, 1.5e-3, 4e-4, 2e-2, 6e-5])
+def test_the_rate_is_found_to_a_quarter_of_an_octave(best: float) -> None:
+    ask = Asked(far_from(best))
+    found = tune(VALUES, [LEARNING_RATE], ask)
+    assert far_from(best)(overlay(VALUES, dict(found.changes))) <= math.log(2) / 4 + 1e-3
+    asked = [option["optimizer"]["lr"] for options in ask.rounds for option in options]
+    assert len(asked) == len(set(asked))
+    assert len(found.tried) == len(asked)
+
+
+def test_a_rate_at_which_everything_diverges_is_left_downwards() -> None:
+    def loss(values: Mapping[str, Any]) -> float:
+        rate = values["optimizer"]["lr"]
+        return math.inf if rate > 2e-4 else 1.0 + rate
+
+    found = tune(VALUES, [LEARNING_RATE], Asked(loss))
+    assert found.changes["optimizer"]["lr"] < 2e-4
+
+
+def test_each_knob_is_tried_at_the_best_of_those_before() -> None:
+    def loss(values: Mapping[str, Any]) -> float:
+        cosine = values["schedule"]["name"] == "cosine"
+        steps = values["schedule"]["warmup_steps"]
+        init = values["model"]["options"].get("init_scale", 1.0)
+        return abs(steps - 20) + abs(init - 0.5) + far_from(2e-3)(values) - cosine
+
+    ask = Asked(loss)
+    found = tune(VALUES, KNOBS, ask)
+    assert KNOBS == found.swept
+    expected = {
+        "optimizer": {"lr": 2e-3},
+        "model": {"options": {"init_scale": 0.5}},
+        "schedule": {"warmup_steps": 20, "name": "cosine"},
+    }
+    assert expected == found.changes
+    last = ask.rounds[-1]
+    assert [{**expected, "schedule": {"warmup_steps": 20, "name": "cosine"}}] == last
+
+
+def test_a_knob_without_a_say_is_not_swept() -> None:
+    values = {**VALUES, "model": {"name": "my_module:factory", "options": {}}}
+    assert [] == alternatives(INIT, values)
+    assert (LEARNING_RATE,) == tune(values, [LEARNING_RATE, INIT], Asked(far_from(1e-3))).swept
+
+
+def test_what_is_tried_of_a_schedule() -> None:
+    assert [{"schedule": {"warmup_steps": n}} for n in (5, 20)] == alternatives(WARMUP, VALUES)
+    assert [{"schedule": {"name": "cosine"}}] == alternatives(DECAY, VALUES)
+    constant = overlay(VALUES, {"schedule": {"name": "constant", "warmup_steps": 0}})
+    assert [{"schedule": {"warmup_steps": 20}}] == alternatives(WARMUP, constant)
+    both = [{"schedule": {"name": "linear"}}, {"schedule": {"name": "cosine"}}]
+    assert both == alternatives(DECAY, constant)

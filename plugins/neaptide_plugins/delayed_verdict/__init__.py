@@ -1,0 +1,5 @@
+"""Judges jumps some updates later, and sets the pace of the next ones."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

@@ -1,0 +1,71 @@
+"""How boldly to go on after verdicts: a pure state machine for each regime of learning rate."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from .config import DelayedVerdictConfig
+
+REGIMES = ("high", "middle", "low")
+"""By the share of the largest learning rate: over two thirds, over one third, the rest."""
+
+
+class Verdict(Enum):
+    """What a jump was worth."""
+
+    WORTHWHILE = "worthwhile"
+    HARMFUL = "harmful"
+    UNCLEAR = "unclear"
+
+
+def verdict_of(gain: float, error: float, certainty: float) -> Verdict:
+    """Return the verdict on a mean gain with its standard error."""
+    if abs(gain) <= certainty * error:
+        return Verdict.UNCLEAR
+    return Verdict.WORTHWHILE if gain > 0.0 else Verdict.HARMFUL
+
+
+def regime_of(factor: float) -> str:
+    """Return the regime at a share of the largest learning rate."""
+    return REGIMES[min(2, int((1.0 - min(max(factor, 0.0), 1.0)) * 3.0))]
+
+
+@attrs.frozen
+class Pacing:
+    """The pace of one regime, and how it came to it."""
+
+    scale: float = 1.0
+    window: float = 1.0
+    harmful: int = 0
+    """In a row."""
+    until: int = 0
+    """Update before which there are no jumps."""
+
+    def after(self, verdict: Verdict, update: int, config: DelayedVerdictConfig) -> Pacing:
+        """Return the pacing after a verdict that was reached at `update`."""
+        if verdict is Verdict.UNCLEAR:
+            return self
+        worthwhile = verdict is Verdict.WORTHWHILE
+        factors = (
+            (config.grow, config.window_grow)
+            if worthwhile
+            else (config.shrink, config.window_shrink)
+        )
+        scale, window = (
+            min(config.largest, max(config.smallest, now * factor))
+            for now, factor in zip((self.scale, self.window), factors, strict=True)
+        )
+        if worthwhile:
+            return Pacing(scale, window, 0, self.until)
+        harmful = self.harmful + 1
+        # After a pause one more is enough for the next.
+        until = update + config.pause if harmful >= config.patience else self.until
+        return Pacing(scale, window, min(harmful, config.patience - 1), until)
+
+    def scale_at(self, update: int) -> float:
+        """Return the scale, 0 during a pause."""
+        return 0.0 if update < self.until else self.scale

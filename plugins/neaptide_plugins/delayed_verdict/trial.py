@@ -1,0 +1,135 @@
+"""One jump under judgement, and the tensors it takes: what it added, and mean weights since."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from neaptide import ParameterStore, Span
+
+POINTS = 4
+"""Earlier losses of averaged weights that a line is laid through."""
+
+
+@attrs.define(eq=False)
+class Trial:
+    """Counts the updates since a jump, and takes in what its judgement measures."""
+
+    step: int
+    """Update that the jump came before."""
+    horizon: int
+    regime: str
+    expected: float | None
+    """Loss of the averaged weights that earlier ones make likely; None before there are two."""
+    seen: int = 0
+    """Updates since."""
+    losses: list[list[float]] = attrs.field(factory=list)
+    """By batch those of `losses_of`."""
+
+    def take(self, losses: list[float]) -> None:
+        """Take in the losses on one batch."""
+        self.losses.append(losses)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the averaged weights."""
+        return statistics.fmean(kept for kept, *_ in self.losses)
+
+    @property
+    def gains(self) -> list[float]:
+        """What the jump takes off the loss, by batch."""
+        return [
+            (undone - mirrored[0]) / 2 if mirrored else undone - kept
+            for kept, undone, *mirrored in self.losses
+        ]
+
+    @property
+    def gain(self) -> float:
+        """Mean of the gains."""
+        return statistics.fmean(self.gains)
+
+    @property
+    def error(self) -> float:
+        """Standard error of their mean, by the spread over batches."""
+        return statistics.stdev(self.gains) / math.sqrt(len(self.losses))
+
+
+def extrapolated(points: list[list[float]], update: float) -> float | None:
+    """Return the least-squares line through (update, loss), over log updates, at `update`."""
+    newest = points[-POINTS:]
+    if len({at for at, _ in newest}) < 2:  # noqa: PLR2004 - a line takes two
+        return None
+    places, losses = ([math.log1p(at) for at, _ in newest], [loss for _, loss in newest])
+    line = statistics.linear_regression(places, losses)
+    return line.intercept + line.slope * math.log1p(update)
+
+
+@attrs.define(eq=False)
+class Kept:
+    """By span the jump in bfloat16 and the running mean of weights, on one device."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of the mean."""
+    jump: dict[str, torch.Tensor] = attrs.field(factory=dict)
+    mean: dict[str, torch.Tensor] = attrs.field(factory=dict)
+
+    def reserve(self, spans: Iterator[Span]) -> None:
+        """Take the memory for these spans, once."""
+        for span in spans:
+            if span.name not in self.jump:
+                self.jump[span.name] = self._zeros(span.shape, torch.bfloat16)
+                self.mean[span.name] = self._zeros(span.shape, self.dtype)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def record(self, name: str, delta: torch.Tensor) -> None:
+        """Keep what a jump added to a weight."""
+        self.jump[name].copy_(delta)
+
+    def average(self, name: str, weight: torch.Tensor, samples: int) -> None:
+        """Take in the weight as number `samples`, from 1, of its mean."""
+        mean, now = self.mean[name], weight.to(self.device, torch.float32)
+        mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
+
+    def moved(self, span: Span, jumps: float, on: torch.device) -> torch.Tensor:
+        """Return the mean plus so many times the jump, in float32."""
+        mean = self.mean[span.name].to(on, torch.float32)
+        return torch.add(mean, self.jump[span.name].to(on), alpha=jumps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tensors."""
+        return {"jump": dict(self.jump), "mean": dict(self.mean)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        for part, saved in (("jump", state["jump"]), ("mean", state["mean"])):
+            setattr(self, part, {name: held.to(self.device) for name, held in saved.items()})
+
+
+def losses_of(
+    store: ParameterStore, kept: Kept, probe: Callable[[], float], contrast: str
+) -> list[float]:
+    """Return the loss of the averaged weights, of them less the jump and, mirrored, plus it.
+
+    The weights are put back bit for bit, whatever happens.
+    """
+    before, losses = store.snapshot(on=kept.device), []
+    try:
+        for jumps in (0.0, -1.0, 1.0) if contrast == "mirrored" else (0.0, -1.0):
+            for span in store.spans():
+                if span.trainable:
+                    with store.loan(span, "write") as weight, torch.no_grad():
+                        weight.copy_(kept.moved(span, jumps, weight.device))
+            losses.append(probe())
+    finally:
+        store.restore(before)
+    return losses

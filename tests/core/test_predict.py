@@ -11,7 +11,7 @@ import torch
 from support import CYCLE, plugin_with, same_bits, same_tensors, stranger, tensors_of, tiny_trainer
 from torch import nn
 
-from neaptide import PluginError, Update, hookimpl
+from neaptide import Forecast, PluginError, Update, hookimpl
 from neaptide.phases import PREDICT
 from neaptide.predict import Guard, undisturbed
 from neaptide.resident import ResidentStore
@@ -406,3 +406,19 @@ def test_predict_is_the_phase_of_a_jump() -> None:
         steps=7,
     )
     assert [("probe", PREDICT)] * 2 == [entry for entry in seen if entry[0] == "probe"]
+
+
+@pytest.mark.parametrize(
+    ("forecast", "confidences"),
+    [(None, {None}), (Forecast(1.0, 0.9), {0.9}), (Forecast(1.0, 0.8), set())],
+)
+def test_only_a_forecast_that_lacks_confidence_keeps_a_jump_from_being_proposed(
+    forecast: Forecast | None, confidences: set[float | None]
+) -> None:
+    @hookimpl
+    def forecasting(self: Any, horizon: int) -> Forecast | None:
+        return forecast if horizon else None
+
+    dynamics = stranger(plugin_with(forecast=forecasting), "dynamics", claims={"dynamics"})
+    _, jumps = run([predictor(of_weight(-1e-3)), dynamics], phases=CYCLE)
+    assert confidences == {jump.confidence for jump in jumps}

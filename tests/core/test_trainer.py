@@ -266,13 +266,15 @@ def factories() -> Iterator[str]:
     def batches(count: int = 3) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         return [torch.randn(2, 4) for _ in range(count)], [torch.ones(2, 4)]
 
+    def seeded(batch_size: int, seed: int, eval_batches: int, more: int = 0) -> list[torch.Tensor]:
+        return [torch.tensor([batch_size, seed, eval_batches, more])]
+
     def nothing() -> int:
         return 3
 
     module = ModuleType("users_own_factories")
-    module.__dict__.update(
-        model=model, task=task, wrong=wrong, batches=batches, nothing=nothing, constant=3
-    )
+    factories = {"model": model, "task": task, "batches": batches, "seeded": seeded}
+    module.__dict__.update(factories, wrong=wrong, nothing=nothing, constant=3)
     sys.modules[module.__name__] = module
     yield module.__name__
     del sys.modules[module.__name__]
@@ -332,3 +334,24 @@ def test_data_that_cannot_be_iterated_is_a_config_error(factories: str) -> None:
     problem = r"must return an iterable of batches.*\(got int\)"
     with HybridTrainer.from_config(config) as trainer, pytest.raises(ConfigError, match=problem):
         build_data(trainer.config, trainer.hooks)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({}, [7, 5, 2, 0]), ({"more": 3}, [7, 5, 2, 3]), ({"seed": 9}, [7, 9, 2, 0])],
+)
+def test_a_data_factory_is_told_what_it_names(
+    factories: str, options: dict[str, int], told: list[int]
+) -> None:
+    from neaptide.assembly import build_data
+
+    config = {
+        "seed": 5,
+        "model": {"name": f"{factories}:model"},
+        "data": {"name": f"{factories}:seeded", "options": options},
+        "train": {"batch_size": 7},
+        "eval": {"batches": 2},
+    }
+    with HybridTrainer.from_config(config) as trainer:
+        (batch,) = build_data(trainer.config, trainer.hooks).train
+    assert told == batch.tolist()

@@ -111,3 +111,18 @@ def test_where_the_average_lies_changes_no_bit() -> None:
     (one_loss, one), (other_loss, other) = results
     assert one_loss == other_loss
     assert same_tensors(one, other)
+
+
+def test_a_plain_evaluation_is_of_the_weights_as_they_are() -> None:
+    def losses(config: dict[str, Any], *plugins: Any) -> tuple[float, float]:
+        trainer, batches = tiny_trainer(config, [STEADY_PREDICTOR, *plugins])
+        with trainer:
+            for batch in batches[:9]:
+                trainer.step(batch)
+            held = batches[-2:]
+            return trainer.evaluate(held), trainer.evaluate(held, plain=True)
+
+    alone, same = losses({"phases": CYCLE})
+    averaged, plain = losses(settings(), SPEC)
+    assert alone == same == plain
+    assert averaged != plain

@@ -167,7 +167,7 @@ class WindowPredictor(Plugin[S], Generic[S]):
         if window is None:
             return
         if not applied:
-            if window.touched:  # an update inside the backward that then failed: a torn sample
+            if window.touched:  # the update failed half-way: some weights were sampled
                 self._open()
             return
         sampled = window.touched

@@ -9,6 +9,7 @@ def test_contract():
 from .allocations import peak_of
 from .contract import LAWS, check_plugin
 from .hostile import HOSTILE_STORE, HostileStore
+from .liars import LIES, LYING_PREDICTOR
 from .providers import check_provider
 from .subject import ContractError
 from .tiny import TinyTask, tiny_task
@@ -16,6 +17,8 @@ from .tiny import TinyTask, tiny_task
 __all__ = [
     "HOSTILE_STORE",
     "LAWS",
+    "LIES",
+    "LYING_PREDICTOR",
     "ContractError",
     "HostileStore",
     "TinyTask",

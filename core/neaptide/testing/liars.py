@@ -1,0 +1,89 @@
+"""A predictor that lies, to see that a run survives any: `LYING_PREDICTOR`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from attrs.validators import in_
+
+from neaptide.config import field
+from neaptide.plugin import Plugin, PluginSpec, hookimpl
+from neaptide.steps import Update
+
+if TYPE_CHECKING:
+    from neaptide.parameters import ParameterStore
+    from neaptide.spans import Snapshot, Span
+
+LIES = ("exaggerated", "infinite", "misshapen", "nan", "random", "stale")
+
+
+@attrs.frozen(kw_only=True)
+class LyingConfig:
+    """`[plugins.lying-predictor]`."""
+
+    lie: str = field(
+        "random",
+        validator=in_(LIES),
+        help="`random` directions, four times what was moved (`exaggerated`), back to where the "
+        "run began (`stale`), deltas that are `nan`, `infinite` or `misshapen`",
+    )
+    size: float = field(0.03, help="norm of a random delta, as a share of its weight's")
+
+
+@attrs.define(eq=False)
+class LyingPredictor(Plugin[LyingConfig]):
+    """Proposes at every Predict step. Holds two copies of the weights, resumes without them."""
+
+    _first: Snapshot | None = attrs.field(init=False, default=None)
+    _last: Snapshot | None = attrs.field(init=False, default=None)
+    _proposals: int = attrs.field(init=False, default=0)
+
+    @hookimpl
+    def propose_update(self, store: ParameterStore, horizon: int) -> Update:
+        """Propose the lie."""
+        now = store.snapshot()
+        self._proposals += 1
+        first, last = self._first or now, self._last or now
+        self._first, self._last = first, now
+
+        def delta(span: Span) -> torch.Tensor:
+            weight = now.weights[span.name]
+            if self.config.lie == "exaggerated":
+                return 4.0 * (weight - last.weights[span.name])
+            if self.config.lie == "stale":
+                return first.weights[span.name] - weight
+            return self._unusable(span, weight)
+
+        return Update(horizon, delta)
+
+    def _unusable(self, span: Span, weight: torch.Tensor) -> torch.Tensor:
+        if self.config.lie == "misshapen":
+            return torch.zeros(*span.shape, 2)
+        if self.config.lie == "random":
+            generator = torch.Generator().manual_seed(self._proposals)
+            drawn = torch.randn(span.shape, generator=generator).to(weight.dtype)
+            return drawn * (self.config.size * weight.norm() / drawn.norm().clamp_min(1e-30))
+        changed = torch.zeros(span.shape)
+        changed.view(-1)[-1:] = float("nan" if self.config.lie == "nan" else "inf")
+        return changed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many proposals there were."""
+        return {"proposals": self._proposals}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self._proposals = state["proposals"]
+
+
+LYING_PREDICTOR = PluginSpec(
+    name="lying-predictor",
+    load="neaptide.testing.liars:LyingPredictor",
+    config=LyingConfig,
+    summary="A predictor that lies, for tests.",
+    claims={"predictor"},
+    phases={"predict"},
+    numerics="changes-training",
+)

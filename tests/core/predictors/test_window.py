@@ -80,7 +80,7 @@ def test_a_combination_is_that_of_the_samples(
     assert found is not None
     # In bfloat16 and int8 a digit of what the samples differ from the first one's codes by.
     spread = float((taken - taken[0]).abs().max() + taken.abs().max() / 254)
-    digit = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "int8": 2.0**-7}[state]
+    digit = {"float32": 2.0**-22, "bfloat16": 2.0**-7, "int8": 1 / 127}[state]
     allowed = digit * spread * float(gains.abs().sum()) + 1e-6
     assert (found - expected).abs().max() <= allowed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,7 +76,7 @@ def trained(
     """Return a closed trainer after `steps` steps of the tiny task, and its weights."""
     given = {} if settings is None else {SPEC.name: settings}
     tables = {**given, **config.pop("tables", {})}
-    trainer, batches = tiny_trainer({"phases": PHASES, "plugins": tables, **config}, plugins)
+    trainer, batches = tiny_trainer({"phases": PHASES, **config, "plugins": tables}, plugins)
     with trainer:
         for batch in batches[:steps]:
             trainer.step(batch)
@@ -91,16 +92,27 @@ def events(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def line(cls: type[Plugin[Any]], **settings: Any) -> Any:
-    """Return a closed trainer after 32 short steps towards a line far off, with jumps of `cls`."""
+class Noise(Along):
+    """Proposes what training takes back."""
+
+    @hookimpl
+    def propose_update(self) -> Update:
+        generator = torch.Generator().manual_seed(0)
+        return Update(1, lambda span: torch.randn(span.shape, generator=generator))
+
+
+def line(cls: type[Plugin[Any]], lr: float = 2e-3, *, there: bool = False, **settings: Any) -> Any:
+    """Return a closed trainer after 32 steps towards a line, far off unless `there`."""
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 1)
+    if there:
+        model.load_state_dict({"weight": torch.full((1, 6), 5.0), "bias": torch.zeros(1)})
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(32, 16, 6, generator=generator)
     trainer = HybridTrainer(
         model,
-        torch.optim.SGD(model.parameters(), lr=2e-3),
-        loss_fn=lambda model, x: (model(x) - 5.0 * x.sum(-1, keepdim=True)).square().mean(),
+        torch.optim.SGD(model.parameters(), lr),
+        loss_fn=lambda model, x: 1.0 + (model(x) - 5.0 * x.sum(-1, keepdim=True)).square().mean(),
         config={"phases": PHASES, "plugins": {SPEC.name: {**SOON, **settings}}},
         plugins=[SPEC, predictor(cls)],
     )
@@ -119,6 +131,24 @@ def test_a_jump_forward_is_worthwhile_and_one_back_is_harmful(contrast: str) -> 
     assert back["harmful"] == 3.0
     assert 0.0 == back["scale"]
     assert 0.25 == back["window"]
+
+
+def test_undoing_flatters_what_training_has_undone_and_mirroring_does_not() -> None:
+    undone = figures(line(Noise, 0.2, there=True, contrast="undone"))
+    assert undone["worthwhile"] > 0.0
+    mirrored = figures(line(Noise, 0.2, there=True, contrast="mirrored"))
+    assert 0.0 == mirrored["worthwhile"]
+    assert mirrored["harmful"] > 0.0
+
+
+def test_jumps_accepted_while_one_is_judged_are_not(tmp_path: Path) -> None:
+    often = {**PHASES, "full": {"steps": 2}}
+    trained([SPEC, STEADY_PREDICTOR], 30, SOON, phases=often, run={"dir": str(tmp_path)})
+    told = [each["jump"] for each in events(tmp_path) if each["event"].startswith("verdict.")]
+    accepted = [each["step"] for each in events(tmp_path) if each["event"] == "jump.accepted"]
+    assert len(told) >= 3
+    assert len(accepted) >= 2 * len(told)
+    assert min(later - sooner for sooner, later in pairwise(told)) > 4
 
 
 def test_a_predictor_that_harms_is_slowed_down_then_stopped() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
 import torch
@@ -40,7 +40,7 @@ def reach(horizon: int, scale: float) -> float:
 
 
 @attrs.define(eq=False)
-class WindowPredictor(Plugin[S], Generic[S]):
+class WindowPredictor(Plugin[S]):
     """One window at a time: the first after Warmup, a new one when a proposal was judged.
 
     A subclass says how windows are planned, what is summed up in them, and what that predicts.

@@ -1,0 +1,151 @@
+"""A run that branches: with a jump and without, judged as `delayed-verdict` does it."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from _forecast_traces import config_of
+
+from neaptide import HybridTrainer, Plugin, PluginSpec, Update, assembly, hookimpl
+from neaptide_plugins.delayed_verdict.trial import Kept, losses_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from neaptide import ParameterStore, Span
+
+KINDS = ("drift", "noise", "reverse")
+HALF = 50
+"""Updates in each half of the window that a drift is taken over."""
+SCALE = 0.5
+AFTER, AVERAGE, BATCHES = 50, 25, 4
+FRESH = 64
+"""Batches that nothing was trained on, for the truth."""
+POINTS = (250, 450, 650, 850, 1050, 1250)
+"""Updates at which the run branches."""
+
+
+@attrs.define(eq=False)
+class Proposer(Plugin[Any]):
+    """Proposes the drift of the weights, noise of its size in each weight, or the way back."""
+
+    kind: str = "drift"
+    newest: dict[str, list[torch.Tensor]] = attrs.field(init=False, factory=dict)
+    kept: Kept = attrs.field(init=False)
+    seen: int = 0
+    """Updates since the branch."""
+
+    @hookimpl
+    def on_run_start(self, store: ParameterStore) -> None:
+        """Ride along."""
+        self.kept = Kept(torch.device("cpu"), torch.float32)
+        self.kept.reserve(span for span in store.spans() if span.trainable)
+        store.ride(self._follow)
+
+    def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
+        if delta is not None:
+            self.kept.record(span.name, delta)
+            return
+        held = self.newest.setdefault(span.name, [])
+        held.append(weight.clone())
+        del held[: -2 * HALF]
+        if AFTER - AVERAGE <= self.seen < AFTER:
+            self.kept.average(span.name, weight, self.seen - (AFTER - AVERAGE) + 1)
+
+    @hookimpl
+    def propose_update(self) -> Update:
+        """Propose."""
+        generator = torch.Generator().manual_seed(0)
+
+        def delta(span: Span) -> torch.Tensor:
+            held = torch.stack(self.newest[span.name])
+            drift = SCALE * (held[HALF:].mean(0) - held[:HALF].mean(0))
+            if self.kind == "noise":
+                noise = torch.randn(drift.shape, generator=generator.manual_seed(drift.numel()))
+                return noise * (drift.norm() / noise.norm())
+            return -drift if self.kind == "reverse" else drift
+
+        return Update(round(SCALE * HALF), delta)
+
+
+PROPOSER = PluginSpec(
+    name="proposer",
+    load="_verdict_branches:Proposer",
+    summary="Proposes what it is told to.",
+    claims={"predictor"},
+    numerics="changes-training",
+)
+
+
+@attrs.frozen
+class Judged:
+    """One jump: what it was worth, and what judging says."""
+
+    update: int
+    kind: str
+    truth: list[float]
+    """By fresh batch: loss of the mean weights without the jump, less that with it."""
+    losses: list[list[float]]
+    """By batch: of the mean weights, of them less the jump, and of them plus it."""
+
+
+def judged(task: str, seed: int) -> Iterator[Judged]:
+    """Train one run; yield every kind of jump at every point of it."""
+    phases = {
+        "warmup": {"steps": 1},
+        "full": {"steps": 1_000_000},
+        "predict": {"max_horizon": HALF, "rise": 1e6},
+    }
+    config = {**config_of(task, seed), "phases": phases}
+    trainer = HybridTrainer.from_config(config, plugins=[PROPOSER])
+    with trainer, tempfile.TemporaryDirectory() as folder:
+        data = assembly.build_data(trainer.config, trainer.hooks)
+        batches = list(itertools.islice(iter(data.train), POINTS[-1] + AFTER + BATCHES + FRESH))
+        proposer: Any = trainer.hooks.plugins[PROPOSER.name]
+        done = 0
+        for point in POINTS:
+            for batch in batches[done:point]:
+                trainer.step(batch, phase="full")
+            done = point
+            at = trainer.save(Path(folder) / str(point))
+            newest = {name: list(held) for name, held in proposer.newest.items()}
+            following = batches[point : point + AFTER + BATCHES]
+            unjumped: list[float] = []
+            for kind in ("none", *KINDS):
+                trainer.load(at)
+                proposer.newest = {name: list(held) for name, held in newest.items()}
+                proposer.kind, proposer.seen = kind, 0
+                for batch in following[:AFTER]:
+                    jumps = proposer.seen == 0 and kind != "none"
+                    trainer.step(batch, phase="predict" if jumps else "full")
+                    proposer.seen += 1
+                mean = losses(trainer, proposer.kept, batches[-FRESH:], "undone")[0]
+                if kind == "none":
+                    unjumped = mean
+                    continue
+                truth = [before - after for before, after in zip(unjumped, mean, strict=True)]
+                of_moved = losses(trainer, proposer.kept, following[AFTER:], "mirrored")
+                yield Judged(
+                    point, kind, truth, [list(each) for each in zip(*of_moved, strict=True)]
+                )
+            trainer.load(at)
+            proposer.newest, proposer.seen = newest, AFTER
+
+
+def losses(
+    trainer: HybridTrainer, kept: Kept, batches: Sequence[Any], contrast: str
+) -> list[list[float]]:
+    """Return for each of the weights that `losses_of` tries its losses by batch."""
+    found: list[list[float]] = []
+
+    def probe() -> float:
+        found.append([trainer.evaluate([batch]) for batch in batches])
+        return 0.0
+
+    losses_of(trainer.store, kept, probe, contrast)
+    return found

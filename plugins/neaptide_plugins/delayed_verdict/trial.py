@@ -33,10 +33,6 @@ class Trial:
     losses: list[list[float]] = attrs.field(factory=list)
     """By batch those of `losses_of`."""
 
-    def take(self, losses: list[float]) -> None:
-        """Take in the losses on one batch."""
-        self.losses.append(losses)
-
     @property
     def loss(self) -> float:
         """Mean loss of the averaged weights."""

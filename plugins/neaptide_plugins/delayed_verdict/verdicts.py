@@ -1,0 +1,111 @@
+"""Keeps the trial that is on, reaches its verdict, and what pace follows from all of them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .pacing import REGIMES, Pacing, Verdict, regime_of, verdict_of
+from .trial import POINTS, Trial, extrapolated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import DelayedVerdictConfig
+
+UNFINISHED = "none"
+
+
+@attrs.define(eq=False)
+class Verdicts:
+    """One trial at a time, and a pace for each regime of the learning rate."""
+
+    config: DelayedVerdictConfig
+    factor: Callable[[int], float]
+    """The schedule: the share of the largest learning rate after so many updates."""
+    trial: Trial | None = None
+    pacings: dict[str, Pacing] = attrs.field(factory=lambda: dict.fromkeys(REGIMES, Pacing()))
+    points: list[list[float]] = attrs.field(factory=list)
+    """Update and loss of the averaged weights at the newest verdicts."""
+    counts: dict[str, int] = attrs.field(
+        factory=lambda: dict.fromkeys((*(each.value for each in Verdict), UNFINISHED), 0)
+    )
+    newest: dict[str, float] = attrs.field(factory=dict)
+    """Gains of the newest verdict."""
+
+    def pace(self, step: int) -> tuple[float, float]:
+        """Return scale and window after `step` updates."""
+        pacing = self.pacings[regime_of(self.factor(step))]
+        return pacing.scale_at(step), pacing.window
+
+    def begin(self, step: int, horizon: int) -> None:
+        """Put an accepted jump after `step` updates on trial."""
+        expected = extrapolated(self.points, step + self.config.after)
+        self.trial = Trial(step + 1, horizon, regime_of(self.factor(step)), expected)
+
+    @property
+    def sample(self) -> int:
+        """Which sample of the mean the coming update gives, from 1; 0: none."""
+        first = self.config.after - self.config.average
+        if self.trial is None or not first <= self.trial.seen < self.config.after:
+            return 0
+        return self.trial.seen - first + 1
+
+    @property
+    def due(self) -> bool:
+        """Whether the coming batch is one to judge on."""
+        return self.trial is not None and self.trial.seen >= self.config.after
+
+    def updated(self) -> None:
+        """Count an update."""
+        if self.trial is not None:
+            self.trial.seen += 1
+
+    def take(self, losses: list[float], step: int) -> tuple[str, dict[str, Any]] | None:
+        """Take in what one batch said after `step` updates; return the verdict and its details."""
+        trial = self.trial
+        assert trial is not None, "it is due"
+        trial.losses.append(losses)
+        finite = all(map(math.isfinite, losses))
+        if finite and len(trial.losses) < self.config.batches:
+            return None
+        self.trial = None
+        about: dict[str, Any] = {"step": step + 1, "jump": trial.step, "horizon": trial.horizon}
+        if not finite:
+            self.counts[UNFINISHED] += 1
+            return UNFINISHED, {**about, "losses": losses}
+        verdict = verdict_of(trial.gain, trial.error, self.config.certainty)
+        pacing = self.pacings[trial.regime].after(verdict, step, self.config)
+        self.pacings[trial.regime] = pacing
+        self.points = [*self.points, [step, trial.loss]][-POINTS:]
+        self.counts[verdict.value] += 1
+        self.newest = {"gain": trial.gain, "stderr": trial.error}
+        if trial.expected is not None:
+            self.newest["gain_by_forecast"] = trial.expected - trial.loss
+        pace = {"scale": pacing.scale_at(step), "window": pacing.window}
+        return verdict.value, {**about, **self.newest, "regime": trial.regime, **pace}
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Return the pace, the counts and the newest gains."""
+        scale, window = self.pace(step)
+        counts = {name: float(count) for name, count in self.counts.items()}
+        return {"scale": scale, "window": window, **counts, **self.newest}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it but the configuration."""
+        return {
+            "trial": None if self.trial is None else attrs.asdict(self.trial),
+            "pacings": {name: attrs.asdict(pacing) for name, pacing in self.pacings.items()},
+            "points": [list(point) for point in self.points],
+            "counts": dict(self.counts),
+            "newest": dict(self.newest),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        self.trial = None if state["trial"] is None else Trial(**state["trial"])
+        self.pacings = {name: Pacing(**saved) for name, saved in state["pacings"].items()}
+        self.points = [list(point) for point in state["points"]]
+        self.counts, self.newest = dict(state["counts"]), dict(state["newest"])

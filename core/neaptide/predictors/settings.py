@@ -37,6 +37,12 @@ class WindowSettings:
     apply_every: int = field(
         1, validator=ge(1), help="windows whose proposals are added up to one jump"
     )
+    search_batches: int = field(
+        0,
+        validator=ge(0),
+        help="batches, one an update, on which forwards search how far a jump goes: up to 8 times "
+        "the scale, from the average of the window's last quarter; 0: the scale it is",
+    )
     rounding: Literal["nearest", "stochastic"] = field(
         "nearest",
         validator=in_(("nearest", "stochastic")),

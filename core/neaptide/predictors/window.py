@@ -164,6 +164,15 @@ class Window:
             total.add_(held.whole(device), alpha=gain)
         return total
 
+    def level(self, name: str) -> torch.Tensor | None:
+        """Return the first row as a weight, its reference added; None if not complete."""
+        if not self.complete(name):
+            return None
+        row, reference = self.rows[name][0], self.references.get(name)
+        device = row.storage.proposes_on
+        found = row.whole(device)
+        return found if reference is None else found + reference.whole(device)
+
     def gram(self) -> torch.Tensor:
         """Return `[rows - 1, rows - 1]` inner products of the steps from a row to the next.
 

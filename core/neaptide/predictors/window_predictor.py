@@ -12,6 +12,7 @@ from neaptide import PACE, PREDICT, WARMUP, Outcome, Pace, Plugin, Update, hooki
 
 from .deltas import Deltas
 from .held import Ops, Storage, held_bytes, storage_for
+from .searching import Searching, searching_bytes
 from .settings import WindowSettings
 from .window import Window, window_bytes
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from neaptide import Ledger, ParameterStore, Phase, Run, Span
     from neaptide.memory import Tier
+    from neaptide.steps import Probe
 
     from .window import Plan
 
@@ -54,6 +56,7 @@ class WindowPredictor(Plugin[S]):
     _store: ParameterStore | None = attrs.field(init=False, default=None)
     _deltas: Deltas | None = attrs.field(init=False, default=None)
     _window: Window | None = attrs.field(init=False, default=None)
+    _searching: Searching | None = attrs.field(init=False, default=None)
     _updates: int = attrs.field(init=False, default=0)
     _proposed: bool = attrs.field(init=False, default=False)  # of this window, yet to be judged
     _poisoned: bool = attrs.field(init=False, default=False)  # the newest sample, and it was said
@@ -79,9 +82,11 @@ class WindowPredictor(Plugin[S]):
         """
 
     @hookimpl
-    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+    def on_run_start(self, run: Run, store: ParameterStore, probe: Probe) -> None:
         """Ride along with the updates."""
         self._run, self._store = run, store
+        if self.config.search_batches:
+            self._searching = Searching(self.config.search_batches, store, probe)
         if self.config.apply_every > 1:
             self._deltas = Deltas(self._storage, self.config.state)
         self._leave = store.ride(self._follow)
@@ -141,16 +146,21 @@ class WindowPredictor(Plugin[S]):
             began=self._updates,
             before=before,
         )
+        if self._searching is not None:
+            self._searching.open(self._window, self._storage, config.state)
 
     def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
         if self._window is not None and delta is None and self._window.samples_next:
             self._window.add(span.name, weight)
+            if self._searching is not None:
+                self._searching.add(span.name, weight)
 
     @hookimpl
     def around_train_step(self) -> Callable[..., Any]:
-        """Count the updates that were made."""
+        """Count the updates that were made, and search before those that follow a full window."""
 
         def counted(following: Callable[..., Any], **arguments: Any) -> Any:
+            self._search(arguments["batch"])
             applied = False
             try:
                 trained = following(**arguments)
@@ -160,6 +170,15 @@ class WindowPredictor(Plugin[S]):
             return trained
 
         return counted
+
+    def _search(self, batch: Any) -> None:
+        window, searching = self._window, self._searching
+        if window is None or searching is None or not (window.full and searching.pending):
+            return
+        assert self._run is not None, "the run has started"
+        longest = self._run.config.phases.predict.max_horizon
+        gains = self.predict(window, longest, self.config.scale)
+        searching.measure(window, None if gains is None else gains.values, batch)
 
     def _count(self, *, applied: bool) -> None:
         window = self._window
@@ -171,6 +190,8 @@ class WindowPredictor(Plugin[S]):
                 self._open()
             return
         sampled = window.touched
+        if self._searching is not None:
+            self._searching.advance()
         if not window.advance():
             self._poisoned = self._poisoned or self._warn("poisoned", update=self._updates)
             self._open()
@@ -183,9 +204,11 @@ class WindowPredictor(Plugin[S]):
         window, deltas, pace = self._window, self._deltas, self._pace
         if window is None or not window.full:
             return None
+        if self._searching is not None and self._searching.pending:
+            return None
         again, self._proposed = self._proposed, True  # again: the step before this one failed
         scale = self.config.scale * pace.scale
-        gains = self.predict(window, horizon, scale) if scale else None
+        gains = self._predicted(window, horizon, scale) if scale else None
         if deltas is None:
             if gains is None:
                 return None
@@ -196,6 +219,16 @@ class WindowPredictor(Plugin[S]):
             return None
         share, reached = min(1.0, horizon / deltas.horizon), min(horizon, deltas.horizon)
         return self._update(reached, lambda name: deltas.total(name, share))
+
+    def _predicted(self, window: Window, horizon: int, scale: float) -> Gains | None:
+        gains = self.predict(window, horizon, scale)
+        if gains is None or self._searching is None:
+            return gains
+        factor = min(self._searching.factor, horizon / gains.horizon)
+        if factor <= 0.0:
+            return None
+        values = tuple(factor * value for value in gains.values)
+        return Gains(values, max(1, round(factor * gains.horizon)))
 
     def _update(self, horizon: int, delta_of: Callable[[str], torch.Tensor | None]) -> Update:
         stochastic, seed = self.config.rounding == "stochastic", self._updates
@@ -218,6 +251,8 @@ class WindowPredictor(Plugin[S]):
         width = len(self.coefficients(0, self.plan(self._updates, 1.0).samples))
         shapes = [span.shape for span in self._sampled()]
         held = sum(window_bytes(shape, state, width) for shape in shapes)
+        if self.config.search_batches:
+            held += searching_bytes(shapes, state)
         return held + waiting * sum(held_bytes(shape, state) for shape in shapes)
 
     @hookimpl
@@ -239,6 +274,7 @@ class WindowPredictor(Plugin[S]):
             "proposed": self._proposed,
             "window": None if self._window is None else self._window.state_dict(),
             "deltas": None if self._deltas is None else self._deltas.state_dict(),
+            "searching": None if self._searching is None else self._searching.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -249,3 +285,5 @@ class WindowPredictor(Plugin[S]):
             self._window = Window.load(saved, self.coefficients, self._storage)
         if self._deltas is not None and state["deltas"] is not None:
             self._deltas.load_state_dict(state["deltas"])
+        if self._searching is not None and state["searching"] is not None:
+            self._searching.load_state_dict(state["searching"], self._storage)

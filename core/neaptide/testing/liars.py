@@ -64,7 +64,7 @@ class LyingPredictor(Plugin[LyingConfig]):
         if self.config.lie == "random":
             generator = torch.Generator().manual_seed(self._proposals)
             drawn = torch.randn(span.shape, generator=generator).to(weight.dtype)
-            return drawn * (self.config.size * weight.norm() / drawn.norm().clamp_min(1e-30))
+            return drawn.mul_(self.config.size * weight.norm() / drawn.norm().clamp_min(1e-30))
         changed = torch.zeros(span.shape)
         changed.view(-1)[-1:] = float("nan" if self.config.lie == "nan" else "inf")
         return changed

@@ -1,0 +1,100 @@
+"""The line search of a window's proposal, spread over the batches that follow the window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .search import Search, along
+from .window import Window, window_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from neaptide.parameters import ParameterStore
+
+    from .held import Storage
+    from .settings import State
+
+
+@attrs.define(eq=False)
+class Searching:
+    """Measures on `batches` batches how far to go, from the mean of the window's last quarter."""
+
+    batches: int
+    store: ParameterStore
+    probe: Callable[[Any], float]
+    level: Window | None = None
+    search: Search = attrs.field(factory=Search)
+
+    def open(self, window: Window, storage: Storage, state: State) -> None:
+        """Begin anew with `window`, in the memory of before where that fits."""
+        sampled = [span for span in self.store.spans() if span.name in window.rows]
+        self.level = Window.open(
+            window.plan,
+            last_quarter,
+            sampled,
+            storage,
+            state,
+            began=window.began,
+            before=self.level,
+        )
+        self.search = Search()
+
+    def add(self, name: str, weight: torch.Tensor) -> None:
+        """Take the window's sample of a weight."""
+        if self.level is not None:
+            self.level.add(name, weight)
+
+    def advance(self) -> None:
+        """Count one update of the window."""
+        if self.level is not None:
+            self.level.advance()
+
+    @property
+    def pending(self) -> bool:
+        """Whether batches are still to be measured."""
+        return self.search.batches < self.batches
+
+    def measure(self, window: Window, gains: Sequence[float] | None, batch: Any) -> None:
+        """Take one batch, of which nothing was learned yet; without gains there is no way to go."""
+        if gains is None or self.level is None:
+            self.search.add([0.0] * len(self.search.sums))
+            return
+        losses = along(
+            self.store,
+            self.level.level,
+            lambda name: window.combined(name, gains),
+            lambda: self.probe(batch),
+        )
+        self.search.add(losses)
+
+    @property
+    def factor(self) -> float:
+        """How many times the proposal to go."""
+        return self.search.best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it for a checkpoint."""
+        level = None if self.level is None else self.level.state_dict()
+        return {"level": level, "search": self.search.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any], storage: Storage) -> None:
+        """Take back what `state_dict` returned."""
+        level = saved["level"]
+        self.level = None if level is None else Window.load(level, last_quarter, storage)
+        self.search.load_state_dict(saved["search"])
+
+
+def searching_bytes(shapes: Sequence[tuple[int, ...]], state: State) -> int:
+    """Return the bytes that a search holds of weights of these shapes."""
+    return sum(window_bytes(shape, state, 1) for shape in shapes)
+
+
+def last_quarter(index: int, samples: int) -> tuple[float]:
+    """Return what a sample is multiplied by in the mean of a window's last quarter."""
+    count = max(1, samples // 4)
+    return (1.0 / count if index >= samples - count else 0.0,)

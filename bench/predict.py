@@ -48,26 +48,41 @@ class Idea:
     against: tuple[str, ...] | None = None
 
 
+JUMPS = (
+    "drift",
+    "far",
+    "search",
+    "verdict",
+    "dynamics",
+    "extrapolate",
+    "momentum",
+    "dmd",
+)
 IDEAS = {
-    "drift": Idea(("adamw", "drift")),
-    "drift-muon": Idea(("muon", "drift")),
+    **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
+    **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},
+    "ademamix": Idea(("ademamix",), against=("adamw",)),
+    "constant": Idea(("adamw", "constant"), against=("adamw",)),
+    "stack": Idea(("muon", "pace", "drift"), against=("adamw",)),
 }
 
 
-def composed(task: str, overlays: Sequence[str]) -> RunConfig:
-    """Return the configuration of a task with files laid over it."""
+def composed(task: str, overlays: Sequence[str], sets: Sequence[str]) -> RunConfig:
+    """Return the configuration of a task with files and settings laid over it."""
     files = [HERE / "predict" / f"{name}.toml" for name in (task, *overlays)]
-    return load(files, specs=installed_plugins()).config
+    return load(files, specs=installed_plugins(), sets=sets).config
 
 
-def measured(
-    task: str, idea: Idea, settings: Settings, root: Path, jobs: int, threads: int
-) -> dict[str, Any]:
+def measured(task: str, idea: Idea, settings: Settings, given: Any) -> dict[str, Any]:
     """Return the findings of one idea on one task."""
-    against = None if idea.against is None else composed(task, idea.against)
-    sides = sides_of(composed(task, idea.candidate), against)
+    against = None if idea.against is None else composed(task, idea.against, given.set)
+    sides = sides_of(composed(task, idea.candidate, given.set), against)
+    root = given.out / task
     root.mkdir(parents=True, exist_ok=True)
-    with stop_on_signals() as stop, Pool(root, jobs, threads, _report, stop) as pool:
+    with (
+        stop_on_signals() as stop,
+        Pool(root, given.jobs, given.threads, _report, stop) as pool,
+    ):
         return findings(compare(sides, settings, pool.train))
 
 
@@ -85,7 +100,10 @@ def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str
             for side, values in found["sides"].items()
         },
         "levels": found["levels"],
-        "sides": found["sides"],
+        "sides": {
+            side: {key: values[key] for key in ("swept", "chosen", "budgets")}
+            for side, values in found["sides"].items()
+        },
     }
 
 
@@ -105,6 +123,13 @@ def _report(trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 -
         sys.stderr.write(text)
 
 
+def _command(idea: str, task: str, given: Any) -> str:
+    """Return what measures this one again."""
+    words = ["python bench/predict.py", "--ideas", idea, "--tasks", task, "--seeds", given.seeds]
+    words += ["--as-is"] * given.as_is + [f"--set {setting}" for setting in given.set]
+    return " ".join(words)
+
+
 def _kept(path: Path | None) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
@@ -118,7 +143,8 @@ def main() -> None:
     parser.add_argument("--ideas", default=",".join(IDEAS))
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--as-is", action="store_true", help="sweep nothing")
+    parser.add_argument("--as-is", action="store_true", help="a look: sweep nothing, one budget")
+    parser.add_argument("--set", action="append", default=[], help="a setting laid over all")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--threads", type=int, default=1, help="of each trial")
     parser.add_argument("--out", type=Path, default=Path("runs/predict"))
@@ -128,15 +154,14 @@ def main() -> None:
         filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
     )
     seeds = tuple(map(int, given.seeds.split(",")))
-    settings = Settings(seeds=seeds, sweeps=not given.as_is)
+    settings = Settings(seeds=seeds)
+    if given.as_is:
+        settings = attrs.evolve(settings, sweeps=False, candidate_budgets=(1.0,))
     for name in given.ideas.split(","):
         for task in given.tasks.split(","):
-            found = measured(
-                task, IDEAS[name], settings, given.out / task, given.jobs, given.threads
-            )
+            found = measured(task, IDEAS[name], settings, given)
             print(f"\n== {name} on {task}\n\n{summary(found)}", flush=True)
-            command = f"python bench/predict.py --ideas {name} --tasks {task} --seeds {given.seeds}"
-            made = entry(task, name, found, command + (" --as-is" if given.as_is else ""))
+            made = entry(task, name, found, _command(name, task, given))
             if given.json is not None:
                 same = (made["name"], made["idea"], made["seeds"])
                 others = [

@@ -1,0 +1,60 @@
+"""The bench of prediction: every file of it is a configuration, and one idea end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neaptide.config import load
+from neaptide.enabling import configured
+from neaptide.registry import installed_plugins
+
+BENCH = Path(__file__).parents[2] / "bench"
+TASKS = ("byte-gpt", "noisy-digits", "photo")
+OVERLAYS = sorted(path.stem for path in (BENCH / "predict").glob("*.toml"))
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    script = str(BENCH / "predict.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_file_is_read_alone_and_over_a_task(task: str, overlay: str) -> None:
+    files = dict.fromkeys(BENCH / "predict" / f"{name}.toml" for name in (task, overlay))
+    if overlay in TASKS and overlay != task:
+        return
+    configured(load(files, specs=installed_plugins()).config)
+
+
+def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "predict.json"
+    known = {"comparisons": [{"name": "photo", "idea": "other", "seeds": [1]}]}
+    path.write_text(json.dumps(known), encoding="utf-8")
+    quick = ["--set", "train.steps=40", "--set", "train.batch_size=32", "--jobs", 1, "--as-is"]
+    done = run(
+        *("--ideas", "drift", "--tasks", "photo", "--seeds", "7,8"),
+        *("--out", tmp_path / "out", "--json", path, *quick),
+    )
+    assert 0 == done.returncode, done.stderr
+    assert "== drift on photo" in done.stdout
+    other, made = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
+    assert ("other", "drift", [7, 8]) == (other["idea"], made["idea"], made["seeds"])
+    assert {"baseline", "candidate"} == set(made["sides"])
+    budgets: list[dict[str, Any]] = made["sides"]["baseline"]["budgets"]
+    assert [28, 40, 57] == [at["passes"] for at in budgets]
+    assert "--set train.steps=40" in made["command"]

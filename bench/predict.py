@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from _predict_report import markdown, tasks
 
 from neaptide import machine
 from neaptide.compare import Pool, Settings, compare, findings, headline, sides_of, summary
@@ -130,6 +131,13 @@ def _command(idea: str, task: str, given: Any) -> str:
     return " ".join(words)
 
 
+def _place(made: dict[str, Any]) -> tuple[int, int, list[int]]:
+    ideas = list(IDEAS)
+    known = ideas.index(made["idea"]) if made["idea"] in ideas else len(ideas)
+    order = TASKS.index(made["name"]) if made["name"] in TASKS else len(TASKS)
+    return known, order, made["seeds"]
+
+
 def _kept(path: Path | None) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
@@ -149,7 +157,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each trial")
     parser.add_argument("--out", type=Path, default=Path("runs/predict"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", action="store_true", help="print what --json holds, and end")
     given = parser.parse_args()
+    if given.table:
+        print(markdown(_kept(given.json)))
+        return
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
     )
@@ -169,7 +181,12 @@ def main() -> None:
                     for old in _kept(given.json)
                     if (old["name"], old["idea"], old["seeds"]) != same
                 ]
-                document = {"machine": machine.facts(), "comparisons": [*others, made]}
+                entries = sorted([*others, made], key=_place)
+                document = {
+                    "machine": machine.facts(),
+                    "tasks": tasks(entries),
+                    "comparisons": entries,
+                }
                 replace_file(given.json, json.dumps(jsonable(document), indent=1).encode())
 
 

@@ -43,7 +43,11 @@ def test_every_file_is_read_alone_and_over_a_task(task: str, overlay: str) -> No
 
 def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
     path = tmp_path / "predict.json"
-    known = {"comparisons": [{"name": "photo", "idea": "other", "seeds": [1]}]}
+    known = {
+        "comparisons": [
+            {"name": "photo", "idea": "other", "seeds": [1], "baseline_is_tuned": False}
+        ]
+    }
     path.write_text(json.dumps(known), encoding="utf-8")
     quick = ["--set", "train.steps=40", "--set", "train.batch_size=32", "--jobs", 1, "--as-is"]
     done = run(
@@ -52,9 +56,15 @@ def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
     )
     assert 0 == done.returncode, done.stderr
     assert "== drift on photo" in done.stdout
-    other, made = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    made, other = document["comparisons"]
     assert ("other", "drift", [7, 8]) == (other["idea"], made["idea"], made["seeds"])
+    assert [] == document["tasks"], "nothing was tuned, so that nothing is reported"
     assert {"baseline", "candidate"} == set(made["sides"])
     budgets: list[dict[str, Any]] = made["sides"]["baseline"]["budgets"]
     assert [28, 40, 57] == [at["passes"] for at in budgets]
     assert "--set train.steps=40" in made["command"]
+    path.write_text(json.dumps({"comparisons": [made]}), encoding="utf-8")
+    table = run("--json", path, "--table")
+    assert 0 == table.returncode, table.stderr
+    assert "| drift | photo | 7-8 | candidate |" in table.stdout

@@ -1,0 +1,102 @@
+"""What predict.py has measured, as the committed file sums it up and as tables of Markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Entry = Mapping[str, Any]
+
+JUMP, STACK = "drift", "stack"
+"""The ideas whose figures stand for a jump alone and for a whole stack."""
+
+
+def tasks(comparisons: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return for each task what the jump alone and the stack are worth, on the reported seeds."""
+    names = list(dict.fromkeys(entry["name"] for entry in comparisons))
+    found = []
+    for name in names:
+        jump = _of(comparisons, name, JUMP)
+        stack = _of(comparisons, name, STACK)
+        if jump is None and stack is None:
+            continue
+        found.append({"name": name, **_figures("jump", jump), **_figures("stack", stack)})
+    return found
+
+
+def _of(comparisons: Sequence[Entry], name: str, idea: str) -> Entry | None:
+    held = [
+        entry
+        for entry in comparisons
+        if (entry["name"], entry["idea"]) == (name, idea) and entry["baseline_is_tuned"]
+    ]
+    return max(held, key=lambda entry: len(entry["seeds"]), default=None)
+
+
+def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
+    worth = None if entry is None else entry["worth"].get("candidate")
+    if entry is None or worth is None:
+        return {f"{kind}_multiplier_mean": None}
+    return {
+        f"{kind}_multiplier_mean": worth["multiplier"]["mean"],
+        f"{kind}_multiplier_interval": [worth["multiplier"]["low"], worth["multiplier"]["high"]],
+        f"{kind}_multiplier_per_seed": worth["multiplier"]["per_seed"],
+        f"{kind}_time_multiplier_mean": worth["time_multiplier"]["mean"],
+        f"{kind}_time_multiplier_interval": [
+            worth["time_multiplier"]["low"],
+            worth["time_multiplier"]["high"],
+        ],
+        f"{kind}_seeds": entry["seeds"],
+        f"{kind}_settings": {side: values["chosen"] for side, values in entry["sides"].items()},
+        f"{kind}_command": entry["command"],
+    }
+
+
+def markdown(comparisons: Sequence[Entry]) -> str:
+    """Return a row for each idea on each task and side."""
+    header = (
+        *("idea", "task", "seeds", "side", "loss", "budget x", "90 %"),
+        *("time x", "90 %", "jumps (refused)"),
+    )
+    lines = [_row(header), _row(["---"] * len(header))]
+    for entry in comparisons:
+        for side, values in entry["sides"].items():
+            lines += [_row(cells) for cells in _cells(entry, side, values)]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(entry: Entry, side: str, values: Entry) -> list[list[str]]:
+    worth = entry["worth"].get(side)
+    at = max(values["budgets"], key=lambda at: at["fraction"] <= 1.0 and at["fraction"])
+    kind = at["averaged"] or at["plain"]
+    shown = [f"{entry['idea']}", entry["name"], _span(entry["seeds"]), side]
+    shown.append(_loss(kind["mean_loss"], kind["spread"]))
+    if side == "baseline":
+        return [[*shown, "1", "", "1", "", ""]]
+    jumps = f"{at['jumps']} ({at['refused']})"
+    if worth is None:
+        return [[*shown, "outside", "", "", "", jumps]]
+    return [[*shown, *_worth(worth["multiplier"]), *_worth(worth["time_multiplier"]), jumps]]
+
+
+def _worth(worth: Mapping[str, Any]) -> list[str]:
+    if worth["low"] is None:
+        return [f"{worth['mean']:.3f}", ""]
+    return [f"{worth['mean']:.3f}", f"{worth['low']:.3f}-{worth['high']:.3f}"]
+
+
+def _loss(mean: float | str, spread: float | None) -> str:
+    if isinstance(mean, str):
+        return mean
+    return f"{mean:.4f}" if spread is None else f"{mean:.4f} ± {spread:.4f}"
+
+
+def _span(seeds: Sequence[int]) -> str:
+    whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1)) and len(seeds) > 1
+    return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

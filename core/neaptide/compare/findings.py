@@ -96,7 +96,7 @@ def _evaluated(
     }
     per_seed = multipliers(found.runs, name, fraction, kind)
     figures["multiplier"] = _multiplier(per_seed)
-    figures["time_multiplier"] = _multiplier(_in_time(found, per_seed, name, fraction))
+    figures["time_multiplier"] = _multiplier(_in_time(found, per_seed, name))
     return figures
 
 
@@ -109,20 +109,25 @@ def _multiplier(per_seed: Mapping[int, float | None]) -> dict[str, Any]:
 
 
 def _in_time(
-    found: Comparison, per_seed: Mapping[int, float | None], name: str, fraction: float
+    found: Comparison, per_seed: Mapping[int, float | None], name: str
 ) -> dict[int, float | None]:
     """Return the multipliers of time: those of passes times what a pass of each side takes."""
-    base = _seconds_a_pass(found.of(BASELINE, 1.0))
-    mine = _seconds_a_pass(found.of(name, fraction))
+    base, mine = _seconds_a_pass(found, BASELINE), _seconds_a_pass(found, name)
     return {
         seed: None if value is None or not mine else value * base / mine
         for seed, value in per_seed.items()
     }
 
 
-def _seconds_a_pass(runs: Sequence[Run]) -> float:
-    return median(
-        [run.result.seconds / run.result.updates for run in runs if run.result.updates] or [0.0]
+def _seconds_a_pass(found: Comparison, name: str) -> float:
+    """Return the seconds a pass takes in the fastest run of a side, the least disturbed one."""
+    return min(
+        (
+            run.result.seconds / run.result.updates
+            for run in found.runs
+            if run.side == name and run.result.updates
+        ),
+        default=0.0,
     )
 
 
@@ -146,10 +151,9 @@ def _levels(found: Comparison) -> list[dict[str, Any]]:
         for side in found.sides:
             points = losses_of(found.runs, side.name, "best")
             passes = curve(points).reaching(loss) if points else None
-            runs = [run for run in found.runs if run.side == side.name]
             needed[side.name] = {
                 "passes": passes,
-                "seconds": None if passes is None else passes * _seconds_a_pass(runs),
+                "seconds": None if passes is None else passes * _seconds_a_pass(found, side.name),
             }
         levels.append({"loss": loss, "needed": needed})
     return levels

@@ -22,7 +22,13 @@ def tasks(comparisons: Sequence[Entry]) -> list[dict[str, Any]]:
         stack = _of(comparisons, name, STACK)
         if jump is None and stack is None:
             continue
-        found.append({"name": name, **_figures("jump", jump), **_figures("stack", stack)})
+        known = jump or stack
+        assert known is not None, "one of them was measured"
+        seeds = known["seeds"]
+        listed = ",".join(map(str, seeds))
+        command = f"python bench/predict.py --ideas {JUMP},{STACK} --tasks {name} --seeds {listed}"
+        figures = {**_figures("jump", jump), **_figures("stack", stack)}
+        found.append({"name": name, "seeds": seeds, "command": command, **figures})
     return found
 
 
@@ -49,7 +55,10 @@ def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
             worth["time_multiplier"]["high"],
         ],
         f"{kind}_seeds": entry["seeds"],
-        f"{kind}_settings": {side: values["chosen"] for side, values in entry["sides"].items()},
+        f"{kind}_settings": {
+            side: {"files": list(entry["files"].get(side, ())), "tuned": values["chosen"]}
+            for side, values in entry["sides"].items()
+        },
         f"{kind}_command": entry["command"],
     }
 

@@ -89,6 +89,10 @@ def measured(task: str, idea: Idea, settings: Settings, given: Any) -> dict[str,
 
 def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str, Any]:
     """Return what the committed file says of an idea on a task, its trials left out."""
+    idea = IDEAS[name]
+    files = {"candidate": [task, *idea.candidate]}
+    if idea.against is not None:
+        files["baseline"] = [task, *idea.against]
     return {
         "name": task,
         "idea": name,
@@ -96,6 +100,7 @@ def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str
         "tuning_seeds": found["tuning_seeds"],
         "baseline_is_tuned": found["baseline_is_tuned"],
         "command": command,
+        "files": files,
         "worth": {
             side: None if (best := headline(values)) is None else _worth(best)
             for side, values in found["sides"].items()

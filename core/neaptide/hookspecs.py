@@ -184,7 +184,8 @@ def propose_update(store: ParameterStore, history: History, horizon: int) -> Upd
     """Propose one predicted update that stands for at most `horizon` ordinary ones.
 
     Runs at the start of a Predict step. None (the window is not full yet, say) makes the step an
-    ordinary one. Must not change weights: the core applies, judges and takes back.
+    ordinary one. Must not change weights: the core applies, judges and takes back. Weights that
+    changed meanwhile end the run with PluginError.
     """
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import rng
 from .enabling import DYNAMICS
-from .predict import Guard
+from .predict import Guard, as_it_was, unwritten
 from .steps import Jump
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import nn
 
     from .config.schema import PredictSection
     from .history import History
@@ -24,6 +26,7 @@ DEFAULT_CONFIDENCE = 0.85
 
 def attempt(
     hooks: HookManager,
+    model: nn.Module,
     store: ParameterStore,
     history: History,
     probe: Callable[[], float],
@@ -33,32 +36,22 @@ def attempt(
 ) -> Jump | None:
     """Return the judged jump, or None where nothing was proposed.
 
-    `probe()` is the loss of the weights as they are, by a forward that leaves no trace. What a
-    predictor draws at random does not move the run's generators.
+    `probe()` is the loss of the weights as they are, by a forward that leaves no trace. Whatever a
+    predictor draws at random or does to `model`, generators, modes and buffers come back, and
+    weights that it writes to itself are an error: PluginError.
     """
-    with rng.preserved():
-        return _attempted(hooks, store, history, probe, horizon, settings)
-
-
-def _attempted(
-    hooks: HookManager,
-    store: ParameterStore,
-    history: History,
-    probe: Callable[[], float],
-    horizon: int,
-    settings: PredictSection,
-) -> Jump | None:
     started = time.perf_counter()
-    confidence = None
-    if any(DYNAMICS in spec.claims for spec in hooks.specs.values()):
-        forecast = hooks.forecast(history, horizon)
-        confidence = forecast.confidence if forecast else None
-        if confidence is not None and confidence < (settings.confidence or DEFAULT_CONFIDENCE):
+    with as_it_was(model):
+        with unwritten(store, model):
+            confidence = _confidence(hooks, history, horizon)
+            least = settings.confidence or DEFAULT_CONFIDENCE
+            if confidence is not None and not confidence >= least:  # nor is NaN
+                return None
+            update = hooks.propose_update(store, history, horizon)
+        if update is None:
             return None
-    update = hooks.propose_update(store, history, horizon)
-    if update is None:
-        return None
-    verdict = Guard(rise=settings.rise, halvings=settings.halvings).judge(store, update, probe)
+        guard = Guard(rise=settings.rise, halvings=settings.halvings)
+        verdict = guard.judge(store, update, probe)
     return Jump(
         accepted=verdict.accepted,
         horizon=max(1, round(min(update.horizon, horizon) * (verdict.scale or 1.0))),
@@ -70,6 +63,16 @@ def _attempted(
         reason=verdict.reason,
         seconds=time.perf_counter() - started,
     )
+
+
+def _confidence(hooks: HookManager, history: History, horizon: int) -> float | None:
+    """Return how sure a dynamics model is; None without one, or where it has nothing to say."""
+    if not any(DYNAMICS in spec.claims for spec in hooks.specs.values()):
+        return None
+    forecast = hooks.forecast(history, horizon)
+    if forecast is None:
+        return None
+    return forecast.confidence if math.isfinite(forecast.loss) else math.nan
 
 
 def log_jump(log: Any, step: int, jump: Jump | None) -> None:

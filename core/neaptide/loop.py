@@ -288,14 +288,19 @@ class Loop:
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
         del phase  # for middleware
-        return attempt(
-            self.hooks,
-            self.store,
-            self.state.history,
-            lambda: self.probe(batch),
-            horizon=horizon,
-            settings=self._config.phases.predict,
-        )
+        try:
+            return attempt(
+                self.hooks,
+                self.model,
+                self.store,
+                self.state.history,
+                lambda: self.probe(batch),
+                horizon=horizon,
+                settings=self._config.phases.predict,
+            )
+        finally:
+            if not self.state.accumulation.pieces:
+                self.store.zero_gradients()  # those of a predictor that ran a backward
 
     def probe(self, batch: Any) -> float:
         """Return the mean loss on `batch` of the weights as they are, by a forward without a trace.

@@ -50,44 +50,64 @@ class Guard:
     def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
         """Apply `update` to the weights of `store` and keep it, part of it, or nothing.
 
-        Refused, every weight is what it was, bit for bit. Needs host memory for one copy of the
-        trainable weights. Riders are told of an accepted jump, with the delta applied.
+        Refused, every weight is what it was, bit for bit. Accepted, every weight it moved is
+        finite: those the probe does not read, too. Needs host memory for one copy of the trainable
+        weights. Riders are told of an accepted jump, with the delta applied.
         """
-        before = probe()
+        before, snapshot = probe(), store.snapshot()
+        try:
+            verdict = self._tried(store, update, probe, before, snapshot)
+        except BaseException:
+            store.restore(snapshot)  # nobody is left with half a jump
+            raise
+        if verdict.accepted:
+            store.carry(_change_since(snapshot))
+        return verdict
+
+    def _tried(
+        self,
+        store: ParameterStore,
+        update: Update,
+        probe: Callable[[], float],
+        before: float,
+        snapshot: Snapshot,
+    ) -> Verdict:
+        after, limit = math.nan, before + self.rise * abs(before)
         norm, problem = _inspect(store, update)
         if problem is None and not math.isfinite(before):
             problem = f"the probe loss before the jump is {before}"
         if problem is not None:
+            store.restore(snapshot)  # asking for deltas may have left something all the same
             return Verdict(False, 0.0, before, math.nan, norm, problem)
-        snapshot = store.snapshot()
-        limit = before + self.rise * abs(before)
-        after = math.nan
         for halving in range(self.halvings + 1):
             scale = 0.5**halving
-            try:
-                apply(store, update, scale)
-                after = probe()
-            except BaseException:
-                store.restore(snapshot)  # nobody is left with half a jump
-                raise
-            if after <= limit:
-                store.carry(_change_since(snapshot))
+            problem = apply(store, update, scale)
+            after = probe() if problem is None else math.nan
+            if after <= limit and math.isfinite(after):
                 return Verdict(True, scale, before, after, norm, "")
             store.restore(snapshot)
-        reason = f"the probe loss rose from {before:.6g} to {after:.6g}, over {limit:.6g}"
-        return Verdict(False, 0.0, before, after, norm, reason)
+        rose = f"the probe loss rose from {before:.6g} to {after:.6g}, over {limit:.6g}"
+        return Verdict(False, 0.0, before, after, norm, problem or rose)
 
 
-def apply(store: ParameterStore, update: Update, scale: float) -> None:
-    """Add `scale * delta` to every trainable weight, as the update itself adds or in its dtype."""
+def apply(store: ParameterStore, update: Update, scale: float) -> str | None:
+    """Add `scale * delta` to every trainable weight, as the update itself adds or in its dtype.
+
+    Return what is wrong with a delta or with what it made of a weight, where it then stopped.
+    """
     add = update.add or _add
     for span in store.spans():
-        if not span.trainable:
+        delta, problem = _delta_of(update, span)
+        if problem is not None:
+            return problem  # it passed when it was inspected: a delta need not stay what it was
+        if delta is None:
             continue
-        delta = update.delta(span)
-        if delta is not None:
-            with store.loan(span, "write") as weight, torch.no_grad():
-                add(weight, delta.to(weight.device), scale)
+        with store.loan(span, "write") as weight, torch.no_grad():
+            add(weight, delta.to(weight.device), scale)
+            finite = not weight.numel() or bool(torch.stack(weight.aminmax()).isfinite().all())
+        if not finite:  # in its own dtype; one that no probe reads would go unnoticed
+            return f"the jump leaves {span.name} not finite"
+    return None
 
 
 def _add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
@@ -107,31 +127,73 @@ def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
     """Return the L2 norm of the whole delta and what is wrong with it, if anything."""
     squares = 0.0
     for span in store.spans():
-        delta = update.delta(span) if span.trainable else None
+        delta, problem = _delta_of(update, span)
+        if problem is not None:
+            return math.nan, problem
         if delta is None:
             continue
-        if not isinstance(delta, torch.Tensor) or not delta.is_floating_point():
-            msg = f"a predicted delta must be a float tensor or None (got {delta!r:.80})"
-            raise PluginError(msg)
-        if tuple(delta.shape) != span.shape:
-            return math.nan, (
-                f"the delta of {span.name} has shape {tuple(delta.shape)}, not {span.shape}"
-            )
-        squares += float(torch.linalg.vector_norm(delta, dtype=torch.float64)) ** 2
+        norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
+        squares += norm * norm
         if not math.isfinite(squares):
             return math.nan, f"the delta of {span.name} is not finite"
     return math.sqrt(squares), None
 
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | None]:
+    """Return the delta of a weight that may change, and what is wrong with it."""
+    delta = update.delta(span) if span.trainable else None
+    if delta is None:
+        return None, None
+    if (
+        not isinstance(delta, torch.Tensor)
+        or delta.dtype not in _DTYPES
+        or delta.layout is not torch.strided
+        or delta.is_meta
+    ):
+        msg = f"a predicted delta must be a float tensor or None (got {delta!r:.80})"
+        raise PluginError(msg)
+    if tuple(delta.shape) != span.shape:
+        return None, f"the delta of {span.name} has shape {tuple(delta.shape)}, not {span.shape}"
+    return delta.detach(), None
+
+
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run forwards in eval mode without a trace: modes, buffers and random state come back."""
+def unwritten(store: ParameterStore, model: nn.Module) -> Iterator[None]:
+    """Raise PluginError at the end if somebody wrote to weights: nothing could take that back."""
+    written: list[Span] = []
+    leave = store.watch(written.append)
+    versions = [parameter._version for parameter in model.parameters()]  # noqa: SLF001 - torch's
+    try:
+        yield
+    finally:
+        leave()
+    if written or versions != [parameter._version for parameter in model.parameters()]:  # noqa: SLF001
+        where = f" (it wrote to {written[0].name})" if written else ""
+        msg = (
+            f"weights changed while an update was proposed{where}: return what to add as "
+            "Update(horizon, delta), which the core applies, judges and takes back"
+        )
+        raise PluginError(msg)
+
+
+@contextmanager
+def as_it_was(model: nn.Module) -> Iterator[None]:
+    """Have the modules' modes, buffers, random state and torch's grad mode come back."""
     modes = {module: module.training for module in model.modules()}
-    with buffers.preserved(model):
-        model.eval()
+    with torch.set_grad_enabled(torch.is_grad_enabled()), buffers.preserved(model), rng.preserved():
         try:
-            with torch.no_grad(), rng.preserved():
-                yield
+            yield
         finally:
             for module, training in modes.items():
                 module.training = training
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run forwards in eval mode without a trace: modes, buffers and random state come back."""
+    with as_it_was(model), torch.no_grad():
+        model.eval()
+        yield

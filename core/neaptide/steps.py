@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from attrs.validators import ge as _ge
+from attrs.validators import gt as _gt
+from attrs.validators import lt as _lt
 
 from .errors import DataError
 from .stash import StashKey
@@ -151,7 +155,7 @@ class Trained:
 class Update:
     """A predicted update: what to add to each weight, and how many ordinary updates that is."""
 
-    horizon: int = attrs.field(validator=attrs.validators.gt(0))
+    horizon: int = attrs.field(validator=_gt(0))
     delta: DeltaOf
     """`delta(span)` returns a float tensor of the span's shape on any device, or None for no
     change. Called span by span, so that deltas of a large model need never exist all at once."""
@@ -168,9 +172,9 @@ Probe = Callable[[Any], float]
 class Pace:
     """How boldly to predict, from who judges jumps to who proposes them: left in `run.stash`."""
 
-    scale: float = attrs.field(default=1.0, validator=attrs.validators.ge(0.0))
+    scale: float = attrs.field(default=1.0, validator=[_ge(0.0), _lt(math.inf)])
     """Multiplies how far a predictor goes; 0: no jump."""
-    window: float = attrs.field(default=1.0, validator=attrs.validators.gt(0.0))
+    window: float = attrs.field(default=1.0, validator=[_gt(0.0), _lt(math.inf)])
     """Multiplies how long it looks before it goes."""
 
 
@@ -180,10 +184,16 @@ PACE: StashKey[Pace] = StashKey("pace")
 
 @attrs.frozen
 class Forecast:
-    """What a dynamics model expects."""
+    """What a dynamics model expects. Where either is NaN, or the loss infinite: no jump."""
 
     loss: float
-    confidence: float = attrs.field(validator=[attrs.validators.ge(0.0), attrs.validators.le(1.0)])
+    confidence: float = attrs.field()
+
+    @confidence.validator
+    def _is_share(self, _attribute: attrs.Attribute[float], value: float) -> None:
+        if value < 0.0 or value > 1.0:
+            msg = f"'confidence' must be from 0 to 1 (got {value})"
+            raise ValueError(msg)
 
 
 @attrs.frozen

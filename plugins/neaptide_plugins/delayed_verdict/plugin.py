@@ -84,6 +84,8 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
             self._set_pace()
             self._recording = self._verdicts.trial is None
+            if self._recording:
+                self._kept.forget()
             try:
                 jump = following(**arguments)
                 if self._recording and jump is not None and jump.accepted:

@@ -76,6 +76,8 @@ class Kept:
     """Of the mean."""
     jump: dict[str, torch.Tensor] = attrs.field(factory=dict)
     mean: dict[str, torch.Tensor] = attrs.field(factory=dict)
+    samples: dict[str, int] = attrs.field(factory=dict)
+    """Of each weight that the jump on trial moved."""
 
     def reserve(self, spans: Iterator[Span]) -> None:
         """Take the memory for these spans, once."""
@@ -87,14 +89,29 @@ class Kept:
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
+    def forget(self) -> None:
+        """Begin with a jump to come; weights that it does not move are left alone."""
+        self.samples.clear()
+
     def record(self, name: str, delta: torch.Tensor) -> None:
         """Keep what a jump added to a weight."""
         self.jump[name].copy_(delta)
+        self.samples[name] = 0
 
     def average(self, name: str, weight: torch.Tensor, samples: int) -> None:
-        """Take in the weight as number `samples`, from 1, of its mean."""
+        """Take in the weight as number `samples`, from 1, of its mean.
+
+        Not that of a weight that could not change when the jump or an earlier sample came.
+        """
+        if self.samples.get(name) != samples - 1:
+            return
+        self.samples[name] = samples
         mean, now = self.mean[name], weight.to(self.device, torch.float32)
         mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
+
+    def complete(self, name: str) -> bool:
+        """Return whether the jump moved a weight, and every sample of its mean is in."""
+        return name in self.samples and self.samples[name] == max(self.samples.values())
 
     def moved(self, span: Span, jumps: float, on: torch.device) -> torch.Tensor:
         """Return the mean plus so many times the jump, in float32."""
@@ -103,12 +120,17 @@ class Kept:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tensors."""
-        return {"jump": dict(self.jump), "mean": dict(self.mean)}
+        return {
+            "jump": dict(self.jump),
+            "mean": dict(self.mean),
+            "samples": dict(self.samples),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
         for part, saved in (("jump", state["jump"]), ("mean", state["mean"])):
             setattr(self, part, {name: held.to(self.device) for name, held in saved.items()})
+        self.samples = dict(state["samples"])
 
 
 def losses_of(
@@ -122,7 +144,7 @@ def losses_of(
     try:
         for jumps in (0.0, -1.0, 1.0) if contrast == "mirrored" else (0.0, -1.0):
             for span in store.spans():
-                if span.trainable:
+                if span.trainable and kept.complete(span.name):
                     with store.loan(span, "write") as weight, torch.no_grad():
                         weight.copy_(kept.moved(span, jumps, weight.device))
             losses.append(probe())

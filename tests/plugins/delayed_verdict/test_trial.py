@@ -38,6 +38,7 @@ def test_losses_are_extrapolated_along_log_updates() -> None:
 def test_the_mean_is_that_of_the_samples(state: torch.dtype, allowed: float) -> None:
     weights = torch.randn(9, 3, 4, generator=torch.Generator().manual_seed(0))
     kept = Kept(CPU, state, {}, {"w": torch.full((3, 4), math.nan, dtype=state)})
+    kept.samples["w"] = 0
     for number, weight in enumerate(weights, start=1):
         kept.average("w", weight, number)
     torch.testing.assert_close(kept.mean["w"].float(), weights.mean(0), rtol=0, atol=allowed)
@@ -56,8 +57,8 @@ def test_the_losses_are_those_of_the_moved_weights(contrast: str, hostile: bool)
         expected = []
         generator = torch.Generator().manual_seed(0)
         for name, weight in before.weights.items():
-            kept.average(name, weight * 0.9, 1)
             kept.record(name, torch.randn(weight.shape, generator=generator).bfloat16() * 0.01)
+            kept.average(name, weight * 0.9, 1)
         for jumps in (0.0, -1.0, 1.0)[: 3 if contrast == "mirrored" else 2]:
             for span in store.spans():
                 if span.trainable:

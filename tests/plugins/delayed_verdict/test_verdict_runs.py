@@ -11,8 +11,10 @@ from judged import PHASES, SOON, Along, Back, events, figures, predictor, traine
 from support import tiny_trainer
 
 from neaptide import ConfigError
+from neaptide.spans import Span
 from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.delayed_verdict import SPEC
+from neaptide_plugins.delayed_verdict.trial import Kept
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,3 +99,38 @@ def test_without_a_predictor_there_is_nothing_to_judge() -> None:
 def test_an_average_over_more_than_there_is_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'average' must be at most after = 4"):
         trained([SPEC, STEADY_PREDICTOR], settings={"after": 4, "average": 5})
+
+
+@pytest.mark.parametrize("thawed", range(7, 14))
+def test_a_weight_thawed_while_a_jump_is_judged_is_left_alone(thawed: int) -> None:
+    trainer, batches = tiny_trainer(
+        {"phases": PHASES, "plugins": {SPEC.name: SOON}}, [SPEC, STEADY_PREDICTOR]
+    )
+    late = trainer.model.first.bias
+    late.requires_grad_(False)
+    with trainer:
+        for number, batch in enumerate(batches):
+            if number == thawed:
+                late.requires_grad_(True)
+            before = late.detach().clone()
+            result = trainer.step(batch)
+            assert number >= thawed or torch.equal(before, late)
+            assert result.updated
+        figures_then = figures(trainer)
+    assert 0.0 == figures_then["none"]
+    assert figures_then["worthwhile"] + figures_then["harmful"] + figures_then["unclear"] >= 1.0
+
+
+def test_what_a_weight_was_when_it_was_thawed_late_is_no_part_of_its_mean() -> None:
+    kept = Kept(torch.device("cpu"), torch.float32)
+    spans = [Span(name, (2,), torch.float32, "device", True, ()) for name in ("a", "b")]
+    kept.reserve(iter(spans))
+    for jump in (("a", "b"), ("a",)):  # b cannot change when the second one comes
+        kept.forget()
+        for name in jump:
+            kept.record(name, torch.ones(2))
+        for number in (1, 2):
+            for name in ("a", "b"):
+                kept.average(name, torch.full((2,), 3.0), number)
+    assert torch.equal(torch.full((2,), 2.0), kept.moved(spans[0], -1.0, kept.device))
+    assert [True, False] == [kept.complete("a"), kept.complete("b")]

@@ -30,11 +30,10 @@ class Ema(Plugin[EmaConfig]):
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
         """Begin with the weights as they are."""
-        host = torch.device("cpu") if self.config.tier == "host" else None
         for span in store.spans():
             if span.trainable:
                 with store.loan(span, "read") as weight:
-                    self._averages[span.name] = start(weight, host)
+                    self._averages[span.name] = self._begun(weight)
         self._store = store
         self._leave = store.ride(self._follow)
 
@@ -44,9 +43,14 @@ class Ema(Plugin[EmaConfig]):
         if self._leave is not None:
             self._leave()
 
+    def _begun(self, weight: torch.Tensor) -> torch.Tensor:
+        return start(weight, torch.device("cpu") if self.config.tier == "host" else None)
+
     def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
-        average = self._averages[span.name]
-        if delta is not None:
+        average = self._averages.get(span.name)
+        if average is None:  # thawed since
+            self._averages[span.name] = self._begun(weight)
+        elif delta is not None:
             shift(average, delta)
         else:
             decay = decay_at(self._updates + 1, self.config.decay, warmup=self.config.warmup)
@@ -73,7 +77,7 @@ class Ema(Plugin[EmaConfig]):
             weights = store.snapshot()
             try:
                 for span in store.spans():
-                    if span.trainable:
+                    if span.trainable and span.name in self._averages:
                         with store.loan(span, "write") as weight, torch.no_grad():
                             weight.copy_(self._averages[span.name])
                 return following(**arguments)
@@ -97,5 +101,11 @@ class Ema(Plugin[EmaConfig]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
         self._updates = state["updates"]
-        for name, average in state["averages"].items():
-            self._averages[name].copy_(average)
+        assert self._store is not None, "the run has started"
+        for span in self._store.spans():
+            saved = state["averages"].get(span.name)
+            if saved is not None and span.name not in self._averages:  # thawed later in that run
+                with self._store.loan(span, "read") as weight:
+                    self._averages[span.name] = self._begun(weight)
+            if saved is not None:
+                self._averages[span.name].copy_(saved)

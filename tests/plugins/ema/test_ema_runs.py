@@ -126,3 +126,31 @@ def test_a_plain_evaluation_is_of_the_weights_as_they_are() -> None:
     averaged, plain = losses(settings(), SPEC)
     assert alone == same == plain
     assert averaged != plain
+
+
+def test_a_weight_thawed_within_the_run_joins_and_resumes(tmp_path: Path) -> None:
+    def made() -> Any:
+        trainer, batches = tiny_trainer(settings(), [STEADY_PREDICTOR])
+        trainer.model.first.bias.requires_grad_(False)
+        return trainer, batches
+
+    trainer, batches = made()
+    with trainer:
+        trainer.step(batches[0])
+        trainer.model.first.bias.requires_grad_(True)
+        assert math.isfinite(trainer.evaluate(batches[:1]))  # before its first update
+        for batch in batches[1:9]:
+            trainer.step(batch)
+        trainer.save(tmp_path / "saved")
+        for batch in batches[9:14]:
+            trainer.step(batch)
+        whole, averages = trainer.digest(), averages_of(trainer)
+    assert "first.bias" in averages
+    trainer, _ = made()
+    with trainer:
+        trainer.model.first.bias.requires_grad_(True)
+        trainer.load(tmp_path / "saved")
+        for batch in batches[9:14]:
+            trainer.step(batch)
+        assert whole == trainer.digest()
+        assert same_tensors(averages, averages_of(trainer))

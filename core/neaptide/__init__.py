@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from .spans import Span
     from .stash import StashKey
     from .steps import (
+        JUMP_GAIN,
         PACE,
         Forecast,
         Jump,
+        JumpGain,
         Loss,
         Outcome,
         Pace,
@@ -66,9 +68,11 @@ _HOME = {
     "spans": ("Span",),
     "stash": ("StashKey",),
     "steps": (
+        "JUMP_GAIN",
         "PACE",
         "Forecast",
         "Jump",
+        "JumpGain",
         "Loss",
         "Outcome",
         "Pace",
@@ -85,6 +89,7 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "CORRECT",
     "FULL",
+    "JUMP_GAIN",
     "PACE",
     "PREDICT",
     "WARMUP",
@@ -100,6 +105,7 @@ __all__ = [
     "HybridTrainer",
     "Interrupted",
     "Jump",
+    "JumpGain",
     "Ledger",
     "Loss",
     "ModelSpec",

@@ -137,6 +137,14 @@ def around_predict(run: Run) -> Middleware | None:
 
 
 @hookspec
+def around_propose(run: Run) -> Middleware | None:
+    """Wrap the asking for an update: `f(next, *, store, history, horizon) -> Update or None`.
+
+    Correct, scale or drop what the predictor proposed, before the guard judges it.
+    """
+
+
+@hookspec
 def around_correct(run: Run) -> Middleware | None:
     """Wrap an ordinary step of the Correct phase: `f(next, *, batch, phase) -> Trained`.
 

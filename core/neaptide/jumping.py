@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .history import History
     from .manager import HookManager
     from .parameters import ParameterStore
+    from .steps import Update
 
 DEFAULT_CONFIDENCE = 0.85
 """Least confidence to predict at where a dynamics model runs and the config names none."""
@@ -26,6 +27,7 @@ DEFAULT_CONFIDENCE = 0.85
 
 def attempt(
     hooks: HookManager,
+    propose: Callable[..., Update | None],
     model: nn.Module,
     store: ParameterStore,
     history: History,
@@ -36,6 +38,7 @@ def attempt(
 ) -> Jump | None:
     """Return the judged jump, or None where nothing was proposed.
 
+    `propose(store=, history=, horizon=)` is the hook `propose_update` and what is around it.
     `probe()` is the loss of the weights as they are, by a forward that leaves no trace. Whatever a
     predictor draws at random or does to `model`, generators, modes and buffers come back, and
     weights that it writes to itself are an error: PluginError.
@@ -47,7 +50,7 @@ def attempt(
             least = settings.confidence or DEFAULT_CONFIDENCE
             if confidence is not None and not confidence >= least:  # nor is NaN
                 return None
-            update = hooks.propose_update(store, history, horizon)
+            update = propose(store=store, history=history, horizon=horizon)
         if update is None:
             return None
         guard = Guard(rise=settings.rise, halvings=settings.halvings)

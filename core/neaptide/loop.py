@@ -68,6 +68,7 @@ class Loop:
         self._optimizer_step = hooks.around("around_optimizer_step", self._update, run)
         self._correct = hooks.around("around_correct", self._train, run)
         self._train_step = hooks.around("around_train_step", self._dispatch, run)
+        self._propose = hooks.around("around_propose", hooks.propose_update, run)
         self._predict_step = hooks.around("around_predict", self._predict, run)
         self._evaluate = hooks.around("around_evaluate", self._mean_loss, run)
         self._notifies = {
@@ -291,6 +292,7 @@ class Loop:
         try:
             return attempt(
                 self.hooks,
+                self._propose,
                 self.model,
                 self.store,
                 self.state.history,

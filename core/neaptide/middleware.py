@@ -7,7 +7,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError, PluginError
-from .steps import Jump, Outcome, Trained, WeighedLoss
+from .steps import Jump, Outcome, Trained, Update, WeighedLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,6 +22,7 @@ RETURNS: dict[str, tuple[type, ...]] = {
     "around_backward": (NoneType,),
     "around_optimizer_step": (Outcome,),
     "around_predict": (Jump, NoneType),
+    "around_propose": (Update, NoneType),
     "around_correct": (Trained,),
     "around_evaluate": (float,),
     "around_save": (Path,),

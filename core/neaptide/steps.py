@@ -183,6 +183,23 @@ PACE: StashKey[Pace] = StashKey("pace")
 
 
 @attrs.frozen
+class JumpGain:
+    """What a jump turned out to be worth, from who judges jumps later: left in `run.stash`."""
+
+    jump: int
+    """Number of the update that the jump came before, its row's in `steps.csv`."""
+    horizon: int
+    gain: float
+    """What it takes off the loss; negative: it costs."""
+    stderr: float
+    """Standard error of the gain."""
+
+
+JUMP_GAIN: StashKey[JumpGain] = StashKey("jump-gain")
+"""Where that of the newest jump judged is; a scheduler reads it after each step."""
+
+
+@attrs.frozen
 class Forecast:
     """What a dynamics model expects. Where either is NaN, or the loss infinite: no jump."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide import PACE, PREDICT, WARMUP, Outcome, Pace, Plugin, hookimpl
+from neaptide import JUMP_GAIN, PACE, PREDICT, WARMUP, JumpGain, Outcome, Pace, Plugin, hookimpl
 from neaptide.schedule import LearningRate
 
 from .config import DelayedVerdictConfig
@@ -46,7 +46,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         self._kept = Kept(device, getattr(torch, config.state))
         self._verdicts = Verdicts(config, rate.factor)
         self._leave = store.ride(self._follow)
-        self._set_pace()
+        self._publish()
         run.log.info("delayed-verdict.started", after=config.after, average=config.average)
 
     @hookimpl
@@ -67,8 +67,10 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         """Remember how far the schedule is."""
         self._step = step
 
-    def _set_pace(self) -> None:
+    def _publish(self) -> None:
         self._run.stash.set(PACE, Pace(*self._verdicts.pace(self._step)))
+        if self._verdicts.judged is not None:
+            self._run.stash.set(JUMP_GAIN, JumpGain(**self._verdicts.judged))
 
     def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
         if delta is not None:
@@ -82,7 +84,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         """Set the pace; put an accepted jump on trial unless one is."""
 
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
-            self._set_pace()
+            self._publish()
             self._recording = self._verdicts.trial is None
             if self._recording:
                 self._kept.forget()
@@ -116,7 +118,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         reached = self._verdicts.take(losses, self._step)
         if reached is not None:
             verdict, details = reached
-            self._set_pace()
+            self._publish()
             event = f"verdict.{verdict}"
             log = self._run.log.warning if verdict == UNFINISHED else self._run.log.info
             log(event, **details)
@@ -151,4 +153,4 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         self._step = state["step"]
         self._verdicts.load_state_dict(state["verdicts"])
         self._kept.load_state_dict(state["kept"])
-        self._set_pace()
+        self._publish()

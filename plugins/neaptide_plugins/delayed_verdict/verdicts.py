@@ -34,6 +34,8 @@ class Verdicts:
     )
     newest: dict[str, float] = attrs.field(factory=dict)
     """Gains of the newest verdict."""
+    judged: dict[str, Any] | None = None
+    """The newest jump judged, and what it gained."""
 
     def pace(self, step: int) -> tuple[float, float]:
         """Return scale and window after `step` updates."""
@@ -82,6 +84,7 @@ class Verdicts:
         self.points = [*self.points, [step, trial.loss]][-POINTS:]
         self.counts[verdict.value] += 1
         self.newest = {"gain": trial.gain, "stderr": trial.error}
+        self.judged = {"jump": trial.step, "horizon": trial.horizon, **self.newest}
         if trial.expected is not None:
             self.newest["gain_by_forecast"] = trial.expected - trial.loss
         pace = {"scale": pacing.scale_at(step), "window": pacing.window}
@@ -101,6 +104,7 @@ class Verdicts:
             "points": [list(point) for point in self.points],
             "counts": dict(self.counts),
             "newest": dict(self.newest),
+            "judged": self.judged,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -108,4 +112,5 @@ class Verdicts:
         self.trial = None if state["trial"] is None else Trial(**state["trial"])
         self.pacings = {name: Pacing(**saved) for name, saved in state["pacings"].items()}
         self.points = [list(point) for point in state["points"]]
+        self.judged = state["judged"]
         self.counts, self.newest = dict(state["counts"]), dict(state["newest"])

@@ -10,7 +10,7 @@ import torch
 from judged import PHASES, SOON, Along, Back, events, figures, predictor, trained
 from support import tiny_trainer
 
-from neaptide import ConfigError
+from neaptide import JUMP_GAIN, ConfigError
 from neaptide.spans import Span
 from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.delayed_verdict import SPEC
@@ -134,3 +134,30 @@ def test_what_a_weight_was_when_it_was_thawed_late_is_no_part_of_its_mean() -> N
                 kept.average(name, torch.full((2,), 3.0), number)
     assert torch.equal(torch.full((2,), 2.0), kept.moved(spans[0], -1.0, kept.device))
     assert [True, False] == [kept.complete("a"), kept.complete("b")]
+
+
+def test_a_scheduler_hears_what_each_jump_gained_once_resumed_too(tmp_path: Path) -> None:
+    def made() -> Any:
+        return tiny_trainer(
+            {"phases": PHASES, "plugins": {SPEC.name: SOON}}, [SPEC, STEADY_PREDICTOR]
+        )
+
+    trainer, batches = made()
+    heard: list[Any] = []
+    with trainer:
+        jumps = []
+        for batch in batches[:20]:
+            result = trainer.step(batch)
+            heard.append(trainer.run.stash.get(JUMP_GAIN))
+            if result.was_predicted:
+                jumps.append((result.step, result.jump.horizon))
+        trainer.save(tmp_path / "saved")
+        gain = figures(trainer)["gain"]
+    assert heard[jumps[0][0] + SOON["after"] - 1] is None
+    told = heard[-1]
+    assert (told.jump, told.horizon) in jumps
+    assert gain == told.gain
+    trainer, _ = made()
+    with trainer:
+        trainer.load(tmp_path / "saved")
+        assert told == trainer.run.stash.get(JUMP_GAIN)

@@ -17,6 +17,12 @@ STIFFNESS = 0.1
 POINTS = 8
 SPREAD = 0.98
 """Decay of the mean square around the level."""
+FAR = 10.0
+"""Spreads from the level at which a loss is cut off."""
+LEAST_SPREAD = 0.01
+"""By the level: losses that have stood still may move."""
+SETTLED = 10
+"""Losses before there is a spread to go by."""
 
 
 def learning(factor: Callable[[int], float], done: int, ahead: int) -> float:
@@ -38,14 +44,31 @@ class Level:
     total: float = 0.0
     spread_weight: float = 0.0
     squares: float = 0.0
+    samples: int = 0
 
     def take(self, loss: float) -> None:
         """Count one finite loss."""
+        self.samples += 1
         self.weight = self.decay * self.weight + 1.0
         self.total = self.decay * self.total + loss
         away = loss - self.now
         self.spread_weight = SPREAD * self.spread_weight + 1.0
         self.squares = SPREAD * self.squares + away * away
+
+    def bounded(self, loss: float) -> float:
+        """Return `loss`, or what is as far off as a loss may be: one batch that explodes.
+
+        Where losses stay there, the spread has grown to let them through a few updates later.
+        """
+        room = FAR * max(self.spread, LEAST_SPREAD * abs(self.now))
+        if self.samples < SETTLED or not room:
+            return loss
+        return max(self.now - room, min(self.now + room, loss))
+
+    @property
+    def spread(self) -> float:
+        """Root of the mean square around the average; 0 before the first loss."""
+        return math.sqrt(self.squares / self.spread_weight) if self.spread_weight else 0.0
 
     @property
     def now(self) -> float:
@@ -55,8 +78,7 @@ class Level:
     @property
     def unit(self) -> float:
         """What relative numbers are relative to: magnitude of the level and spread around it."""
-        spread = math.sqrt(self.squares / self.spread_weight) if self.spread_weight else 0.0
-        return abs(self.now) + spread
+        return abs(self.now) + self.spread
 
 
 @attrs.define

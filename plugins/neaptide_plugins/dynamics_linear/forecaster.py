@@ -98,6 +98,8 @@ class Forecaster:
         """Take in the loss of the next update."""
         self.learned += self.factor(self.seen)
         self.seen += 1
+        if usable(loss):
+            loss = self.level.bounded(loss)
         self.losses.append(loss)
         if len(self.losses) > 2 * self.room:  # seldom: it moves all that stay
             del self.losses[: -self.room]

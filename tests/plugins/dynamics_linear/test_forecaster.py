@@ -145,3 +145,28 @@ def test_whatever_the_losses_it_forecasts_numbers_or_nothing(
     if outcome is not None:
         assert math.isfinite(outcome.loss)
         assert math.isfinite(outcome.error)
+
+
+@pytest.mark.parametrize("exploded", [1e3, 1e12, 1e38, -1e12])
+def test_a_batch_that_explodes_does_not_silence_it(exploded: float) -> None:
+    losses = course(500)
+    expected = fed(losses).forecast(20)
+    follower = fed([*losses[:250], exploded, *losses[251:]])
+    found = follower.forecast(20)
+    assert expected is not None
+    assert found is not None
+    assert abs(expected.loss - found.loss) < 3 * expected.error
+    assert found.error < 3 * expected.error
+
+
+def test_nothing_is_cut_off_in_an_ordinary_run() -> None:
+    losses = course(500)
+    assert losses == fed(losses).losses[-500:]
+
+
+@pytest.mark.parametrize("still", [0.0, 1.0])
+@pytest.mark.parametrize("after", [1.5, 100.0, -3.0, 1e6])
+def test_losses_that_move_after_all_are_followed(still: float, after: float) -> None:
+    follower = fed([still] * 50 + [after] * 120)
+    assert follower.losses[-20:] == [after] * 20
+    assert pytest.approx(after, rel=5e-2) == follower.level.now

@@ -17,35 +17,35 @@ _T90 = (
     *(1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740, 1.734, 1.729, 1.725),
     *(1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697),
 )
-_T90_MANY = 1.645
 
 
 @attrs.frozen
-class Interval:
-    """A geometric mean with its two-sided 90 % interval (Student's t over the logarithms)."""
+class Worth:
+    """How many times its passes the baseline needs for the same loss: mean, 90 % interval."""
 
     mean: float
+    """nan where the mean loss lies outside the baseline's curve."""
     low: float | None
-    """None with a single value, which tells nothing of its spread."""
+    """0 where the curve does not bound it; None with a single seed, which tells of no spread."""
     high: float | None
+    """inf where the curve does not bound it; None with a single seed."""
+    least: float
+    """The smallest multiplier that the curve can tell."""
+    most: float
+    """The largest one."""
+    outside: str | None
+    """`below` where it is worth less than `least`, `above` where more than `most`."""
 
-
-def interval(values: Sequence[float]) -> Interval:
-    """Return the geometric mean of positive `values` and the interval it lies in.
-
-    ValueError where there is none, or one is not positive.
-    """
-    if not values or min(values) <= 0.0:
-        msg = f"a multiplier's interval needs positive values (got {list(values)})"
-        raise ValueError(msg)
-    logs = [math.log(value) for value in values]
-    mean = fmean(logs)
-    if len(logs) == 1:
-        return Interval(math.exp(mean), None, None)
-    freedom = len(logs) - 1
-    t = _T90[freedom - 1] if freedom <= len(_T90) else _T90_MANY
-    half = t * stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    def times(self, factor: float) -> Worth:
+        """Return it in another unit, such as time, of which `factor` are one of this."""
+        return attrs.evolve(
+            self,
+            mean=self.mean * factor,
+            low=None if self.low is None else self.low * factor,
+            high=None if self.high is None else self.high * factor,
+            least=self.least * factor,
+            most=self.most * factor,
+        )
 
 
 @attrs.frozen
@@ -68,15 +68,25 @@ class Curve:
             math.log(budget), [math.log(known) for known in self.budgets], self.losses
         )
 
-    def reaching(self, loss: float) -> float | None:
+    def reaching(self, loss: float, near: float | None = None) -> float | None:
         """Return the passes after which the loss is reached; None outside what was measured.
 
-        Where the curve is flat, the fewest.
+        Where the curve is flat, those closest to `near`, or the fewest.
         """
         logs = [math.log(budget) for budget in self.budgets]
         falling = [-known for known in self.losses]
         found = _interpolated(-loss, falling, logs)
-        return None if found is None else math.exp(found)
+        if found is None:
+            return None
+        slack = _slack(falling)
+        flat = [
+            budget
+            for budget, known in zip(self.budgets, self.losses, strict=True)
+            if abs(known - loss) <= slack
+        ]
+        if near is not None and len(flat) > 1:
+            return min(max(near, flat[0]), flat[-1])
+        return math.exp(found)
 
 
 def curve(points: Sequence[tuple[float, float]]) -> Curve:
@@ -92,24 +102,51 @@ def curve(points: Sequence[tuple[float, float]]) -> Curve:
     return Curve(tuple(budgets), tuple(_non_increasing(means)))
 
 
-def multiplier(baseline: Curve, loss: float, budget: float) -> float | None:
-    """Return how many times `budget` the baseline needs for `loss`; None outside its curve."""
-    needed = baseline.reaching(loss)
-    return None if needed is None else needed / budget
+def worth(baseline: Curve, at: float, differences: Sequence[float], budget: float) -> Worth:
+    """Return what losses after `budget` passes are worth, one of each seed.
 
-
-def paired(
-    baseline: Curve, at: float, candidate_loss: float, baseline_loss: float, budget: float
-) -> float | None:
-    """Return one seed's multiplier, from its difference to the baseline's run of the same seed.
-
-    `baseline_loss` is that run's after `at` passes. What a seed's data and initialisation do to
-    both sides drops out: the difference is laid off from the mean curve's loss at `at`.
+    `differences` are to the baseline's run of the same seed after `at` passes, a budget of the
+    curve. What a seed's data and initialisation do to both sides drops out. Their mean and
+    Student's interval are laid off from the curve's loss at `at`, so that a seed whose own loss
+    lies outside the curve counts like every other. ValueError without a difference, or outside it.
     """
     middle = baseline.at(at)
-    if middle is None:
-        return None
-    return multiplier(baseline, middle + candidate_loss - baseline_loss, budget)
+    if not differences or middle is None:
+        msg = f"nothing to compare at {at} passes (got {list(differences)})"
+        raise ValueError(msg)
+    least, most = baseline.budgets[0] / budget, baseline.budgets[-1] / budget
+    mean = middle + fmean(differences)
+
+    def needed(loss: float) -> float | None:
+        passes = baseline.reaching(loss, at)
+        return None if passes is None else passes / budget
+
+    found = needed(mean)
+    outside = None if found is not None else "below" if mean > baseline.losses[0] else "above"
+    low = high = None
+    if len(differences) > 1:
+        half = _t90(len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
+        low, high = needed(mean + half), needed(mean - half)
+        if low is None:
+            low = 0.0 if mean + half > baseline.losses[0] else most
+        if high is None:
+            high = math.inf if mean - half < baseline.losses[-1] else least
+    return Worth(math.nan if found is None else found, low, high, least, most, outside)
+
+
+def paired(baseline: Curve, at: float, difference: float, budget: float) -> float | None:
+    """Return one seed's multiplier by itself; None where it lies outside the curve."""
+    middle = baseline.at(at)
+    passes = None if middle is None else baseline.reaching(middle + difference, at)
+    return None if passes is None else passes / budget
+
+
+def _t90(freedom: int) -> float:
+    """Return Student's t for a two-sided 90 % interval."""
+    if freedom <= len(_T90):
+        return _T90[freedom - 1]
+    normal = 1.6449
+    return normal + (normal**3 + normal) / (4 * freedom)  # Cornish-Fisher, 0.0002 off at 31
 
 
 def _non_increasing(values: Sequence[float]) -> list[float]:
@@ -124,7 +161,7 @@ def _non_increasing(values: Sequence[float]) -> list[float]:
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float | None:
     """Return y at x over ascending `xs`, None outside of them; at equal xs the first y."""
-    slack = 1e-12 * max(1.0, abs(x))
+    slack = _slack(xs)
     if not xs[0] - slack <= x <= xs[-1] + slack:
         return None
     for index, high in enumerate(xs):
@@ -135,3 +172,8 @@ def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float |
             share = min(1.0, max(0.0, (x - low) / (high - low)))
             return ys[index - 1] + share * (ys[index] - ys[index - 1])
     return ys[-1]
+
+
+def _slack(xs: Sequence[float]) -> float:
+    """Return by how much ascending `xs` may be missed through rounding."""
+    return 1e-12 * max(abs(xs[0]), abs(xs[-1]))

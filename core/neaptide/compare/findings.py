@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .budget import Interval, curve, interval
-from .protocol import losses_of, multipliers
+from .budget import Worth, curve
+from .multipliers import losses_of, multiplier_of
 from .sides import BASELINE
 from .sweep import INIT, LEARNING_RATE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from .multipliers import Multiplier
     from .protocol import Comparison, Run
 
 KINDS = {"plain": "loss", "averaged": "averaged"}
@@ -94,39 +95,37 @@ def _evaluated(
         "spread": stdev(finite) if len(finite) > 1 else None,
         "losses": {run.seed: loss for run, loss in zip(runs, losses, strict=True)},
     }
-    per_seed = multipliers(found.runs, name, fraction, kind)
-    figures["multiplier"] = _multiplier(per_seed)
-    figures["time_multiplier"] = _multiplier(_in_time(found, per_seed, name))
+    found_worth = multiplier_of(found.runs, name, fraction, kind)
+    figures["multiplier"] = _figures(found_worth, 1.0)
+    figures["time_multiplier"] = _figures(found_worth, _time_ratio(found, name, fraction))
     return figures
 
 
-def _multiplier(per_seed: Mapping[int, float | None]) -> dict[str, Any]:
-    """Return mean and interval; without them where a seed's run lies outside the curve."""
-    values = [value for value in per_seed.values() if value is not None]
-    whole = len(values) == len(per_seed) and values
-    found = interval(values) if whole else Interval(math.nan, None, None)
-    return {**attrs.asdict(found), "per_seed": dict(per_seed)}
-
-
-def _in_time(
-    found: Comparison, per_seed: Mapping[int, float | None], name: str
-) -> dict[int, float | None]:
-    """Return the multipliers of time: those of passes times what a pass of each side takes."""
-    base, mine = _seconds_a_pass(found, BASELINE), _seconds_a_pass(found, name)
-    return {
-        seed: None if value is None or not mine else value * base / mine
-        for seed, value in per_seed.items()
+def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
+    """Return a multiplier in passes times `factor`; without figures where a run diverged."""
+    worth = found.worth or Worth(math.nan, None, None, math.nan, math.nan, None)
+    per_seed = {
+        seed: None if value is None else value * factor for seed, value in found.per_seed.items()
     }
+    return {**attrs.asdict(worth.times(factor)), "outside": found.outside, "per_seed": per_seed}
 
 
-def _seconds_a_pass(found: Comparison, name: str) -> float:
-    """Return the seconds a pass takes in the fastest run of a side, the least disturbed one."""
+def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
+    """Return a pass's time on the baseline over that of a side; nan where none was made."""
+    if name == BASELINE:
+        return 1.0
+    mine = _seconds_a_pass(found.of(name, fraction))
+    return _seconds_a_pass(found.of(BASELINE, 1.0)) / mine if mine else math.nan
+
+
+def _seconds_a_pass(runs: Sequence[Run]) -> float:
+    """Return the seconds a pass takes in the fastest of `runs`, the least disturbed one.
+
+    Both sides' are of as many runs, or the fastest of more would be faster by chance alone. And of
+    one budget: shorter runs may have made fewer jumps.
+    """
     return min(
-        (
-            run.result.seconds / run.result.updates
-            for run in found.runs
-            if run.side == name and run.result.updates
-        ),
+        (run.result.seconds / run.result.updates for run in runs if run.result.updates),
         default=0.0,
     )
 
@@ -145,6 +144,7 @@ def _levels(found: Comparison) -> list[dict[str, Any]]:
     reference = losses_of(found.runs, BASELINE, "best")
     if not reference:
         return []
+    a_pass = {side.name: _seconds_a_pass(found.of(side.name, 1.0)) for side in found.sides}
     levels = []
     for loss in curve(reference).losses:
         needed = {}
@@ -153,7 +153,7 @@ def _levels(found: Comparison) -> list[dict[str, Any]]:
             passes = curve(points).reaching(loss) if points else None
             needed[side.name] = {
                 "passes": passes,
-                "seconds": None if passes is None else passes * _seconds_a_pass(found, side.name),
+                "seconds": None if passes is None else passes * a_pass[side.name],
             }
         levels.append({"loss": loss, "needed": needed})
     return levels

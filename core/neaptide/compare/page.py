@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from neaptide.report.html import figure_of, legend, page, paragraph, section, table
@@ -22,7 +23,7 @@ def comparison_page(found: Mapping[str, Any], title: str) -> str:
     return page(
         f"{title} - Neaptide",
         (
-            f'<header><div class="title"><h1>{title}</h1></div></header>',
+            f'<header><div class="title"><h1>{escape(title)}</h1></div></header>',
             section("Result", *(paragraph(line) for line in verdict(found).splitlines())),
             section("Curves", *(_drawn(found, key, heading) for key, heading in _CURVES)),
             *(

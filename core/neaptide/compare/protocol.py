@@ -10,7 +10,7 @@ import attrs
 
 from neaptide.config.tables import at, leaves, overlay
 
-from .budget import curve, paired
+from .multipliers import multiplier_of
 from .sides import BASELINE, CANDIDATE
 from .sweep import DECAY, INIT, LEARNING_RATE, WARMUP, Tuned, tune
 from .trials import Result, trial
@@ -91,44 +91,6 @@ def compare(sides: Sequence[Side], settings: Settings, train: Train) -> Comparis
     return Comparison(settings, tuple(final), tuned, tuple(runs))
 
 
-def losses_of(runs: Sequence[Run], side: str, kind: str) -> list[tuple[float, float]]:
-    """Return (passes, loss) of a side's runs; `kind` is `loss`, `averaged` or `best`."""
-    return [
-        (float(run.result.updates), _loss(run, kind))
-        for run in runs
-        if run.side == side and math.isfinite(_loss(run, kind))
-    ]
-
-
-def multipliers(
-    runs: Sequence[Run], side: str, fraction: float, kind: str
-) -> dict[int, float | None]:
-    """Return what each seed's run of `side` is worth in passes of the baseline.
-
-    None for a run that diverged or lies outside the baseline's curve.
-    """
-    points = losses_of(runs, BASELINE, kind)
-    reference = {run.seed: run for run in runs if run.side == BASELINE and run.fraction == 1.0}
-    found: dict[int, float | None] = {}
-    for run in runs:
-        if run.side != side or run.fraction != fraction:
-            continue
-        other = reference.get(run.seed)
-        mine = _loss(run, kind)
-        theirs = math.nan if other is None else _loss(other, kind)
-        worth = None
-        if points and other is not None and math.isfinite(mine) and math.isfinite(theirs):
-            passes = float(run.result.updates)
-            worth = paired(curve(points), other.result.updates, mine, theirs, passes)
-        found[run.seed] = worth
-    return found
-
-
-def _loss(run: Run, kind: str) -> float:
-    value: float | None = getattr(run.result, kind)
-    return math.nan if value is None else value
-
-
 def _tuned(side: Side, values: Mapping[str, Any], settings: Settings, train: Train) -> Tuned:
     # What is common to all sides was tuned with the baseline.
     knobs = KNOBS if side.name == BASELINE else (LEARNING_RATE,)
@@ -183,19 +145,14 @@ def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Run]:
 
 
 def _lies_beyond(runs: Sequence[Run], settings: Settings) -> bool:
-    """Say whether the candidate's best is better than the baseline at its longest."""
+    """Say whether a side is better than the baseline at its longest, in either evaluation."""
     sides = {run.side for run in runs} - {BASELINE}
-    points = losses_of(runs, BASELINE, "best")
-    if not points:
-        return False
-    reached = curve(points).losses[-1]
-    means = [
-        fmean(run.result.best for run in runs if run.side == side and run.fraction == fraction)
+    return any(
+        multiplier_of(runs, side, fraction, kind).outside == "above"
         for side in sides
         for fraction in settings.candidate_budgets
-        if any(run.side == side and run.fraction == fraction for run in runs)
-    ]
-    return min(means, default=math.inf) < reached
+        for kind in ("loss", "averaged")
+    )
 
 
 def _told(changes: Mapping[str, Any]) -> str:

@@ -40,28 +40,31 @@ def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
 
     `ask` trains with each of several changes and returns their losses, inf where one diverged. The
     rate is tried at half, once and twice its value, further where the best is at the edge, and last
-    at a factor of sqrt(2) to both sides of the best.
+    at a factor of sqrt(2) to both sides of the best; once more so, around the best, where another
+    knob was changed.
     """
     tried: list[tuple[Changes, float]] = []
 
     def measured(options: Sequence[Changes]) -> list[float]:
-        losses = list(ask(options))
-        tried.extend(zip(options, losses, strict=True))
-        return losses
+        known = [changes for changes, _ in tried]
+        fresh = [changes for changes in options if changes not in known]
+        tried.extend(zip(fresh, ask(fresh) if fresh else (), strict=True))
+        return [_loss_of(changes, tried) for changes in options]
 
     best: Changes = {}
     swept: list[str] = []
     if LEARNING_RATE in knobs:
-        best = _rate(values, measured)
+        best = _rate(values, best, measured)
         swept.append(LEARNING_RATE)
     for knob in knobs:
         options = alternatives(knob, overlay(dict(values), dict(best)))
         if options:
             changed = [overlay(dict(best), dict(option)) for option in options]
-            known = _loss_of(best, tried) if tried else measured([best])[0]
-            losses = [known, *measured(changed)]
-            best = [best, *changed][_least(losses)]
+            best = [best, *changed][_least(measured([best, *changed]))]
             swept.append(knob)
+    if LEARNING_RATE in knobs and set(best) - set(_with_rate(1.0)):
+        # Other sides have their rate tuned with these settings: so has this one.
+        best = _rate(values, best, measured)
     return Tuned(best, tuple(swept), tuple(tried))
 
 
@@ -101,14 +104,16 @@ def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[floa
     ]
 
 
-def _rate(values: Mapping[str, Any], measured: Ask) -> Changes:
-    centre = values["optimizer"]["lr"]
+def _rate(values: Mapping[str, Any], changes: Changes, measured: Ask) -> Changes:
+    """Return `changes` with the best rate."""
+    centre = overlay(dict(values), dict(changes))["optimizer"]["lr"]
     losses: dict[float, float] = {}
 
+    def with_rate(rate: float) -> Changes:
+        return overlay(dict(changes), _with_rate(rate))
+
     def try_rates(rates: Sequence[float]) -> None:
-        fresh = [rate for rate in rates if rate not in losses]
-        asked = measured([_with_rate(rate) for rate in fresh])
-        losses.update(zip(fresh, asked, strict=True))
+        losses.update(zip(rates, measured([with_rate(rate) for rate in rates]), strict=True))
 
     try_rates([centre / _FACTOR, centre, centre * _FACTOR])
     for _ in range(_EDGES):
@@ -118,7 +123,7 @@ def _rate(values: Mapping[str, Any], measured: Ask) -> Changes:
         try_rates([best / _FACTOR if best == ordered[0] else best * _FACTOR])
     best = _best_rate(losses)
     try_rates([best / math.sqrt(_FACTOR), best * math.sqrt(_FACTOR)])
-    return _with_rate(_best_rate(losses))
+    return with_rate(_best_rate(losses))
 
 
 def _best_rate(losses: Mapping[float, float]) -> float:

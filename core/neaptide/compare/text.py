@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+_SMALL = 0.1
+
+
 def summary(found: Mapping[str, Any]) -> str:
     """Return tables of losses, multipliers and levels, and what they may be called."""
     kinds = [kind for kind in ("plain", "averaged") if _has(found, kind)]
@@ -69,60 +72,100 @@ def level_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def headline(side: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the figures a side is judged by: its longest budget inside the baseline's curve.
+    """Return the figures a side is judged by: those at the configured budget, and no other.
 
     Of the two evaluations the one with the smaller multiplier, so that what averaging alone would
-    give nobody is not counted as a gain.
+    give nobody is not counted as a gain. None where that one has no multiplier.
     """
-    for at in reversed(side["budgets"]):
-        kinds = [at[kind] for kind in ("plain", "averaged") if at[kind] is not None]
-        means = [figures["multiplier"]["mean"] for figures in kinds]
-        if means and all(math.isfinite(mean) for mean in means):
-            return {"at": at, **kinds[means.index(min(means))]}
-    return None
+    judged = _judged(side)
+    return judged if math.isfinite(judged["multiplier"]["mean"]) else None
 
 
 def verdict(found: Mapping[str, Any]) -> str:
     """Return a line for each side but the baseline: what it is worth, or why that is not known."""
-    lines = []
-    for name, side in found["sides"].items():
-        if name == BASELINE:
-            continue
-        best = headline(side)
-        if best is None:
-            lines.append(f"{name}: no multiplier, its loss lies outside the baseline's curve")
-            continue
-        worth, time = best["multiplier"], best["time_multiplier"]
-        word = "speedup" if found["baseline_is_tuned"] else "against an untuned baseline"
-        lines.append(
-            f"{name}: {word} {_with_interval(worth)} in backward passes, "
-            f"{_with_interval(time)} in time"
-        )
-    return "\n".join(lines)
+    word = "speedup" if found["baseline_is_tuned"] else "against an untuned baseline"
+    return "\n".join(
+        f"{name}: {_said(_judged(side), word)}{_jumped(side)}"
+        for name, side in found["sides"].items()
+        if name != BASELINE
+    )
+
+
+def _judged(side: Mapping[str, Any]) -> Mapping[str, Any]:
+    at = min(side["budgets"], key=lambda at: abs(math.log(at["fraction"])))
+    kinds = [at[kind] for kind in ("plain", "averaged") if at[kind] is not None]
+    return {"at": at, **min(kinds, key=lambda figures: _rank(figures["multiplier"]))}
+
+
+def _rank(worth: Mapping[str, Any]) -> float:
+    unknown = {"below": 0.0, "above": math.inf}
+    return worth["mean"] if worth["outside"] is None else unknown.get(worth["outside"], -math.inf)
+
+
+def _said(judged: Mapping[str, Any], word: str) -> str:
+    worth, time = judged["multiplier"], judged["time_multiplier"]
+    if worth["outside"] == "below":
+        return f"no gain: worse than the baseline with {worth['least']:.2f} times its passes"
+    if worth["outside"] == "above":
+        text = f"{word} of more than {worth['most']:.2f}x in backward passes, "
+        return text + f"{time['most']:.2f}x in time: better than the baseline's longest run"
+    if worth["outside"] is not None:
+        return f"no multiplier, for {_who_diverged(worth['outside'])} with at least one seed"
+    text = f"{word} {_with_interval(worth)} in backward passes, {_with_interval(time)} in time"
+    return text + _meaning(worth)
+
+
+def _who_diverged(outside: str) -> str:
+    return "the baseline diverged" if outside.startswith(BASELINE) else "it diverged"
+
+
+def _meaning(worth: Mapping[str, Any]) -> str:
+    if worth["low"] is None or worth["low"] > 1.0:
+        return ""
+    return "; no gain is shown" if worth["high"] >= 1.0 else "; a loss"
+
+
+def _jumped(side: Mapping[str, Any]) -> str:
+    return (
+        "; not one jump was made" if side["predicts"] and not _judged(side)["at"]["jumps"] else ""
+    )
 
 
 def number(value: float | None) -> str:
-    """Return a loss with four digits after the point."""
-    return "-" if value is None else f"{value:.4f}"
+    """Return a loss with four digits after the point, or four that count where it is small."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if value == 0.0 or abs(value) >= _SMALL else f"{value:.4g}"
 
 
 def _with_interval(worth: Mapping[str, Any]) -> str:
     if worth["low"] is None:
         return f"{worth['mean']:.3f}x (one seed, no interval)"
-    return f"{worth['mean']:.3f}x (90 %: {worth['low']:.3f} to {worth['high']:.3f})"
+    return f"{worth['mean']:.3f}x (90 %: {_low(worth)} to {_high(worth)})"
 
 
 def _worth(worth: Mapping[str, Any]) -> tuple[str, str]:
-    if not math.isfinite(worth["mean"]):
-        return "-", "-"
-    span = "-" if worth["low"] is None else f"{worth['low']:.3f}-{worth['high']:.3f}"
-    return f"{worth['mean']:.3f}", span
+    """Return mean and interval for a table; `<` and `>` where the baseline's curve ends."""
+    if worth["outside"] not in {None, "below", "above"}:
+        return "diverged" if worth["outside"] == "diverged" else "-", "-"
+    ends = {"below": f"<{worth['least']:.2f}", "above": f">{worth['most']:.2f}"}
+    mean = ends.get(worth["outside"] or "", f"{worth['mean']:.3f}")
+    return mean, "-" if worth["low"] is None else f"{_low(worth)} to {_high(worth)}"
+
+
+def _low(worth: Mapping[str, Any]) -> str:
+    return f"{worth['low']:.3f}" if worth["low"] else f"<{worth['least']:.2f}"
+
+
+def _high(worth: Mapping[str, Any]) -> str:
+    return f"{worth['high']:.3f}" if math.isfinite(worth["high"]) else f">{worth['most']:.2f}"
 
 
 def _named(found: Mapping[str, Any]) -> str:
     baseline = found["sides"][BASELINE]
     if found["baseline_is_tuned"]:
-        return f"tuned baseline ({_listed(baseline['swept'])} swept)"
+        kept = "" if baseline["initialisation_swept"] else "; initialisation as configured"
+        return f"tuned baseline ({_listed(baseline['swept'])} swept{kept})"
     if baseline["swept"]:
         return f"baseline not tuned (only {_listed(baseline['swept'])} swept)"
     return "baseline as configured, nothing swept: it may not be called tuned"

@@ -6,13 +6,14 @@ import csv
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from neaptide import assembly
 from neaptide.config import RunConfig, structure
 from neaptide.config.tables import overlay
-from neaptide.errors import DivergedError, RunDirectoryError
+from neaptide.errors import DataError, DivergedError
 from neaptide.registry import installed_plugins
 from neaptide.trainer import HybridTrainer
 
@@ -20,6 +21,7 @@ from .sides import AVERAGING
 from .trials import Result, Trial, read_result, write_result
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -48,12 +50,11 @@ def train(trial: Trial, directory: Path) -> Result:
 
 def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Result:
     data = assembly.build_data(config, trainer.hooks)
-    if data.validation is None:
-        msg = "the data has no validation batches to compare losses on @ data.name"
-        raise RunDirectoryError(msg)
+    validation = _repeatable(data.validation)
     summary = trainer.fit(data, resume="auto")
+    _check_seen(validation, summary["val_loss"])
     averages = any(AVERAGING in spec.claims for spec in trainer.hooks.specs.values())
-    plain = trainer.evaluate(data.validation, plain=True) if averages else summary["val_loss"]
+    plain = trainer.evaluate(validation, plain=True) if averages else summary["val_loss"]
     seconds, jump_seconds = _times(directory)
     return Result(
         loss=_finite(plain),
@@ -66,6 +67,28 @@ def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Resu
         jump_seconds=jump_seconds,
         digest=summary["digest"],
     )
+
+
+def _repeatable(batches: Iterable[Any] | None) -> Iterable[Any]:
+    """Return the validation batches; DataError where there are none, or none for a second pass."""
+    wanted = "give a list, or another iterable that begins anew each time"
+    if batches is None:
+        msg = f"the data has no validation batches to compare losses on; {wanted} @ data.name"
+        raise DataError(msg)
+    if isinstance(batches, Iterator):
+        msg = (
+            f"validation batches are evaluated more than once, and this {type(batches).__name__} "
+            f"is used up by the first pass; {wanted} @ data.name"
+        )
+        raise DataError(msg)
+    return batches
+
+
+def _check_seen(batches: Iterable[Any], loss: float) -> None:
+    """Raise DataError where `loss` is no number because there was no batch at all."""
+    if math.isnan(loss) and not any(True for _ in batches):
+        msg = "the validation data is empty: there is no loss to compare @ data.name"
+        raise DataError(msg)
 
 
 def _diverged(directory: Path) -> Result:

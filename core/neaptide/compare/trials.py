@@ -85,7 +85,8 @@ def read_result(directory: Path, trial: Trial) -> Result | None:
         found = json.loads((directory / RESULT).read_bytes())
         if found.pop("values") != json.loads(json.dumps(trial.values)):
             return None
-        return Result(**{key: _number(value) for key, value in found.items()})
+        result = Result(**{key: _number(value) for key, value in found.items()})
+        return result if _is_whole(result) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -96,6 +97,14 @@ def write_result(directory: Path, trial: Trial, result: Result) -> None:
     kept = {key: _text(value) for key, value in attrs.asdict(result).items()}
     document = json.dumps({**kept, "values": trial.values}, indent=1)
     replace_file(directory / RESULT, document.encode())
+
+
+def _is_whole(result: Result) -> bool:
+    """Say whether every figure is a number: somebody may have edited the file."""
+    figures = attrs.asdict(result, filter=attrs.filters.exclude("digest"))
+    if figures["averaged"] is None:
+        del figures["averaged"]
+    return all(type(value) in {int, float} and value == value for value in figures.values())  # noqa: PLR0124 - not nan
 
 
 def _text(value: Any) -> Any:

@@ -71,7 +71,10 @@ def test_a_tuned_baseline_is_named_with_what_was_swept(neaptide: Any, shared: Pa
     short = ("--set", "train.steps=8", "--set", "phases.warmup.steps=1")
     done = neaptide("compare", "tiny.toml", *short, "--seeds", "7", "--out", shared / "tuned")
     assert 0 == done.code, done.err
-    assert "tuned baseline (learning rate, warmup, decay swept)" in done.out
+    assert (
+        "tuned baseline (learning rate, warmup, decay swept; initialisation as configured)"
+        in done.out
+    )
     sides = found(shared / "tuned")["sides"]
     assert ["learning rate"] == sides["candidate"]["swept"]
     for side in sides.values():
@@ -117,6 +120,28 @@ def test_what_a_users_code_raises_ends_it_with_the_trial(neaptide: Any) -> None:
     last = done.err.splitlines()[-1]
     assert last.startswith("error: KeyError: 'a line\\nand another' (raised by ")
     assert last.endswith("[baseline, seed 7 17 updates]")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_validation", "the data has no validation batches to compare losses on"),
+        ("empty_validation", "the validation data is empty: there is no loss to compare"),
+        ("passing_validation", "this list_iterator is used up by the first pass; give a list"),
+    ],
+)
+def test_losses_need_validation_batches_for_more_than_one_pass(
+    neaptide: Any, folder: Path, name: str, words: str
+) -> None:
+    (folder / "own_data.py").write_text(
+        "from tiny_task import data\n\n"
+        "def no_validation():\n    return data()[0]\n\n"
+        "def empty_validation():\n    return data()[0], []\n\n"
+        "def passing_validation():\n    return data()[0], iter(data()[1])\n"
+    )
+    done = neaptide(*QUICK, "--set", f"data.name=own_data:{name}")
+    assert 1 == done.code
+    assert words in done.err.splitlines()[-1]
 
 
 def test_a_side_that_diverges_has_no_multiplier(neaptide: Any, shared: Path) -> None:

@@ -73,8 +73,17 @@ def test_each_knob_is_tried_at_the_best_of_those_before() -> None:
         "schedule": {"warmup_steps": 20, "name": "cosine"},
     }
     assert expected == found.changes
-    last = ask.rounds[-1]
-    assert [{**expected, "schedule": {"warmup_steps": 20, "name": "cosine"}}] == last
+    asked = [option for options in ask.rounds for option in options]
+    assert all(asked.count(option) == 1 for option in asked)
+
+
+def test_the_rate_is_tuned_again_where_another_knob_changed() -> None:
+    def loss(values: Mapping[str, Any]) -> float:
+        cosine = values["schedule"]["name"] == "cosine"  # and a quarter of the rate with it
+        return far_from(5e-4 if cosine else 2e-3)(values) - 2 * cosine
+
+    found = tune(VALUES, [LEARNING_RATE, DECAY], Asked(loss))
+    assert {"optimizer": {"lr": 5e-4}, "schedule": {"name": "cosine"}} == found.changes
 
 
 def test_a_knob_without_a_say_is_not_swept() -> None:

@@ -67,3 +67,15 @@ def test_a_result_with_a_key_too_many_is_not_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("loss", "averaged", "best"), [(2.0, None, 2.0), (2.0, 1.0, 1.0)])
 def test_the_best_is_the_smaller(loss: float, averaged: float | None, best: float) -> None:
     assert best == Result(loss, averaged, 1, 1.0, 0, 0, 0, 0.0, "").best
+
+
+@pytest.mark.parametrize(
+    ("figure", "value"),
+    [("loss", None), ("loss", "much"), ("averaged", "nan"), ("updates", True), ("seconds", [1])],
+)
+def test_a_damaged_figure_is_no_result(tmp_path: Path, figure: str, value: Any) -> None:
+    known = Trial("x", VALUES)
+    write_result(tmp_path, known, RESULT)
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), figure: value}))
+    assert None is read_result(tmp_path, known)

@@ -1,0 +1,78 @@
+"""What the runs of a side are worth, as multiples of the baseline's backward passes. Pure."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .budget import Worth, curve, paired, worth
+from .sides import BASELINE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .protocol import Run
+
+DIVERGED, BASELINE_DIVERGED = "diverged", "baseline diverged"
+
+
+@attrs.frozen
+class Multiplier:
+    """What a side is worth over all seeds, and in each."""
+
+    worth: Worth | None
+    """None where a run of either side diverged."""
+    outside: str | None
+    """Why there is no mean: `below` or `above` the baseline's curve, or who diverged."""
+    per_seed: Mapping[int, float | None]
+    """None outside the curve."""
+
+
+def losses_of(runs: Sequence[Run], side: str, kind: str) -> list[tuple[float, float]]:
+    """Return (passes, loss) of a side's runs; `kind` is `loss`, `averaged` or `best`.
+
+    A budget at which a seed diverged is left out: the mean of the others would be of luckier seeds.
+    """
+    points = []
+    for fraction in sorted({run.fraction for run in runs if run.side == side}):
+        at = _runs_at(runs, side, fraction)
+        losses = [_loss(run, kind) for run in at]
+        if all(map(math.isfinite, losses)):
+            points += [(_passes(at), loss) for loss in losses]
+    return points
+
+
+def multiplier_of(runs: Sequence[Run], side: str, fraction: float, kind: str) -> Multiplier:
+    """Return what the runs of `side` at a budget are worth in passes of the baseline."""
+    mine = _runs_at(runs, side, fraction)
+    reference = _runs_at(runs, BASELINE, 1.0)
+    theirs = {run.seed: _loss(run, kind) for run in reference}
+    nothing: dict[int, float | None] = {run.seed: None for run in mine}
+    if not mine or not all(math.isfinite(theirs.get(run.seed, math.nan)) for run in mine):
+        return Multiplier(None, BASELINE_DIVERGED, nothing)
+    if not all(math.isfinite(_loss(run, kind)) for run in mine):
+        return Multiplier(None, DIVERGED, nothing)
+    baseline, at = curve(losses_of(runs, BASELINE, kind)), _passes(reference)
+    differences = {run.seed: _loss(run, kind) - theirs[run.seed] for run in mine}
+    budget = _passes(mine)
+    found = worth(baseline, at, list(differences.values()), budget)
+    per_seed = {
+        seed: paired(baseline, at, difference, budget) for seed, difference in differences.items()
+    }
+    return Multiplier(found, found.outside, per_seed)
+
+
+def _runs_at(runs: Sequence[Run], side: str, fraction: float) -> list[Run]:
+    return [run for run in runs if run.side == side and run.fraction == fraction]
+
+
+def _passes(runs: Sequence[Run]) -> float:
+    return fmean(run.result.updates for run in runs)
+
+
+def _loss(run: Run, kind: str) -> float:
+    value: float | None = getattr(run.result, kind)
+    return math.nan if value is None else value

@@ -1,0 +1,165 @@
+"""What a comparison of known losses says, in its document, on the terminal and on its page."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from neaptide.compare import Comparison, Result, Settings, Side, comparison_page, findings, summary
+from neaptide.compare.protocol import BUDGETS, KNOBS, Run
+from neaptide.compare.sweep import Tuned
+from neaptide.compare.text import headline, number, verdict
+from neaptide.config import unstructure
+from neaptide.enabling import configured
+from neaptide.jsonable import jsonable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHORT, WHOLE, LONG = BUDGETS
+SEEDS = (3, 4, 5)
+TASK = {"model": {"name": "builtin:mlp"}, "data": {"name": "builtin:digits"}}
+
+
+def law(share: float) -> float:
+    return 1.0 - 0.2 * math.log(share)
+
+
+def result(loss: float, share: float, jumps: int = 0, seconds: float = 1.0) -> Result:
+    return Result(loss, loss, round(1000 * share), seconds * share, jumps, 0, 0, 0.0, "")
+
+
+def compared(
+    candidate: Mapping[tuple[float, int], float],
+    baseline: Mapping[tuple[float, int], float] | None = None,
+    *,
+    jumps: int = 2,
+    tuned: bool = True,
+    seconds: float = 1.0,
+) -> dict[str, Any]:
+    """Return the findings where the baseline has `law` and the candidate the given losses."""
+    losses = {(share, seed): law(share) for share in BUDGETS for seed in SEEDS}
+    runs = [
+        Run("baseline", seed, share, result(loss, share))
+        for (share, seed), loss in {**losses, **(baseline or {})}.items()
+    ]
+    runs += [
+        Run("candidate", seed, share, result(loss, share, jumps, seconds))
+        for (share, seed), loss in candidate.items()
+    ]
+    plain = configured({**TASK})[0]
+    jumping = configured({**TASK, "plugins": {"predictor-drift": {}}})[0]
+    sides = (Side("baseline", unstructure(plain)), Side("candidate", unstructure(jumping)))
+    found = {side.name: Tuned({}, KNOBS, ()) for side in sides} if tuned else {}
+    return findings(Comparison(Settings(seeds=SEEDS, sweeps=tuned), sides, found, tuple(runs)))
+
+
+def plain_values(config: Any) -> dict[str, Any]:
+    from neaptide.config import unstructure
+
+    return unstructure(config)
+
+
+def worth(multiplier: float, noise: float = 0.0, share: float = WHOLE) -> dict[Any, float]:
+    """Return a candidate's losses at both of its budgets."""
+    shifts = dict(zip(SEEDS, (-noise, 0.0, noise), strict=True))
+    return {
+        (at, seed): law(at * multiplier) + shift
+        for at in (SHORT, share)
+        for seed, shift in shifts.items()
+    }
+
+
+def test_a_gain_is_a_speedup_with_its_interval() -> None:
+    found = compared(worth(1.2, 0.005), seconds=1.1)
+    said = verdict(found)
+    assert said.startswith("candidate: speedup 1.200x (90 %: 1.1")
+    assert "in backward passes, 1.091x" in said
+    assert "no gain" not in said
+    best = headline(found["sides"]["candidate"])
+    assert best is not None
+    assert 1.0 == best["at"]["fraction"]
+
+
+def test_an_untuned_baseline_has_no_speedup_on_it_anywhere() -> None:
+    found = compared(worth(1.2, 0.005), tuned=False)
+    text = summary(found) + comparison_page(found, "x") + json.dumps(jsonable(found))
+    assert "speedup" not in text
+    assert "against an untuned baseline 1.200x" in text
+
+
+def test_an_interval_that_holds_one_shows_no_gain() -> None:
+    assert verdict(compared(worth(1.02, 0.05))).endswith("; no gain is shown")
+    assert verdict(compared(worth(0.9, 0.001))).endswith("; a loss")
+
+
+def test_a_run_without_jumps_says_so() -> None:
+    assert verdict(compared(worth(1.0, 0.01), jumps=0)).endswith("not one jump was made")
+
+
+def test_a_bad_run_is_not_judged_by_a_shorter_good_one() -> None:
+    good = worth(1.1)
+    bad = {**good, **{(WHOLE, seed): 5.0 for seed in SEEDS}}
+    found = compared(bad)
+    assert "candidate: no gain: worse than the baseline with 0.71 times its passes" in verdict(
+        found
+    )
+    assert None is headline(found["sides"]["candidate"])
+    one = compared({**good, (WHOLE, 4): math.inf})
+    assert "candidate: no multiplier, for it diverged with at least one seed" in verdict(one)
+
+
+def test_beyond_the_longest_baseline_it_is_more_than_that() -> None:
+    said = verdict(compared(worth(3.0)))
+    assert said.startswith("candidate: speedup of more than 1.41x in backward passes")
+
+
+def test_a_baseline_that_diverged_cannot_be_compared_with() -> None:
+    found = compared(worth(1.1), {(WHOLE, 4): math.inf})
+    assert "no multiplier, for the baseline diverged" in verdict(found)
+
+
+def test_a_budget_at_which_a_seed_diverged_is_not_on_the_curve() -> None:
+    found = compared(worth(1.2), {(LONG, 4): math.inf})
+    assert "more than 1.00x" in verdict(found)
+    nothing = compared(worth(1.2), {(at, seed): math.inf for at in BUDGETS for seed in SEEDS})
+    assert [] == nothing["levels"]
+    assert "<svg" in comparison_page(nothing, "x")
+
+
+def test_negative_losses_are_worth_the_same() -> None:
+    down = {key: loss - 7.0 for key, loss in worth(1.2, 0.005).items()}
+    base = {(share, seed): law(share) - 7.0 for share in BUDGETS for seed in SEEDS}
+    assert verdict(compared(worth(1.2, 0.005))) == verdict(compared(down, base))
+
+
+@pytest.mark.parametrize("multiplier", [0.1, 1.0, 10.0])
+def test_the_document_is_json_for_every_reader(multiplier: float) -> None:
+    for found in (compared(worth(multiplier)), compared({**worth(1.0), (WHOLE, 4): math.inf})):
+        text = json.dumps(jsonable(found), allow_nan=False)
+        again = json.loads(text)
+        assert [*SEEDS] == again["seeds"]
+
+
+def test_the_title_of_a_page_is_text() -> None:
+    page = comparison_page(compared(worth(1.0)), "a<b>&c")
+    assert "<h1>a&lt;b&gt;&amp;c</h1>" in page
+    assert "a<b>" not in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (1.43721, "1.4372"),
+        (0.0, "0.0000"),
+        (-2.5, "-2.5000"),
+        (0.00546789, "0.005468"),
+        (math.inf, "inf"),
+    ],
+)
+def test_small_losses_keep_four_figures(value: float | None, text: str) -> None:
+    assert text == number(value)

@@ -75,6 +75,8 @@ class Pool:
         trace: TracebackType | None,
     ) -> None:
         """End the workers; those in the middle of a trial save it first."""
+        if error is not None:
+            self._begin_no_more()
         for _ in self._threads:
             self._waiting.put(None)
         for worker in self._workers:
@@ -82,6 +84,11 @@ class Pool:
                 worker.send_signal(signal.SIGTERM)
         for thread in self._threads:
             thread.join()
+
+    def _begin_no_more(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
 
     def train(self, trials: Sequence[Trial]) -> list[Result]:
         """Return the results of `trials`, in their order; each is reported as it comes.

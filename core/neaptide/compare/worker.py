@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,16 +44,32 @@ def serve(requests: TextIO, answers: TextIO) -> None:
             notes = "; ".join(getattr(error, "__notes__", ()))
             text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
             answer = {"error": " ".join(text.split()), "exit_code": 1}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        with suppress(BrokenPipeError):  # nobody is left to hear it: the result is kept
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
         if "stopped" in answer:
             return
+
+
+def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
+    """Have this process save and stop, as at a signal, once `parent` is gone; `look` in seconds.
+
+    Killed outright the comparison cannot tell, and a trial may take hours that nobody waits for.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(look)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def main() -> None:
     """Serve on stdin and stdout; what training code prints goes to stderr instead."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    stop_when_orphaned(os.getppid())
     # So that `my_module:factory` beside the config is found, as python -m finds it.
     sys.path.insert(0, str(Path.cwd()))
     serve(sys.stdin, answers)

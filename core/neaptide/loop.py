@@ -272,14 +272,16 @@ class Loop:
 
     def _jump(self, batch: Any) -> Jump | None:
         """Enter Predict, try one jump, and leave the schedule at what follows it."""
-        state = self.state
+        state, before = self.state, self.state.schedule
         self.enter(PREDICT)
         with self.run.spans.open(f"step {state.step + 1} predict", "step"):
             jump: Jump | None = self._predict_step(
                 batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
             )
         if jump is None or not jump.accepted:
-            state.schedule = state.schedule.declined()
+            # Forced within Warmup or Correct, a jump that was none cuts neither of them short.
+            cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase
+            state.schedule = before if cut else state.schedule.declined()
         else:
             state.predicted += jump.horizon
             state.jumps += 1

@@ -368,7 +368,7 @@ def test_a_forced_jump_without_a_predictor_is_an_ordinary_step() -> None:
     trainer, batches = tiny_trainer({"phases": CYCLE})
     with trainer:
         result = trainer.step(batches[0], phase="predict")
-    assert ("full", None, True) == (result.phase.name, result.jump, result.updated)
+    assert ("warmup", None, True) == (result.phase.name, result.jump, result.updated)
 
 
 def test_an_unknown_phase_is_refused_with_a_suggestion() -> None:

@@ -422,3 +422,21 @@ def test_only_a_forecast_that_lacks_confidence_keeps_a_jump_from_being_proposed(
     dynamics = stranger(plugin_with(forecast=forecasting), "dynamics", claims={"dynamics"})
     _, jumps = run([predictor(of_weight(-1e-3)), dynamics], phases=CYCLE)
     assert confidences == {jump.confidence for jump in jumps}
+
+
+@pytest.mark.parametrize("forced", [0, 1, 7])
+def test_a_forced_jump_that_is_refused_cuts_no_phase_short(forced: int) -> None:
+    usable = [True]
+
+    def delta(store: ParameterStore, span: Span) -> torch.Tensor:
+        return (of_weight(-1e-3) if usable[0] else infinite)(store, span)
+
+    trainer, batches = tiny_trainer({"phases": CYCLE}, [predictor(delta)])
+    phases = []
+    with trainer:
+        for number, batch in enumerate(batches[:9]):
+            usable[0] = number != forced
+            result = trainer.step(batch, phase="predict" if number == forced else None)
+            assert (number == 6) == result.was_predicted
+            phases.append(result.phase.name)
+    assert ["warmup"] * 2 + ["full"] * 4 + ["correct"] * 2 + ["full"] == phases

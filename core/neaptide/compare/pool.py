@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.errors import NeaptideError
+from neaptide.errors import NeaptideError, RunDirectoryError
 from neaptide.signals import Interrupted, StopRequest
 
 from .trials import Result, Trial, read_result
@@ -124,7 +124,7 @@ class Pool:
 
     def _start(self, needed: int) -> None:
         for _ in range(min(self._jobs, needed) - len(self._threads)):
-            with (self._root / "workers.log").open("a") as log:
+            with self._log() as log:
                 worker = subprocess.Popen(
                     [sys.executable, "-m", "neaptide.compare.worker"],
                     stdin=subprocess.PIPE,
@@ -140,6 +140,14 @@ class Pool:
             self._workers.append(worker)
             self._threads.append(thread)
             thread.start()
+
+    def _log(self) -> IO[str]:
+        path = self._root / "workers.log"
+        try:
+            return path.open("a", encoding="utf-8")
+        except OSError as error:
+            msg = f"cannot write {path}: {error.strerror}; give --out DIR"
+            raise RunDirectoryError(msg) from error
 
     def _feed(self, worker: subprocess.Popen[str]) -> None:
         assert worker.stdin is not None, "opened as a pipe"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from neaptide import assembly
@@ -28,12 +29,24 @@ if TYPE_CHECKING:
 def train(trial: Trial, directory: Path) -> Result:
     """Train `trial` in `directory`, going on where an interrupted run of it stands.
 
+    Where another comparison trains it at this moment, wait for that one's result.
     Raises Interrupted after a signal, with the training saved. A run that diverges, or ends with a
     validation loss that is not finite, has an infinite loss: that is a result.
     """
-    done = read_result(directory, trial)
-    if done is not None:
-        return done
+    with _alone(directory):
+        done = read_result(directory, trial)
+        return _afresh(trial, directory) if done is None else done
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".trial").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the process that holds it is gone
+        yield
+
+
+def _afresh(trial: Trial, directory: Path) -> Result:
     values = overlay(dict(trial.values), {"run": {"dir": str(directory)}})
     config = structure(values, installed_plugins().usable())
     try:

@@ -166,3 +166,20 @@ def test_stopped_it_goes_on(start: Any, neaptide: Any, folder: Path) -> None:
     assert 0 == again.code, again.err
     assert "(kept)" in again.err
     assert 5 == len(found(folder / "runs/tiny-compare")["runs"])
+
+
+def test_two_at_once_train_each_trial_once(start: Any, neaptide: Any, folder: Path) -> None:
+    slow = ("--set", "data.options.seconds=0.01", "--out", "both")
+    process = start(*QUICK, *slow)
+    here = neaptide(*QUICK, *slow)
+    _, errors = process.communicate(timeout=60)
+    assert (0, 0) == (here.code, process.returncode), here.err + errors
+    once = {path.parent.name for path in (folder / "both/trials").glob("*/result.json")}
+    assert 5 == len(once)
+
+
+def test_what_cannot_be_written_is_said(neaptide: Any, folder: Path) -> None:
+    (folder / "out/workers.log").mkdir(parents=True)
+    done = neaptide(*QUICK, "--out", "out")
+    assert 2 == done.code
+    assert "cannot write out/workers.log: Is a directory; give --out DIR" in done.err

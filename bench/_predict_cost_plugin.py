@@ -1,0 +1,47 @@
+"""A stranger's plugin for predict_cost.py: no jump gets past the guard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import Plugin, PluginSpec, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from neaptide import WeighedLoss
+
+
+@attrs.define(eq=False)
+class Refuse(Plugin[Any]):
+    """Makes each probe of a jump worse than the one before, so that all attempts are made."""
+
+    _probes: int = attrs.field(init=False, default=0)
+
+    @hookimpl
+    def around_predict(self) -> Callable[..., Any]:
+        """Begin to count."""
+
+        def begun(following: Callable[..., Any], **arguments: Any) -> Any:
+            self._probes = 0
+            return following(**arguments)
+
+        return begun
+
+    @hookimpl
+    def around_forward(self) -> Callable[..., Any]:
+        """Add 1 to the loss for each probe before."""
+
+        def raised(following: Callable[..., WeighedLoss], **arguments: Any) -> WeighedLoss:
+            loss = following(**arguments)
+            if arguments["moment"] != "probe":
+                return loss
+            self._probes += 1
+            return attrs.evolve(loss, value=loss.value + (self._probes - 1) * loss.count)
+
+        return raised
+
+
+REFUSE = PluginSpec(name="refuse", load="_predict_cost_plugin:Refuse", numerics="changes-training")

@@ -1,0 +1,149 @@
+"""What predicting adds to the time of training, beside not predicting, interleaved in one process.
+
+    python bench/predict_cost.py [--json PATH] [--updates N] [--block N]
+
+The task is predict/byte-gpt.toml, with the phases as they are by default. Every subject makes the
+same number of updates on the same batches, in alternating blocks whose order changes from round to
+round. Jumps are rare, so that a figure is the ratio of sums of CPU seconds over a whole run, with
+the 5th and 95th percentile of the same ratio over rounds drawn with replacement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from _predict_cost_plugin import REFUSE
+
+from neaptide import HybridTrainer
+from neaptide.assembly import build_data
+from neaptide.machine import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TASK = Path(__file__).parent / "predict" / "byte-gpt.toml"
+DRIFT: dict[str, Any] = {"predictor-drift": {}}
+SEARCH: dict[str, Any] = {"predictor-drift": {"search_batches": 2}}
+PLAIN = "no predictor"
+SUBJECTS: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    "drift, every jump refused": DRIFT,
+    "drift": DRIFT,
+    "drift, search_batches = 2": SEARCH,
+    "drift, delayed-verdict": {**DRIFT, "delayed-verdict": {}},
+    "drift, dynamics-linear": {**DRIFT, "dynamics-linear": {}},
+    "drift, all three": {**SEARCH, "delayed-verdict": {}, "dynamics-linear": {}},
+}
+DRAWS = 2000
+
+
+@attrs.define(eq=False)
+class Subject:
+    """A run, and what it took so far."""
+
+    trainer: HybridTrainer
+    seconds: list[float] = attrs.field(factory=list)
+    """CPU seconds by block."""
+    accepted: int = 0
+    refused: int = 0
+    in_jumps: float = 0.0
+    """Seconds of wall clock in Predict steps in which something was proposed."""
+
+    def train(self, batches: Sequence[Any]) -> None:
+        """Make one block of updates."""
+        began = time.process_time()
+        results = [self.trainer.step(batch) for batch in batches]
+        self.seconds.append(time.process_time() - began)
+        for jump in (result.jump for result in results):
+            if jump is not None:
+                self.accepted += jump.accepted
+                self.refused += not jump.accepted
+                self.in_jumps += jump.seconds
+
+
+def made(name: str, updates: int) -> Subject:
+    """Return a subject before its first update."""
+    config = tomllib.loads(TASK.read_text(encoding="utf-8"))
+    config["train"]["steps"] = updates
+    config["plugins"] = {**config["plugins"], **SUBJECTS[name]}
+    more = [REFUSE] if name == "drift, every jump refused" else []
+    return Subject(HybridTrainer.from_config(config, plugins=more))
+
+
+def ratio(subject: Sequence[float], plain: Sequence[float], rounds: Sequence[int]) -> float:
+    """Return the time of a subject by that of the plain run, over some rounds."""
+    return sum(subject[each] for each in rounds) / sum(plain[each] for each in rounds)
+
+
+def row(name: str, subject: Subject, plain: Subject) -> dict[str, Any]:
+    """Return what a subject adds, in percent, with its interval."""
+    count, drawn = len(plain.seconds), random.Random(0)  # noqa: S311 - a bootstrap, no secret
+    over = [
+        ratio(subject.seconds, plain.seconds, drawn.choices(range(count), k=count))
+        for _ in range(DRAWS)
+    ]
+    cuts = statistics.quantiles(over, n=20)
+    return {
+        "subject": name,
+        "added_percent": 100 * (ratio(subject.seconds, plain.seconds, range(count)) - 1),
+        "interval_percent": [100 * (cuts[0] - 1), 100 * (cuts[-1] - 1)],
+        "accepted": subject.accepted,
+        "refused": subject.refused,
+        "jumps_percent": 100 * subject.in_jumps / sum(plain.seconds),
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json")
+    parser.add_argument("--updates", type=int, default=1200)
+    parser.add_argument("--block", type=int, default=10)
+    options = parser.parse_args()
+    if options.updates < 2 * options.block:
+        parser.error(f"--updates must be two --block or more (got {options.updates})")
+    torch.set_num_threads(1)
+    subjects = {name: made(name, options.updates) for name in SUBJECTS}
+    plain = subjects[PLAIN]
+    data = build_data(plain.trainer.config, plain.trainer.hooks)
+    batches = list(itertools.islice(data.train, options.updates))
+    order, shuffle = list(subjects), random.Random(0)  # noqa: S311 - an order, no secret
+    for start in range(0, options.updates - options.block + 1, options.block):
+        shuffle.shuffle(order)
+        for name in order:
+            subjects[name].train(batches[start : start + options.block])
+    for subject in subjects.values():
+        subject.trainer.close()
+    rows = [row(name, each, plain) for name, each in subjects.items()]
+    print(
+        "| subject | added | interval | accepted | refused | in jumps |\n|---|---|---|---|---|---|"
+    )
+    for each in rows:
+        low, high = each["interval_percent"]
+        print(
+            f"| {each['subject']} | {each['added_percent']:+.1f} % | {low:+.1f} … {high:+.1f} % | "
+            f"{each['accepted']} | {each['refused']} | {each['jumps_percent']:.1f} % |"
+        )
+    if options.json:
+        figures = {
+            "machine": facts(),
+            "threads": 1,
+            "updates": options.updates,
+            "milliseconds_an_update": 1e3 * sum(plain.seconds) / options.updates,
+            "rows": rows,
+        }
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

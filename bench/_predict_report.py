@@ -93,7 +93,10 @@ def _cells(entry: Entry, side: str, values: Entry) -> list[list[str]]:
 def _worth(worth: Mapping[str, Any]) -> list[str]:
     if worth["low"] is None:
         return [f"{worth['mean']:.3f}", ""]
-    return [f"{worth['mean']:.3f}", f"{worth['low']:.3f}-{worth['high']:.3f}"]
+    low = f"{worth['low']:.3f}" if worth["low"] else f"<{worth['least']:.2f}"
+    # JSON has no infinity: it is a word there.
+    high = f">{worth['most']:.2f}" if float(worth["high"]) > worth["most"] else None
+    return [f"{worth['mean']:.3f}", f"{low}-{high or format(worth['high'], '.3f')}"]
 
 
 def _loss(mean: float | str, spread: float | None) -> str:

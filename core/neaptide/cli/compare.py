@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
     from neaptide.compare import Comparison, Result, Settings, Side, Trial
 
-_TUNING_SEED = 0
-
 
 def compare(
     *files: Path,
     preset: Preset = None,
     set_: Sets = None,
     seeds: Annotated[str, Parameter(help="Reported seeds, comma-separated.")] = "10,11,12",
+    tuning_seeds: Annotated[
+        str, Parameter(help="Seeds that both sides are tuned on; several choose with less luck.")
+    ] = "0",
     baseline: Annotated[
         Literal["tuned", "as-is"],
         Parameter(help="`as-is`: sweep nothing; the baseline may then not be called tuned."),
@@ -74,7 +75,12 @@ def compare(
         configured(loaded(files, preset, set_).config)[0],
         configured(loaded((against,), None, None).config)[0] if against else None,
     )
-    settings = comparing.Settings(seeds=_seeds(seeds), sweeps=baseline == "tuned")
+    settings = comparing.Settings(
+        seeds=_seeds(seeds, "--seeds"),
+        tuning_seeds=_seeds(tuning_seeds, "--tuning-seeds"),
+        sweeps=baseline == "tuned",
+    )
+    _check_apart(settings)
     root = out or Path("runs") / f"{name}-compare"
     found = comparing.findings(_compared(sides, settings, _prepared(root), jobs, quiet=quiet))
     found["command"] = " ".join(["neaptide", *sys.argv[1:]])
@@ -135,23 +141,27 @@ def _trains_on_cpu(device: str) -> bool:
     return not torch.cuda.is_available()
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def _seeds(text: str, where: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
-        msg = f"expected comma-separated seeds, such as 10,11,12 (got {text!r}) @ --seeds"
+        msg = f"expected comma-separated seeds, such as 10,11,12 (got {text!r}) @ {where}"
         raise ConfigError(msg)
     seeds = tuple(int(part) for part in parts)
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
-        msg = f"each seed may be given once (got {repeated[0]} twice) @ --seeds"
-        raise ConfigError(msg)
-    if _TUNING_SEED in seeds:
-        msg = (
-            f"seed {_TUNING_SEED} is what both sides are tuned on, and cannot be reported as well; "
-            f"give others @ --seeds"
-        )
+        msg = f"each seed may be given once (got {repeated[0]} twice) @ {where}"
         raise ConfigError(msg)
     return seeds
+
+
+def _check_apart(settings: Settings) -> None:
+    both = sorted(set(settings.seeds) & set(settings.tuning_seeds))
+    if settings.sweeps and both:
+        msg = (
+            f"seed {both[0]} is what both sides are tuned on, and cannot be reported as well; give "
+            f"others @ --seeds"
+        )
+        raise ConfigError(msg)
 
 
 def _prepared(root: Path) -> Path:

@@ -81,6 +81,8 @@ def compare(
         sweeps=baseline == "tuned",
     )
     _check_apart(settings)
+    # So that `my_module:factory` beside the config is found, as python -m finds it.
+    sys.path.insert(0, str(Path.cwd()))
     root = out or Path("runs") / f"{name}-compare"
     found = comparing.findings(_compared(sides, settings, _prepared(root), jobs, quiet=quiet))
     found["command"] = " ".join(["neaptide", *sys.argv[1:]])

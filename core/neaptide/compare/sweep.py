@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ _FACTOR = 2.0  # between two rates of the first grid
 _EDGES = 5  # times a best rate at the edge of the grid lets it grow
 _SWEPT = "sweep"
 """In a model option's metadata: the factors by which to multiply its value."""
+INIT_ARGUMENT = "init_scale"
+"""A factory of a model that takes it is swept at these factors of its default."""
+INIT_FACTORS = (0.5, 2.0)
 
 
 @attrs.frozen
@@ -88,10 +92,13 @@ def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
-    """Return the model's options whose manifest asks for a sweep: name, value now, factors."""
+    """Return the model's options to sweep: name, value now, factors.
+
+    Those for which the manifest asks, or a factory's own argument `init_scale`.
+    """
     scheme, name = split_name(values["model"]["name"])
     if not scheme:
-        return []
+        return _of_factory(values["model"])
     spec = installed_plugins().for_scheme(f"model:{scheme}", "model.name")
     options = spec.options.get(f"model:{name}")
     if options is None:
@@ -102,6 +109,16 @@ def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[floa
         for field in attrs.fields(options)
         if _SWEPT in field.metadata
     ]
+
+
+def _of_factory(model: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
+    # Imports the user's code, and with it most likely torch.
+    from neaptide.defaults import import_factory  # noqa: PLC0415
+
+    factory = import_factory(model["name"], model["options"], "model.name")
+    taken = inspect.signature(factory).parameters.get(INIT_ARGUMENT)
+    now = model["options"].get(INIT_ARGUMENT, taken.default if taken else None)
+    return [(INIT_ARGUMENT, now, INIT_FACTORS)] if isinstance(now, int | float) else []
 
 
 def _rate(values: Mapping[str, Any], changes: Changes, measured: Ask) -> Changes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +14,7 @@ from neaptide.compare.sweep import DECAY, INIT, LEARNING_RATE, WARMUP, alternati
 from neaptide.config.tables import overlay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 VALUES: dict[str, Any] = {
     "model": {"name": "builtin:mlp", "options": {"width": 8}},
@@ -86,8 +88,27 @@ def test_the_rate_is_tuned_again_where_another_knob_changed() -> None:
     assert {"optimizer": {"lr": 5e-4}, "schedule": {"name": "cosine"}} == found.changes
 
 
-def test_a_knob_without_a_say_is_not_swept() -> None:
-    values = {**VALUES, "model": {"name": "my_module:factory", "options": {}}}
+@pytest.fixture
+def factories() -> Iterator[str]:
+    """Return the name of a module with a user's own factories."""
+    module = ModuleType("users_own_models")
+    module.__dict__.update(plain=lambda width=4: width, scaled=lambda init_scale=0.5: init_scale)
+    sys.modules[module.__name__] = module
+    yield module.__name__
+    del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize(("given", "tried"), [({}, [0.25, 1.0]), ({"init_scale": 2}, [1.0, 4.0])])
+def test_a_factory_that_takes_a_scale_of_its_initialisation_is_swept(
+    factories: str, given: dict[str, Any], tried: list[float]
+) -> None:
+    values = {**VALUES, "model": {"name": f"{factories}:scaled", "options": given}}
+    options = [{"model": {"options": {"init_scale": scale}}} for scale in tried]
+    assert options == alternatives(INIT, values)
+
+
+def test_a_knob_without_a_say_is_not_swept(factories: str) -> None:
+    values = {**VALUES, "model": {"name": f"{factories}:plain", "options": {}}}
     assert [] == alternatives(INIT, values)
     assert (LEARNING_RATE,) == tune(values, [LEARNING_RATE, INIT], Asked(far_from(1e-3))).swept
 

@@ -22,9 +22,9 @@ def test_the_matrices_are_scaled_and_the_rest_is_as_it_was(name: str) -> None:
     build: Any
     build, options, small = MODELS[name]
     torch.manual_seed(0)
-    plain = build(options(**small)).state_dict()
+    plain = dict(build(options(**small)).named_parameters())
     torch.manual_seed(0)
-    doubled = build(options(**small, init_scale=2.0)).state_dict()
+    doubled = dict(build(options(**small, init_scale=2.0)).named_parameters())
     for key, weight in plain.items():
         factor = 2.0 if weight.ndim > 1 else 1.0
         torch.testing.assert_close(doubled[key], weight * factor, rtol=1e-6, atol=0.0)

@@ -119,7 +119,7 @@ ASKS: dict[str, Any] = {
     "reads the state": lambda store: [t.sum() for t in nested_tensors(dict(store.optimizer.state))],
     "asks for state_dict": lambda store: store.optimizer.state_dict(),
     "loads it": lambda store: store.load_optimizer_state_dict(store.optimizer_state_dict()),
-    "takes a snapshot": lambda store: store.restore(store.snapshot(optimizer=True)),
+    "takes a snapshot": lambda store: store.snapshot(optimizer=True),
     "halves moments": lambda store: [
         state["exp_avg"].mul_(0.5) for state in store.optimizer.state.values()
     ],

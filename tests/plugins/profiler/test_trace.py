@@ -94,6 +94,7 @@ def test_steps_phases_hooks_and_plugins_are_named_and_nest(tmp_path: Path) -> No
         "around_backward",
         "around_optimizer_step",
         "around_predict",
+        "around_propose",
     } == set(names(spans, "core"))
     assert {"ema: around_train_step"} <= set(names(spans, "ema"))
     assert "gradient-accumulation: plan_micro_batches" in names(spans, "gradient-accumulation")

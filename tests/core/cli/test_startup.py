@@ -84,7 +84,7 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
             ("rum",),
             (
                 'Unknown command "rum". Did you mean "run"? '
-                "Available commands: run, report, compare, config, plugins, presets, kernels, ckpt, doctor"
+                "Available commands: run, report, compare, config, plugins, presets, kernels, ckpt"
             ),
         ),
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),

@@ -103,7 +103,7 @@ def test_steps_phases_hooks_and_plugins_are_named_and_nest(tmp_path: Path) -> No
     assert 4 == names(spans, "profiler").count("profiler: after_step")
     assert all(span["dur"] > 0 and span["ts"] >= 0 for span in spans)
     assert_nested(spans)
-    assert {"step 7 predict", "around_predict"} == parents(
+    assert {"step 7 predict", "around_predict", "around_propose"} == parents(
         spans, "steady-predictor: propose_update"
     )
     assert {"step 7 correct", "step 8 correct", "around_train_step"} <= parents(

@@ -2,7 +2,7 @@
 
     python bench/predict.py                                  # everything reported: hours
     python bench/predict.py --ideas drift --tasks photo      # one of them
-    python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --as-is   # a look
+    python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --whole   # a look
 
 An idea is a candidate laid over a task, and what it is compared with. Tasks and ideas are the
 files of bench/predict/. Trials are kept below --out and made once; stopped, the same command goes
@@ -132,7 +132,8 @@ def _report(trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 -
 def _command(idea: str, task: str, given: Any) -> str:
     """Return what measures this one again."""
     words = ["python bench/predict.py", "--ideas", idea, "--tasks", task, "--seeds", given.seeds]
-    words += ["--as-is"] * given.as_is + [f"--set {setting}" for setting in given.set]
+    words += ["--as-is"] * given.as_is + ["--whole"] * given.whole
+    words += [f"--set {setting}" for setting in given.set]
     return " ".join(words)
 
 
@@ -156,7 +157,10 @@ def main() -> None:
     parser.add_argument("--ideas", default=",".join(IDEAS))
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--as-is", action="store_true", help="a look: sweep nothing, one budget")
+    parser.add_argument("--as-is", action="store_true", help="sweep nothing")
+    parser.add_argument(
+        "--whole", action="store_true", help="candidates at their whole budget only"
+    )
     parser.add_argument("--set", action="append", default=[], help="a setting laid over all")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--threads", type=int, default=1, help="of each trial")
@@ -171,9 +175,9 @@ def main() -> None:
         filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
     )
     seeds = tuple(map(int, given.seeds.split(",")))
-    settings = Settings(seeds=seeds)
-    if given.as_is:
-        settings = attrs.evolve(settings, sweeps=False, candidate_budgets=(1.0,))
+    settings = Settings(seeds=seeds, sweeps=not given.as_is)
+    if given.whole:
+        settings = attrs.evolve(settings, candidate_budgets=(1.0,))
     for name in given.ideas.split(","):
         for task in given.tasks.split(","):
             found = measured(task, IDEAS[name], settings, given)

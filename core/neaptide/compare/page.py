@@ -78,5 +78,6 @@ def _drawn(found: Mapping[str, Any], key: str, heading: str) -> str:
         return ""
     x = axis(min(across), max(across), kind="seconds" if key == "seconds" else "")
     y = axis(min(down), max(down))
-    drawing = chart(heading, series, x=x, y=y, height=300)
+    unit = x.unit if key == "seconds" else key
+    drawing = chart(heading, series, x=x, y=y, height=300, unit=unit)
     return figure_of(heading, drawing, legend(series))

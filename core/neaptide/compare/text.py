@@ -38,6 +38,12 @@ def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
             figures = at[kind]
             if figures is None:
                 continue
+            # What the baseline's other budgets are worth is their own budgets.
+            worth = (
+                ("-",) * 4
+                if name == BASELINE
+                else (*_worth(figures["multiplier"]), *_worth(figures["time_multiplier"]))
+            )
             jumps = f"{at['jumps']} ({at['refused']} refused)" if side["predicts"] else "-"
             lines.append(
                 (
@@ -45,8 +51,7 @@ def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
                     f"{at['passes']:g}",
                     number(figures["mean_loss"]),
                     number(figures["spread"]),
-                    *_worth(figures["multiplier"]),
-                    *_worth(figures["time_multiplier"]),
+                    *worth,
                     jumps,
                     duration(at["seconds"]),
                 )

@@ -158,6 +158,7 @@ def chart(
     bands: Sequence[tuple[str, int, int, int]] = (),
     unusual: Sequence[int] = (),
     describe: str = "",
+    unit: str = "step",
 ) -> str:
     """Return one chart as an `svg` element.
 
@@ -170,6 +171,7 @@ def chart(
         bands: stretches of the x axis as (label, first, last, colour), tinted behind all else.
         unusual: steps to mark on the upper edge, because their value is not finite.
         describe: a longer description for who cannot see it.
+        unit: of the x axis, one short word.
     """
 
     def across(step: float) -> str:
@@ -190,6 +192,7 @@ def chart(
             f'width="{wide:.2f}%" height="{height}"><title>{escape(text)}</title></rect>'
         )
     parts += _grid(x, y, across, down, height)
+    parts.append(f'<text class="y" x="-8" y="{height + 14}">{escape(unit)}</text>')
     parts.append(
         f'<svg width="100%" height="{height}" viewBox="0 0 {WIDE} {height}" '
         f'preserveAspectRatio="none">'
@@ -224,7 +227,6 @@ def _grid(
         at = across(tick)
         parts.append(f'<line class="tick" x1="{at}" x2="{at}" y1="{height}" y2="{height + 5}"/>')
         parts.append(f'<text class="x" x="{at}" y="{height + 18}">{escape(label)}</text>')
-    parts.append(f'<text class="y" x="-8" y="{height + 14}">step</text>')
     parts.append(f'<line class="base" x1="0" x2="100%" y1="{height}" y2="{height}"/>')
     return parts
 

@@ -162,7 +162,7 @@ def main() -> None:
         "--whole", action="store_true", help="candidates at their whole budget only"
     )
     parser.add_argument("--set", action="append", default=[], help="a setting laid over all")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=int, default=max(1, int(machine.processor().usable or 1)))
     parser.add_argument("--threads", type=int, default=1, help="of each trial")
     parser.add_argument("--out", type=Path, default=Path("runs/predict"))
     parser.add_argument("--json", type=Path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import os
 import re
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from neaptide import machine
 from neaptide.enabling import configured
 from neaptide.errors import ConfigError, RunDirectoryError
 from neaptide.jsonable import jsonable
@@ -101,8 +101,7 @@ def _compared(
 ) -> Comparison:
     from neaptide import compare as comparing  # noqa: PLC0415 - see above
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = cores or 1
+    cores = max(1, int(machine.processor().usable or 1))
     on_cpu = all(_trains_on_cpu(side.values["train"]["device"]) for side in sides)
     many = jobs or (cores if on_cpu else 1)
     threads = max(1, cores // many)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POWERS = (4.0, 8.0)
 """Of the two curves, which look back over about a fifth and a ninth of the run."""
-TOGETHER = 8
+TOGETHER = 32
 """Samples encoded in one call: it costs little more than for one."""
 
 

@@ -11,6 +11,7 @@ from support import CYCLE, digest_after, same_tensors, tensors_of, tiny_trainer
 from neaptide import ConfigError
 from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.dynamics_linear import SPEC
+from neaptide_plugins.dynamics_linear.forecaster import TOGETHER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +97,7 @@ def test_enabled_late_it_starts_with_what_the_history_has(tmp_path: Path) -> Non
     trainer, _ = tiny_trainer({"plugins": {SPEC.name: QUICK}})
     with trainer:
         trainer.load(tmp_path / "saved", allow_changes=True)
-        for batch in batches[8:]:
+        for batch in (batches[8:] * 6)[: 2 * TOGETHER]:
             trainer.step(batch)
         metrics = trainer.hooks.plugins[SPEC.name].collect_metrics()
     assert {"skill_2", "skill_4", "consulted_2", "consulted_4"} == metrics.keys()

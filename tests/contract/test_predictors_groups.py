@@ -1,4 +1,4 @@
-"""Predictors beside an adapter: few trainable weights, several parameter groups, the rest frozen."""
+"""Predictors beside an adapter: few trainable weights in several groups, the rest frozen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 40
 
 
 class Adapted(nn.Module):
-    """A frozen matrix with a trainable product of two thin ones beside it (LoRA, arXiv 2106.09685)."""
+    """A frozen matrix, and a trainable product of two thin ones (LoRA, arXiv 2106.09685)."""
 
     def __init__(self, width: int = 12, rank: int = 2) -> None:
         super().__init__()

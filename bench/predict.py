@@ -59,12 +59,14 @@ JUMPS = (
     "momentum",
     "dmd",
 )
+BASE = ("adamw", "pace")
+"""What a jump on AdamW is compared with, so that the same trials serve all."""
 IDEAS = {
     **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
     **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},
-    "ademamix": Idea(("ademamix",), against=("adamw",)),
-    "constant": Idea(("adamw", "constant"), against=("adamw",)),
-    "stack": Idea(("muon", "pace", "drift"), against=("adamw",)),
+    "ademamix": Idea(("ademamix", "pace"), against=BASE),
+    "constant": Idea(("adamw", "pace", "constant"), against=BASE),
+    "stack": Idea(("muon", "pace", "drift"), against=BASE),
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.config.tables import at, leaves, overlay
+from neaptide.config.tables import at, leaves, nested, overlay
 
 from .multipliers import multiplier_of
 from .sides import BASELINE, CANDIDATE
@@ -17,6 +17,8 @@ from .trials import Result, trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from neaptide.config.values import KeyPath
 
     from .sides import Side
     from .trials import Trial
@@ -77,7 +79,7 @@ def compare(sides: Sequence[Side], settings: Settings, train: Train) -> Comparis
     for side in sides:
         start = side.values
         if settings.sweeps:
-            start = _with_common(start, tuned.get(BASELINE))
+            start = _with_common(start, sides[0].values, tuned.get(BASELINE))
             found = _tuned(side, start, settings, train)
             tuned[side.name] = found
             start = _laid(start, found.changes)
@@ -108,14 +110,27 @@ def _tuned(side: Side, values: Mapping[str, Any], settings: Settings, train: Tra
     return tune(values, knobs, ask)
 
 
-def _with_common(values: Mapping[str, Any], baseline: Tuned | None) -> Mapping[str, Any]:
-    """Lay the baseline's initialisation, warmup and decay over another side's configuration."""
+def _with_common(
+    values: Mapping[str, Any], plain: Mapping[str, Any], baseline: Tuned | None
+) -> Mapping[str, Any]:
+    """Lay over a side what was tuned of the baseline but its optimizer.
+
+    What the side sets otherwise than the baseline, as configured in `plain`, stays: it is what is
+    compared.
+    """
     if baseline is None:
         return values
-    common = {
-        section: table for section, table in baseline.changes.items() if section != "optimizer"
-    }
-    return _laid(values, common)
+    for path in leaves(baseline.changes):
+        if path[0] != "optimizer" and _found(values, path) == _found(plain, path):
+            values = _laid(values, nested(path, at(baseline.changes, path)))
+    return values
+
+
+def _found(values: Mapping[str, Any], path: KeyPath) -> Any:
+    try:
+        return at(values, path)
+    except KeyError:
+        return None
 
 
 def _laid(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

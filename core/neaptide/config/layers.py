@@ -10,7 +10,7 @@ import attrs
 
 from neaptide.config import presets, toml
 from neaptide.config.formats import by_suffix, read_text
-from neaptide.config.tables import leaves, overlay
+from neaptide.config.tables import leaves, nested, overlay
 from neaptide.config.values import TOO_DEEP, dotted, shown, too_deep
 from neaptide.errors import ConfigError
 
@@ -94,7 +94,7 @@ def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[La
         if keys[0] == "plugins" and len(keys) > 1:
             keys[1] = by_variable.get(keys[1], keys[1])
         layers.append(
-            Layer(_printable(variable), _nested(keys, toml.parse_value(environ[variable])))
+            Layer(_printable(variable), nested(keys, toml.parse_value(environ[variable])))
         )
     if problems:
         raise ConfigError(*problems)
@@ -140,11 +140,4 @@ def _setting(text: str) -> dict[str, Any]:
         msg = f"expected a key such as train.steps (got {shown(key)}) @ --set"
         raise ConfigError(msg) from error
     (path,) = leaves(table)
-    return _nested([str(part) for part in path], toml.parse_value(value))
-
-
-def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
-    for key in reversed(keys):
-        value = {key: value}
-    nested: dict[str, Any] = value
-    return nested
+    return nested([str(part) for part in path], toml.parse_value(value))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from neaptide.config.values import KeyPath
 
@@ -39,3 +39,11 @@ def at(table: Mapping[str, Any], path: KeyPath) -> Any:
     for key in path:
         value = value[key]
     return value
+
+
+def nested(keys: Sequence[str | int], value: Any) -> dict[str, Any]:
+    """Return the table that has `value` at a path and nothing else."""
+    for key in reversed(keys):
+        value = {key: value}
+    table: dict[str, Any] = value
+    return table

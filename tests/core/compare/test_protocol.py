@@ -1,0 +1,56 @@
+"""What a comparison trains with what settings; the training itself is a known function here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neaptide.compare import Result, Settings, Side, compare
+from neaptide.config import unstructure
+from neaptide.config.tables import overlay
+from neaptide.enabling import configured
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from neaptide.compare import Trial
+
+TASK = {
+    "model": {"name": "builtin:mlp"},
+    "data": {"name": "builtin:digits"},
+    "train": {"steps": 1000},
+    "schedule": {"name": "linear", "warmup_steps": 50},
+}
+
+
+def cosine_is_better(trials: Sequence[Trial]) -> list[Result]:
+    """Return losses by which the cosine and twice the rate and the warmup are best."""
+    results = []
+    for trial in trials:
+        schedule, steps = trial.values["schedule"], trial.values["train"]["steps"]
+        loss = 1.0 - 0.1 * (schedule["name"] == "cosine") - 0.05 * (steps / 1000)
+        loss += abs(trial.values["optimizer"]["lr"] - 2e-3) + abs(
+            schedule["warmup_steps"] / steps - 0.1
+        )
+        results.append(Result(loss, None, steps, 1.0, 0, 0, 0, 0.0, ""))
+    return results
+
+
+def chosen(**candidate: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the schedules of both sides after the tuning."""
+    plain = unstructure(configured({**TASK, "optimizer": {"lr": 1e-3}})[0])
+    sides = (Side("baseline", plain), Side("candidate", overlay(plain, candidate)))
+    found = compare(sides, Settings(seeds=(1,)), cosine_is_better)
+    return tuple(dict(side.values["schedule"]) for side in found.sides)  # type: ignore[return-value]
+
+
+def test_what_the_baselines_tuning_chose_is_common() -> None:
+    baseline, candidate = chosen()
+    assert baseline == candidate
+    assert "cosine" == baseline["name"]
+    assert 50 != baseline["warmup_steps"]
+
+
+def test_what_a_side_sets_otherwise_is_what_is_compared() -> None:
+    baseline, candidate = chosen(schedule={"name": "constant"})
+    assert ("cosine", "constant") == (baseline["name"], candidate["name"])
+    assert baseline["warmup_steps"] == candidate["warmup_steps"]

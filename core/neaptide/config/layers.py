@@ -15,7 +15,7 @@ from neaptide.config.values import TOO_DEEP, dotted, shown, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from neaptide.config.values import KeyPath
 

@@ -111,7 +111,7 @@ def _prepared(config: RunConfig) -> dict[str, Any]:
         if averaging:
             full, _ = configured(full, averaging[:1])
     quiet = {"run": {"dir": None, "progress": "quiet"}, "eval": {"every": 0}}
-    return overlay(unstructure(full), quiet)
+    return _checked(overlay(unstructure(full), quiet))
 
 
 def averaging_plugins() -> list[str]:

@@ -81,3 +81,9 @@ def test_what_is_left_is_a_whole_configuration() -> None:
     values = sides_of(config(DRIFT), None)[1].values
     once = without_prediction(values)
     assert once == without_prediction(once)
+
+
+def test_the_same_configuration_is_the_same_side_however_it_came_about() -> None:
+    derived, _ = sides_of(config(DRIFT), None)
+    given, _ = sides_of(config(DRIFT), config(PLAIN))
+    assert derived.values == given.values

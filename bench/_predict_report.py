@@ -36,17 +36,21 @@ def _of(comparisons: Sequence[Entry], name: str, idea: str) -> Entry | None:
     held = [
         entry
         for entry in comparisons
-        if (entry["name"], entry["idea"]) == (name, idea) and entry["baseline_is_tuned"]
+        if (entry["name"], entry["idea"]) == (name, idea)
+        and entry["baseline_is_tuned"]
+        and "--set" not in entry["command"]
     ]
     return max(held, key=lambda entry: len(entry["seeds"]), default=None)
 
 
 def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
-    worth = None if entry is None else entry["worth"].get("candidate")
-    if entry is None or worth is None:
+    if entry is None:
         return {f"{kind}_multiplier_mean": None}
+    worth = entry["worth"]["candidate"]
+    outside = worth["multiplier"]["outside"]
     return {
-        f"{kind}_multiplier_mean": worth["multiplier"]["mean"],
+        f"{kind}_multiplier_mean": None if outside else worth["multiplier"]["mean"],
+        f"{kind}_outside": outside,
         f"{kind}_multiplier_interval": [worth["multiplier"]["low"], worth["multiplier"]["high"]],
         f"{kind}_multiplier_per_seed": worth["multiplier"]["per_seed"],
         f"{kind}_time_multiplier_mean": worth["time_multiplier"]["mean"],
@@ -77,20 +81,21 @@ def markdown(comparisons: Sequence[Entry]) -> str:
 
 
 def _cells(entry: Entry, side: str, values: Entry) -> list[list[str]]:
-    worth = entry["worth"].get(side)
-    at = max(values["budgets"], key=lambda at: at["fraction"] <= 1.0 and at["fraction"])
-    kind = at["averaged"] or at["plain"]
+    worth = entry["worth"][side]
+    at = next(at for at in values["budgets"] if at["fraction"] == worth["fraction"])
+    kind = at[entry["worth"]["candidate" if side == "baseline" else side]["evaluation"]]
     shown = [f"{entry['idea']}", entry["name"], _span(entry["seeds"]), side]
     shown.append(_loss(kind["mean_loss"], kind["spread"]))
     if side == "baseline":
         return [[*shown, "1", "", "1", "", ""]]
     jumps = f"{at['jumps']} ({at['refused']})"
-    if worth is None:
-        return [[*shown, "outside", "", "", "", jumps]]
     return [[*shown, *_worth(worth["multiplier"]), *_worth(worth["time_multiplier"]), jumps]]
 
 
 def _worth(worth: Mapping[str, Any]) -> list[str]:
+    if worth["outside"] is not None:
+        ends = {"below": f"<{worth['least']:.2f}", "above": f">{worth['most']:.2f}"}
+        return [ends.get(worth["outside"], worth["outside"]), ""]
     if worth["low"] is None:
         return [f"{worth['mean']:.3f}", ""]
     low = f"{worth['low']:.3f}" if worth["low"] else f"<{worth['least']:.2f}"

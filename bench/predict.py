@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -103,10 +104,7 @@ def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str
         "baseline_is_tuned": found["baseline_is_tuned"],
         "command": command,
         "files": files,
-        "worth": {
-            side: None if (best := headline(values)) is None else _worth(best)
-            for side, values in found["sides"].items()
-        },
+        "worth": {side: _worth(headline(values)) for side, values in found["sides"].items()},
         "levels": found["levels"],
         "sides": {
             side: {key: values[key] for key in ("swept", "chosen", "budgets")}
@@ -118,6 +116,7 @@ def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str
 def _worth(best: Any) -> dict[str, Any]:
     return {
         "fraction": best["at"]["fraction"],
+        "evaluation": best["kind"],
         "multiplier": best["multiplier"],
         "time_multiplier": best["time_multiplier"],
     }
@@ -135,7 +134,7 @@ def _command(idea: str, task: str, given: Any) -> str:
     """Return what measures this one again."""
     words = ["python bench/predict.py", "--ideas", idea, "--tasks", task, "--seeds", given.seeds]
     words += ["--as-is"] * given.as_is + ["--whole"] * given.whole
-    words += [f"--set {setting}" for setting in given.set]
+    words += [f"--set {shlex.quote(setting)}" for setting in given.set]
     return " ".join(words)
 
 
@@ -173,6 +172,10 @@ def main() -> None:
     if given.table:
         print(markdown(_kept(given.json)))
         return
+    for flag, named, known in (("ideas", given.ideas, IDEAS), ("tasks", given.tasks, TASKS)):
+        unknown = sorted(set(named.split(",")) - set(known))
+        if unknown:
+            parser.error(f"--{flag}: {unknown[0]!r} is none of {', '.join(known)}")
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
     )
@@ -186,12 +189,7 @@ def main() -> None:
             print(f"\n== {name} on {task}\n\n{summary(found)}", flush=True)
             made = entry(task, name, found, _command(name, task, given))
             if given.json is not None:
-                same = (made["name"], made["idea"], made["seeds"])
-                others = [
-                    old
-                    for old in _kept(given.json)
-                    if (old["name"], old["idea"], old["seeds"]) != same
-                ]
+                others = [old for old in _kept(given.json) if old["command"] != made["command"]]
                 entries = sorted([*others, made], key=_place)
                 document = {
                     "machine": machine.facts(),

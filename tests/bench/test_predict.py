@@ -45,7 +45,13 @@ def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
     path = tmp_path / "predict.json"
     known = {
         "comparisons": [
-            {"name": "photo", "idea": "other", "seeds": [1], "baseline_is_tuned": False}
+            {
+                "name": "photo",
+                "idea": "other",
+                "seeds": [1],
+                "baseline_is_tuned": False,
+                "command": "another",
+            }
         ]
     }
     path.write_text(json.dumps(known), encoding="utf-8")
@@ -68,3 +74,10 @@ def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
     table = run("--json", path, "--table")
     assert 0 == table.returncode, table.stderr
     assert "| drift | photo | 7-8 | candidate |" in table.stdout
+
+
+def test_a_name_that_is_none_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    done = run("--ideas", "drift,drifts", "--out", tmp_path / "out")
+    assert 2 == done.returncode
+    assert "--ideas: 'drifts' is none of drift, far," in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -127,3 +127,30 @@ def test_losses_that_are_not_finite_are_not_gone_to() -> None:
             else:
                 result = trainer.step(batch)
                 assert result.jump is None
+
+
+def test_a_pace_shortens_what_was_found_and_never_lengthens_it() -> None:
+    def first(scale: float) -> float:
+        @hookimpl
+        def on_run_start(self: Any, run: Any) -> None:
+            run.stash.set(PACE, Pace(scale=scale))
+
+        paced = stranger(plugin_with(on_run_start=on_run_start))
+        jumps, _ = trained(paced, predict={"max_horizon": 40})
+        return float(jumps[0].norm)
+
+    assert first(0.5) < first(1.0) == first(2.0)
+
+
+def test_the_weights_a_search_sets_aside_are_in_the_ledger() -> None:
+    def aside(phase: str, **settings: Any) -> int:
+        trainer, batches = trainer_of(**settings)
+        with trainer:
+            trainer.step(batches[0])
+            ledger = trainer.estimate_memory(phase)
+            return int(ledger.total(owner="predictor-drift", kind="snapshot", tier="host"))
+
+    model = trainer_of()[0].model
+    weights = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    assert [weights, weights, 0] == [aside(phase) for phase in ("full", "correct", "predict")]
+    assert 0 == aside("full", search_batches=0)

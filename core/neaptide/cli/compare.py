@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import re
+import shlex
 import sys
 import time
 from contextlib import ExitStack
@@ -46,7 +48,8 @@ def compare(
         Parameter(help="The other side, instead of CONFIG without its predictor."),
     ] = None,
     out: Annotated[
-        Path | None, Parameter(help="Where trials and findings go; else runs/NAME-compare.")
+        Path | None,
+        Parameter(help="Where trials and findings go; else runs/NAMES-compare, after the files."),
     ] = None,
     jobs: Annotated[
         int, Parameter(help="Trials trained at once; 0: one a core, one in all on a GPU.")
@@ -70,7 +73,7 @@ def compare(
     if jobs < 0:
         msg = f"trials at once must be 0 or more (got {jobs}) @ --jobs"
         raise ConfigError(msg)
-    name = (files[0].stem.lstrip(".") or "run") if files else preset or "run"
+    name = _name_of(files, preset, against)
     sides = comparing.sides_of(
         configured(loaded(files, preset, set_).config)[0],
         configured(loaded((against,), None, None).config)[0] if against else None,
@@ -84,8 +87,12 @@ def compare(
     # So that `my_module:factory` beside the config is found, as python -m finds it.
     sys.path.insert(0, str(Path.cwd()))
     root = out or Path("runs") / f"{name}-compare"
-    found = comparing.findings(_compared(sides, settings, _prepared(root), jobs, quiet=quiet))
-    found["command"] = " ".join(["neaptide", *sys.argv[1:]])
+    many, threads = _shares(sides, jobs)
+    found = comparing.findings(
+        _compared(sides, settings, _prepared(root), many, threads, quiet=quiet)
+    )
+    found["command"] = shlex.join(["neaptide", *sys.argv[1:]])
+    found |= {"machine": machine.facts(), "jobs": many, "threads": threads}
     document = json_module.dumps(jsonable(found), indent=1)
     _write(root / "compare.json", document)
     _write(root / "compare.html", comparing.comparison_page(found, f"Comparison of {name}"))
@@ -97,19 +104,37 @@ def compare(
 
 
 def _compared(
-    sides: Sequence[Side], settings: Settings, root: Path, jobs: int, *, quiet: bool
+    sides: Sequence[Side],
+    settings: Settings,
+    root: Path,
+    jobs: int,
+    threads: int,
+    *,
+    quiet: bool,
 ) -> Comparison:
     from neaptide import compare as comparing  # noqa: PLC0415 - see above
 
-    cores = max(1, int(machine.processor().usable or 1))
-    on_cpu = all(_trains_on_cpu(side.values["train"]["device"]) for side in sides)
-    many = jobs or (cores if on_cpu else 1)
-    threads = max(1, cores // many)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
         report = _silent if quiet else _Progress()
-        pool = stack.enter_context(comparing.Pool(root, many, threads, report, stop))
+        pool = stack.enter_context(comparing.Pool(root, jobs, threads, report, stop))
         return comparing.compare(sides, settings, pool.train)
+
+
+def _shares(sides: Sequence[Side], jobs: int) -> tuple[int, int]:
+    """Return how many trials are trained at once, and each one's threads."""
+    cores = max(1, int(machine.processor().usable or 1))
+    on_cpu = all(_trains_on_cpu(side.values["train"]["device"]) for side in sides)
+    many = jobs or (cores if on_cpu else 1)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    most = int(wanted) if wanted.isdecimal() and int(wanted) else cores
+    return many, max(1, min(most, cores // many))
+
+
+def _name_of(files: Sequence[Path], preset: str | None, against: Path | None) -> str:
+    """Return a name from all files, so that findings of others are not written over."""
+    stems = [file.stem.lstrip(".") or "run" for file in files] or [preset or "run"]
+    return "-".join(stems) + (f"-against-{against.stem.lstrip('.')}" if against else "")
 
 
 class _Progress:

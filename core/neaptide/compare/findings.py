@@ -115,7 +115,8 @@ def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
     if name == BASELINE:
         return 1.0
     mine = _seconds_a_pass(found.of(name, fraction))
-    return _seconds_a_pass(found.of(BASELINE, 1.0)) / mine if mine else math.nan
+    theirs = found.of(BASELINE, fraction) or found.of(BASELINE, 1.0)
+    return _seconds_a_pass(theirs) / mine if mine else math.nan
 
 
 def _seconds_a_pass(runs: Sequence[Run]) -> float:
@@ -139,21 +140,29 @@ def _share(runs: Sequence[Run]) -> float:
     return sum(run.result.jump_seconds for run in runs) / seconds if seconds else 0.0
 
 
+def _needed(points: Sequence[tuple[float, float]], loss: float, a_pass: float) -> dict[str, Any]:
+    """Return what a side needs for a loss; `at_most` where even its shortest runs were better."""
+    if not points:
+        return {"passes": None, "seconds": None, "at_most": False}
+    side = curve(points)
+    at_most = side.losses[0] < loss
+    passes = side.budgets[0] if at_most else side.reaching(loss)
+    seconds = None if passes is None else passes * a_pass
+    return {"passes": passes, "seconds": seconds, "at_most": at_most}
+
+
 def _levels(found: Comparison) -> list[dict[str, Any]]:
     """Return the passes and seconds each side needs for the mean losses of the baseline."""
     reference = losses_of(found.runs, BASELINE, "best")
     if not reference:
         return []
     a_pass = {side.name: _seconds_a_pass(found.of(side.name, 1.0)) for side in found.sides}
-    levels = []
+    levels: list[dict[str, Any]] = []
     for loss in curve(reference).losses:
         needed = {}
         for side in found.sides:
-            points = losses_of(found.runs, side.name, "best")
-            passes = curve(points).reaching(loss) if points else None
-            needed[side.name] = {
-                "passes": passes,
-                "seconds": None if passes is None else passes * a_pass[side.name],
-            }
+            needed[side.name] = _needed(
+                losses_of(found.runs, side.name, "best"), loss, a_pass[side.name]
+            )
         levels.append({"loss": loss, "needed": needed})
     return levels

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Report = Callable[[Trial, Result, bool], None]
 
 
+_LOG = "workers.log"
 _LOOK = 0.2
 """Seconds between two looks at whether a signal has arrived."""
 
@@ -142,7 +143,7 @@ class Pool:
             thread.start()
 
     def _log(self) -> IO[str]:
-        path = self._root / "workers.log"
+        path = self._root / _LOG
         try:
             return path.open("a", encoding="utf-8")
         except OSError as error:
@@ -158,10 +159,14 @@ class Pool:
                 worker.stdin.write(json.dumps(asked) + "\n")
                 worker.stdin.flush()
                 answer = json.loads(worker.stdout.readline())
+                if answer.get("logged"):
+                    answer["error"] += f"; see {self._root / _LOG}"
             except (OSError, ValueError):
                 code = worker.wait()
                 text = f"the process that trained it ended with {_named(code)}"
-                answer = {"error": f"{text}; see {self._root / 'workers.log'}", "exit_code": 1}
+                if code == -signal.SIGKILL:  # by the kernel, most often
+                    text += ", as where memory runs out; train fewer at once with --jobs"
+                answer = {"error": f"{text}; see {self._root / _LOG}", "exit_code": 1}
                 if code in {-signal.SIGTERM, -signal.SIGINT}:
                     answer = {"stopped": "stopped by a signal before it began"}
             self._done.put(_Done(trial, answer))

@@ -116,12 +116,14 @@ def _with_common(
     """Lay over a side what was tuned of the baseline but its optimizer.
 
     What the side sets otherwise than the baseline, as configured in `plain`, stays: it is what is
-    compared.
+    compared. Another model has options of its own.
     """
     if baseline is None:
         return values
+    other_model = values["model"]["name"] != plain["model"]["name"]
+    own = {"optimizer", "model"} if other_model else {"optimizer"}
     for path in leaves(baseline.changes):
-        if path[0] != "optimizer" and _found(values, path) == _found(plain, path):
+        if path[0] not in own and _found(values, path) == _found(plain, path):
             values = _laid(values, nested(path, at(baseline.changes, path)))
     return values
 

@@ -65,10 +65,19 @@ def sides_of(config: RunConfig, against: RunConfig | None) -> list[Side]:
     sides = [baseline, candidate]
     if candidate.predicts and not baseline.predicts:
         plain = Side(WITHOUT_JUMPS, without_prediction(candidate.values))
-        if plain.values != baseline.values:
+        if not _train_alike(plain.values, baseline.values):
             with_jumps = Side(WITH_JUMPS, with_prediction(baseline.values, candidate.values))
             sides += [plain, with_jumps]
     return sides
+
+
+def _train_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Say whether two sides that do not predict are the same but for phases they never enter."""
+
+    def told(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {**values, "phases": values["phases"]["warmup"]}
+
+    return told(one) == told(other)
 
 
 def without_prediction(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,6 +159,6 @@ def _check_same_task(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
                 msg = (
                     f"both sides must have the same {section}.{key}, or their losses say nothing "
                     f"of one another (got {one[section].get(key)!r} and "
-                    f"{other[section].get(key)!r}) @ --against"
+                    f"{other[section].get(key)!r}; --set changes CONFIG only) @ --against"
                 )
                 raise ConfigError(msg)

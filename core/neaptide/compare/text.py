@@ -67,39 +67,36 @@ def level_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
         cells = []
         for name in names:
             needed = level["needed"][name]
+            most = "<" if needed["at_most"] else ""
             cells.append(
                 "not reached"
                 if needed["passes"] is None
-                else f"{needed['passes']:.0f} ({duration(needed['seconds'])})"
+                else f"{most}{needed['passes']:.0f} ({most}{duration(needed['seconds'])})"
             )
         lines.append((number(level["loss"]), *cells))
     return lines
 
 
-def headline(side: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def headline(side: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the figures a side is judged by: those at the configured budget, and no other.
 
     Of the two evaluations the one with the smaller multiplier, so that what averaging alone would
-    give nobody is not counted as a gain. None where that one has no multiplier.
+    give nobody is not counted as a gain; `kind` says which, and `at` has all of that budget.
     """
-    judged = _judged(side)
-    return judged if math.isfinite(judged["multiplier"]["mean"]) else None
+    at = min(side["budgets"], key=lambda at: abs(math.log(at["fraction"])))
+    kinds = [kind for kind in ("plain", "averaged") if at[kind] is not None]
+    kind = min(kinds, key=lambda kind: _rank(at[kind]["multiplier"]))
+    return {"at": at, "kind": kind, **at[kind]}
 
 
 def verdict(found: Mapping[str, Any]) -> str:
     """Return a line for each side but the baseline: what it is worth, or why that is not known."""
     word = "speedup" if found["baseline_is_tuned"] else "against an untuned baseline"
     return "\n".join(
-        f"{name}: {_said(_judged(side), word)}{_jumped(side)}"
+        f"{name}: {_said(headline(side), word)}{_jumped(side)}"
         for name, side in found["sides"].items()
         if name != BASELINE
     )
-
-
-def _judged(side: Mapping[str, Any]) -> Mapping[str, Any]:
-    at = min(side["budgets"], key=lambda at: abs(math.log(at["fraction"])))
-    kinds = [at[kind] for kind in ("plain", "averaged") if at[kind] is not None]
-    return {"at": at, **min(kinds, key=lambda figures: _rank(figures["multiplier"]))}
 
 
 def _rank(worth: Mapping[str, Any]) -> float:
@@ -132,7 +129,7 @@ def _meaning(worth: Mapping[str, Any]) -> str:
 
 def _jumped(side: Mapping[str, Any]) -> str:
     return (
-        "; not one jump was made" if side["predicts"] and not _judged(side)["at"]["jumps"] else ""
+        "; not one jump was made" if side["predicts"] and not headline(side)["at"]["jumps"] else ""
     )
 
 

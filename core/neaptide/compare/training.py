@@ -106,8 +106,18 @@ def _check_seen(batches: Iterable[Any], loss: float) -> None:
 
 def _diverged(directory: Path) -> Result:
     seconds, jump_seconds = _times(directory)
-    refused = _count(directory, "jump.refused")
-    return Result(math.inf, math.inf, 0, seconds, 0, refused, 0, jump_seconds, "")
+    accepted = _events(directory, "jump.accepted")
+    return Result(
+        loss=math.inf,
+        averaged=math.inf,
+        updates=0,
+        seconds=seconds,
+        jumps=len(accepted),
+        refused=_count(directory, "jump.refused"),
+        predicted=sum(int(jump["horizon"]) for jump in accepted),
+        jump_seconds=jump_seconds,
+        digest="",
+    )
 
 
 def _finite(loss: float) -> float:

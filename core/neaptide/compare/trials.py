@@ -54,7 +54,7 @@ class Result:
     predicted: int
     """Updates that the accepted jumps stand for."""
     jump_seconds: float
-    """Of `seconds`: what proposing and judging took."""
+    """Of `seconds`: what the jumps took that were tried, proposing and judging; searching not."""
     digest: str
 
     @property

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         except Exception as error:  # noqa: BLE001 - of a user's or a plugin's code: one trial is lost
             notes = "; ".join(getattr(error, "__notes__", ()))
             text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
-            answer = {"error": " ".join(text.split()), "exit_code": 1}
+            traceback.print_exc()  # to the log of all workers, which the message names
+            answer = {"error": " ".join(text.split()), "exit_code": 1, "logged": True}
         with suppress(BrokenPipeError):  # nobody is left to hear it: the result is kept
             answers.write(json.dumps(answer) + "\n")
             answers.flush()

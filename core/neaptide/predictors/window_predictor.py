@@ -78,7 +78,7 @@ class WindowPredictor(Plugin[S]):
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
         """Return what a full window predicts at most `horizon` updates ahead; None for nothing.
 
-        `scale` is the setting, times the pace.
+        `scale` is the setting, times the pace where no search says how far to go.
         """
 
     @hookimpl
@@ -207,7 +207,9 @@ class WindowPredictor(Plugin[S]):
         if self._searching is not None and self._searching.pending:
             return None
         again, self._proposed = self._proposed, True  # again: the step before this one failed
-        scale = self.config.scale * pace.scale
+        # How far a search found is the farthest: a pace may shorten it.
+        pace_scale = pace.scale if self._searching is None else min(1.0, pace.scale)
+        scale = self.config.scale * pace_scale
         gains = self._predicted(window, horizon, scale) if scale else None
         if deltas is None:
             if gains is None:
@@ -241,10 +243,15 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """What a window holds of the trainable weights, once Warmup is over."""
+        """What a window holds of the weights, once Warmup is over; a search sets them aside."""
         tier: Tier = "device" if self.config.tier == "device" else "host"
         held = 0 if phase is WARMUP else self._bytes()
-        return ledger.add(self.name, "predictor", tier, held)
+        ledger = ledger.add(self.name, "predictor", tier, held)
+        if self._searching is None or phase in {WARMUP, PREDICT}:
+            return ledger
+        assert self._store is not None, "a search has a store"
+        aside = sum(span.bytes for span in self._store.spans() if span.trainable)
+        return ledger.add(self.name, "snapshot", "host", aside, ("predict",))
 
     def _bytes(self) -> int:
         state, waiting = self.config.state, self.config.apply_every > 1

@@ -61,9 +61,12 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def forecast(self, history: History, horizon: int) -> Forecast | None:
-        """Return the mean loss around then; None while "as it is now" does as well."""
+        """Return the mean loss around then; None while "as it is now" does as well.
+
+        Beyond the longest horizon it is the one there.
+        """
         self._take(history)
-        outcome = self._forecaster.forecast(horizon)
+        outcome = self._forecaster.forecast(min(horizon, self.config.horizons[-1]))
         if outcome is None:
             return None
         limit = outcome.now + self._rise * abs(outcome.now)

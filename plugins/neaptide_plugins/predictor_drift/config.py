@@ -32,6 +32,12 @@ class PredictorDriftConfig(WindowSettings):
         if value < self.min_window:
             msg = f"'max_window' must be >= min_window {self.min_window} (got {value})"
             raise ValueError(msg)
+        if value < 2 * self.sample_every:
+            msg = (
+                f"'max_window' must be >= {2 * self.sample_every}, two samples {self.sample_every} "
+                f"updates apart (got {value})"
+            )
+            raise ValueError(msg)
 
 
 SPEC = PluginSpec(

@@ -94,6 +94,14 @@ def test_against_another_configuration(neaptide: Any, shared: Path) -> None:
     assert sides == list(found(shared)["sides"])
 
 
+def test_findings_are_named_after_all_that_is_compared(neaptide: Any) -> None:
+    Path("smaller.toml").write_text("[phases.predict]\nmax_horizon = 3\n")
+    Path("plain.toml").write_text("[plugins.predictor-drift]\nenabled = false\n")
+    wrong = ("--set", "model.name=tiny_task:broken")  # it ends at the first trial
+    neaptide(*QUICK[:2], "smaller.toml", *QUICK[2:], *wrong)
+    assert Path("runs/tiny-smaller-compare").is_dir()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -122,7 +130,10 @@ def test_what_a_users_code_raises_ends_it_with_the_trial(neaptide: Any) -> None:
     assert 1 == done.code
     last = done.err.splitlines()[-1]
     assert last.startswith("error: KeyError: 'a line\\nand another' (raised by ")
-    assert last.endswith("[baseline, seed 7 17 updates]")
+    assert last.endswith("workers.log [baseline, seed 7 17 updates]")
+    log = Path("runs/tiny-compare/workers.log").read_text(encoding="utf-8")
+    assert "Traceback (most recent call last)" in log
+    assert "in broken" in log
 
 
 @pytest.mark.parametrize(

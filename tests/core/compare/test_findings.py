@@ -11,7 +11,7 @@ import pytest
 from neaptide.compare import Comparison, Result, Settings, Side, comparison_page, findings, summary
 from neaptide.compare.protocol import BUDGETS, KNOBS, Run
 from neaptide.compare.sweep import Tuned
-from neaptide.compare.text import headline, number, verdict
+from neaptide.compare.text import headline, level_rows, number, verdict
 from neaptide.config import unstructure
 from neaptide.enabling import configured
 from neaptide.jsonable import jsonable
@@ -80,7 +80,7 @@ def test_a_gain_is_a_speedup_with_its_interval() -> None:
     assert "in backward passes, 1.091x" in said
     assert "no gain" not in said
     best = headline(found["sides"]["candidate"])
-    assert best is not None
+    assert best["kind"] in {"plain", "averaged"}
     assert 1.0 == best["at"]["fraction"]
 
 
@@ -107,7 +107,7 @@ def test_a_bad_run_is_not_judged_by_a_shorter_good_one() -> None:
     assert "candidate: no gain: worse than the baseline with 0.71 times its passes" in verdict(
         found
     )
-    assert None is headline(found["sides"]["candidate"])
+    assert "below" == headline(found["sides"]["candidate"])["multiplier"]["outside"]
     one = compared({**good, (WHOLE, 4): math.inf})
     assert "candidate: no multiplier, for it diverged with at least one seed" in verdict(one)
 
@@ -163,3 +163,24 @@ def test_the_title_of_a_page_is_text() -> None:
 )
 def test_small_losses_keep_four_figures(value: float | None, text: str) -> None:
     assert text == number(value)
+
+
+def test_a_level_is_reached_late_at_once_or_not_at_all() -> None:
+    found = compared(worth(1.0, share=WHOLE))
+    far = {(at, seed): law(at * 3.0) for at in (SHORT, WHOLE) for seed in SEEDS}
+    poor = {(at, seed): law(at / 3.0) for at in (SHORT, WHOLE) for seed in SEEDS}
+
+    def told(candidate: Mapping[tuple[float, int], float]) -> list[str]:
+        return [row[2] for row in level_rows(compared(candidate))[1:]]
+
+    assert [False] * 3 == [each["needed"]["candidate"]["at_most"] for each in found["levels"]]
+    assert all(cell.startswith("<707 (<") for cell in told(far))
+    assert ["not reached"] * 3 == told(poor)
+    assert told(worth(1.0))[1].startswith("1000 (")
+
+
+def test_times_are_of_the_same_budget() -> None:
+    found = compared(worth(1.0), seconds=1.25)
+    for at in found["sides"]["candidate"]["budgets"]:
+        ratio = at["plain"]["time_multiplier"]["mean"] / at["plain"]["multiplier"]["mean"]
+        assert pytest.approx(0.8) == ratio

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from neaptide.compare import Result, Settings, Side, compare
 from neaptide.config import unstructure
 from neaptide.config.tables import overlay
@@ -54,3 +56,19 @@ def test_what_a_side_sets_otherwise_is_what_is_compared() -> None:
     baseline, candidate = chosen(schedule={"name": "constant"})
     assert ("cosine", "constant") == (baseline["name"], candidate["name"])
     assert baseline["warmup_steps"] == candidate["warmup_steps"]
+
+
+def test_another_model_has_options_of_its_own() -> None:
+    plain = unstructure(configured({**TASK, "optimizer": {"lr": 1e-3}})[0])
+    plain = overlay(plain, {"model": {"name": "builtin:digits-cnn", "options": {}}})
+    own = overlay(plain, {"model": {"name": "somewhere:net"}})
+
+    def a_small_start_is_better(trials: Sequence[Trial]) -> list[Result]:
+        scale = [trial.values["model"]["options"].get("init_scale", 1.0) for trial in trials]
+        known = cosine_is_better(trials)
+        return [attrs.evolve(it, loss=each) for each, it in zip(scale, known, strict=True)]
+
+    sides = (Side("baseline", plain), Side("candidate", own))
+    baseline, candidate = compare(sides, Settings(seeds=(1,)), a_small_start_is_better).sides
+    assert 0.5 == baseline.values["model"]["options"]["init_scale"]
+    assert {} == candidate.values["model"]["options"]

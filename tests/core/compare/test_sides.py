@@ -83,6 +83,12 @@ def test_what_is_left_is_a_whole_configuration() -> None:
     assert once == without_prediction(once)
 
 
+def test_phases_that_a_side_never_enters_are_no_difference() -> None:
+    asked = {"phases": {"full": {"steps": 20}, "predict": {"max_horizon": 400}}}
+    sides = sides_of(config(DRIFT, asked), config(PLAIN))
+    assert ["baseline", "candidate"] == [side.name for side in sides]
+
+
 def test_the_same_configuration_is_the_same_side_however_it_came_about() -> None:
     derived, _ = sides_of(config(DRIFT), None)
     given, _ = sides_of(config(DRIFT), config(PLAIN))

@@ -47,6 +47,11 @@ def test_a_confidence_too_low_declines_the_jump() -> None:
     assert all(each is None or each >= 0.9999 for each in certain)
 
 
+def test_beyond_its_longest_horizon_it_says_what_it_knows_of_that() -> None:
+    far = confidences({"confidence": 1e-9, "max_horizon": 400})
+    assert far[-1] is not None
+
+
 @pytest.mark.parametrize("rise", [0.02, 10.0])
 def test_the_larger_a_rise_is_let_through_the_more_confident(rise: float) -> None:
     found = confidences({"confidence": 1e-9, "rise": rise})[-1]

@@ -58,7 +58,7 @@ def configured(
         builder = find(kind, section.name, section.options, [specs[name] for name in enabled])
         if builder is not None and builder.name not in enabled:
             enabled[builder.name] = builder.config()
-    ordered = resolve([specs[name] for name in enabled], specs)
+    ordered = resolve([specs[name] for name in enabled], _usable)
     _check_prediction(loaded, ordered)
     return attrs.evolve(
         loaded, plugins={spec.name: enabled[spec.name] for spec in ordered}
@@ -155,6 +155,10 @@ def _optimizer_builder(
     if wanted in held[0].options:
         structure_options(held[0].options[wanted], options, kind, "options")
     return held[0]
+
+
+def _usable() -> Iterable[PluginSpec]:
+    return installed_plugins().usable().values()
 
 
 def _check_prediction(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:

@@ -153,7 +153,10 @@ def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | No
         or delta.layout is not torch.strided
         or delta.is_meta
     ):
-        msg = f"a predicted delta must be a float tensor or None (got {delta!r:.80})"
+        got = type(delta).__name__
+        if isinstance(delta, torch.Tensor):
+            got = f"{delta.dtype}, {delta.layout}, on {delta.device}"
+        msg = f"the delta predicted for {span.name} must be a float tensor or None (got {got})"
         raise PluginError(msg)
     if tuple(delta.shape) != span.shape:
         return None, f"the delta of {span.name} has shape {tuple(delta.shape)}, not {span.shape}"

@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING
 from .errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .plugin import PluginSpec
 
 
-def resolve(enabled: Sequence[PluginSpec], installed: Iterable[str] = ()) -> list[PluginSpec]:
+def resolve(
+    enabled: Sequence[PluginSpec], installed: Callable[[], Iterable[PluginSpec]] = tuple
+) -> list[PluginSpec]:
     """Return `enabled` in the order their hooks run, outermost first.
 
     The config's order holds except where `before` and `after` say otherwise. Raises ConfigError
     with one line a problem: a claim held twice, a conflict, a missing requirement, a cycle.
+    `installed` is asked for manifests only to name those that meet such a requirement.
     """
     specs = {spec.name: spec for spec in enabled}
-    known = frozenset(installed)
     problems = [
         *_duplicates(enabled),
         *_claimed_twice(enabled),
         *_conflicts(enabled),
-        *_missing(enabled, known),
+        *_missing(enabled, installed),
     ]
     order = _sorted(specs, problems)
     if problems:
@@ -61,12 +63,25 @@ def _conflicts(enabled: Sequence[PluginSpec]) -> Iterable[str]:
                 )
 
 
-def _missing(enabled: Sequence[PluginSpec], installed: frozenset[str]) -> Iterable[str]:
-    present = {name for spec in enabled for name in ({spec.name} | spec.claims)}
+def _missing(
+    enabled: Sequence[PluginSpec], installed: Callable[[], Iterable[PluginSpec]]
+) -> Iterable[str]:
+    present = {name for spec in enabled for name in _provided(spec)}
     for spec in enabled:
         for need in sorted(spec.requires - present):
-            remedy = f"add [plugins.{need}]" if need in installed else "install a plugin that does"
+            remedy = _remedy([each.name for each in installed() if need in _provided(each)])
             yield f"{spec.name!r} requires {need!r}, which nothing provides; {remedy} @ plugins"
+
+
+def _provided(spec: PluginSpec) -> frozenset[str]:
+    return spec.claims | {spec.name}
+
+
+def _remedy(providers: Sequence[str]) -> str:
+    if not providers:
+        return "install a plugin that does"
+    tables = [f"[plugins.{name}]" for name in sorted(providers)]
+    return f"add {tables[0]}" if len(tables) == 1 else f"add one of {', '.join(tables)}"
 
 
 def _sorted(specs: Mapping[str, PluginSpec], problems: list[str]) -> list[str]:

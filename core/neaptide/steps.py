@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from enum import Enum
@@ -117,7 +118,11 @@ def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch
             f"(got {type(batch).__name__}); pass loss_fn=lambda model, batch: …"
         )
         raise DataError(msg)
-    output = model(**batch)
+    try:
+        output = model(**batch)
+    except TypeError as error:
+        _check_takes(model, batch, error)
+        raise
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         msg = (
@@ -127,6 +132,19 @@ def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch
         )
         raise DataError(msg)
     return loss
+
+
+def _check_takes(model: torch.nn.Module, batch: Mapping[str, Any], error: TypeError) -> None:
+    """Raise DataError where the model's forward has no parameters of the batch's names."""
+    try:
+        inspect.signature(model.forward).bind(**batch)
+    except TypeError as unbound:
+        msg = (
+            f"without a loss_fn the model is called as model(**batch), and its forward does not "
+            f"take this batch: {unbound} (keys: {', '.join(map(str, batch))}); pass loss_fn, or "
+            f"have the factory of model.name return (module, loss_fn)"
+        )
+        raise DataError(msg) from error
 
 
 class Outcome(Enum):

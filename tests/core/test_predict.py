@@ -260,7 +260,9 @@ def test_reasons_name_the_parameter() -> None:
 
 @pytest.mark.parametrize("delta", [torch.zeros(16, dtype=torch.int64), [0.0], 1.5])
 def test_a_delta_that_is_no_float_tensor_ends_the_run(delta: Any) -> None:
-    with pytest.raises(PluginError, match="a predicted delta must be a float tensor or None"):
+    with pytest.raises(
+        PluginError, match=r"the delta predicted for \S+ must be a float tensor or None \(got "
+    ):
         run([predictor(lambda store, span: delta)])
 
 

@@ -108,7 +108,9 @@ def test_what_the_probe_does_not_read_stays_finite(
 @pytest.mark.parametrize("when", ["inspected", "applied"])
 def test_what_cannot_be_added_is_an_error(delta: Any, when: str) -> None:
     given = (lambda span: delta) if when == "inspected" else first_zeros_then(lambda span: delta)
-    with pytest.raises(PluginError, match="a predicted delta must be a float tensor or None"):
+    with pytest.raises(
+        PluginError, match=r"the delta predicted for \S+ must be a float tensor or None \(got "
+    ):
         judged(given)
 
 

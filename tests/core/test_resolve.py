@@ -23,10 +23,10 @@ def names(*enabled: PluginSpec) -> list[str]:
     return [found.name for found in resolve(enabled)]
 
 
-def problems(*enabled: PluginSpec, installed: tuple[str, ...] = ()) -> tuple[str, ...]:
+def problems(*enabled: PluginSpec, installed: tuple[PluginSpec, ...] = ()) -> tuple[str, ...]:
     """Return what resolving complains of."""
     with pytest.raises(ConfigError) as caught:
-        resolve(enabled, installed)
+        resolve(enabled, lambda: installed)
     return caught.value.problems
 
 
@@ -85,11 +85,18 @@ def test_a_plugin_does_not_conflict_with_itself() -> None:
 def test_a_requirement_says_what_to_do() -> None:
     """Enable what is installed, or install something."""
     assert ("'a' requires 'b', which nothing provides; add [plugins.b] @ plugins",) == problems(
-        spec("a", requires={"b"}), installed=("b",)
+        spec("a", requires={"b"}), installed=(spec("b"), spec("c"))
     )
     assert (
         "'a' requires 'predictor', which nothing provides; install a plugin that does @ plugins",
     ) == problems(spec("a", requires={"predictor"}))
+    both = [spec(name, claims={"predictor"}) for name in ("z", "y")]
+    assert (
+        (
+            "'a' requires 'predictor', which nothing provides; "
+            "add one of [plugins.y], [plugins.z] @ plugins"
+        ),
+    ) == problems(spec("a", requires={"predictor"}), installed=(*both, spec("b")))
 
 
 def test_a_requirement_is_met_by_name_or_claim() -> None:
@@ -126,7 +133,7 @@ def test_all_problems_come_at_once() -> None:
         spec("a", claims={"predictor"}, after={"b"}),
         spec("b", claims={"predictor"}, after={"a"}),
         spec("c", conflicts={"a"}, requires={"ema"}),
-        installed=("ema",),
+        installed=(spec("ema"),),
     )
     assert (
         (

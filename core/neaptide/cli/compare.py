@@ -170,7 +170,10 @@ def _trains_on_cpu(device: str) -> bool:
 def _seeds(text: str, where: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
-        msg = f"expected comma-separated seeds, such as 10,11,12 (got {text!r}) @ {where}"
+        msg = (
+            f"expected comma-separated seeds from 0 to 10**18 - 1, such as 10,11,12 "
+            f"(got {text!r}) @ {where}"
+        )
         raise ConfigError(msg)
     seeds = tuple(int(part) for part in parts)
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
@@ -194,7 +197,7 @@ def _prepared(root: Path) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"cannot make {root}: {error.strerror}; give --out DIR"
+        msg = f"cannot make {root}: {error.strerror}; give another --out DIR"
         raise RunDirectoryError(msg) from error
     return root
 
@@ -203,5 +206,5 @@ def _write(path: Path, text: str) -> None:
     try:
         replace_file(path, text.encode())
     except OSError as error:
-        msg = f"cannot write {path}: {error.strerror}; give --out DIR"
+        msg = f"cannot write {path}: {error.strerror}; give another --out DIR"
         raise RunDirectoryError(msg) from error

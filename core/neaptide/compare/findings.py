@@ -72,7 +72,7 @@ def _at(found: Comparison, name: str, fraction: float) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "fraction": fraction,
         "passes": median(updates) if updates else 0,
-        "seconds": _median_seconds(runs),
+        "seconds": _seconds_a_pass(runs) * median(updates) if updates else 0.0,
         "jumps": sum(run.result.jumps for run in runs),
         "refused": sum(run.result.refused for run in runs),
         "predicted_updates": sum(run.result.predicted for run in runs),
@@ -111,12 +111,21 @@ def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
 
 
 def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
-    """Return a pass's time on the baseline over that of a side; nan where none was made."""
+    """Return a pass's time on the baseline over that of a side.
+
+    nan where no pass was made, where both ended with the same losses to the bit, so that nothing
+    but the machine's mood is left to measure, and where their numbers of threads differ.
+    """
     if name == BASELINE:
         return 1.0
-    mine = _seconds_a_pass(found.of(name, fraction))
+    mine = found.of(name, fraction)
     theirs = found.of(BASELINE, fraction) or found.of(BASELINE, 1.0)
-    return _seconds_a_pass(theirs) / mine if mine else math.nan
+    same = [run.result.loss for run in mine] == [run.result.loss for run in theirs]
+    threads = {run.result.threads for run in (*mine, *theirs)}
+    seconds = _seconds_a_pass(mine)
+    if same or len(threads) > 1 or not seconds:
+        return math.nan
+    return _seconds_a_pass(theirs) / seconds
 
 
 def _seconds_a_pass(runs: Sequence[Run]) -> float:
@@ -129,10 +138,6 @@ def _seconds_a_pass(runs: Sequence[Run]) -> float:
         (run.result.seconds / run.result.updates for run in runs if run.result.updates),
         default=0.0,
     )
-
-
-def _median_seconds(runs: Sequence[Run]) -> float:
-    return median(run.result.seconds for run in runs) if runs else 0.0
 
 
 def _share(runs: Sequence[Run]) -> float:
@@ -158,7 +163,9 @@ def _levels(found: Comparison) -> list[dict[str, Any]]:
         return []
     a_pass = {side.name: _seconds_a_pass(found.of(side.name, 1.0)) for side in found.sides}
     levels: list[dict[str, Any]] = []
-    for loss in curve(reference).losses:
+    for loss in dict.fromkeys(
+        curve(reference).losses
+    ):  # budgets that do equally well are one level
         needed = {}
         for side in found.sides:
             needed[side.name] = _needed(

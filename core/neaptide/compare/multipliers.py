@@ -46,9 +46,12 @@ def losses_of(runs: Sequence[Run], side: str, kind: str) -> list[tuple[float, fl
 
 
 def multiplier_of(runs: Sequence[Run], side: str, fraction: float, kind: str) -> Multiplier:
-    """Return what the runs of `side` at a budget are worth in passes of the baseline."""
+    """Return what the runs of `side` at a budget are worth in passes of the baseline.
+
+    A seed counts by its difference to the baseline's run of that seed at the same budget.
+    """
     mine = _runs_at(runs, side, fraction)
-    reference = _runs_at(runs, BASELINE, 1.0)
+    reference = _runs_at(runs, BASELINE, fraction) or _runs_at(runs, BASELINE, 1.0)
     theirs = {run.seed: _loss(run, kind) for run in reference}
     nothing: dict[int, float | None] = {run.seed: None for run in mine}
     if not mine or not all(math.isfinite(theirs.get(run.seed, math.nan)) for run in mine):

@@ -147,7 +147,7 @@ class Pool:
         try:
             return path.open("a", encoding="utf-8")
         except OSError as error:
-            msg = f"cannot write {path}: {error.strerror}; give --out DIR"
+            msg = f"cannot write {path}: {error.strerror}; give another --out DIR"
             raise RunDirectoryError(msg) from error
 
     def _feed(self, worker: subprocess.Popen[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from neaptide.config import tables
 from neaptide.progress import duration
 from neaptide.report.summary import aligned
 
@@ -23,8 +24,20 @@ def summary(found: Mapping[str, Any]) -> str:
     parts = [f"{_named(found)}\nseeds {_listed(found['seeds'])}{_tuning(found)}"]
     parts += [aligned(rows(found, kind)) for kind in kinds]
     parts.append("passes (and time) to the baseline's losses\n" + aligned(level_rows(found)))
+    if chosen := choices(found):
+        parts.append("\n".join(chosen))
     parts.append(verdict(found))
     return "\n\n".join(parts)
+
+
+def choices(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each side with what was chosen for it, as settings."""
+    return [
+        f"{name}: tuned to "
+        + ", ".join(f"{'.'.join(path)} = {tables.at(side['chosen'], path)!r}" for path in paths)
+        for name, side in found["sides"].items()
+        if (paths := [tuple(map(str, path)) for path in tables.leaves(side["chosen"])])
+    ]
 
 
 def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
@@ -109,11 +122,16 @@ def _said(judged: Mapping[str, Any], word: str) -> str:
     if worth["outside"] == "below":
         return f"no gain: worse than the baseline with {worth['least']:.2f} times its passes"
     if worth["outside"] == "above":
-        text = f"{word} of more than {worth['most']:.2f}x in backward passes, "
-        return text + f"{time['most']:.2f}x in time: better than the baseline's longest run"
+        text = f"{word} of more than {worth['most']:.2f}x in backward passes"
+        if not math.isnan(time["most"]):
+            text += f", {time['most']:.2f}x in time"
+        return f"{text}: better than the baseline's longest run"
     if worth["outside"] is not None:
-        return f"no multiplier, for {_who_diverged(worth['outside'])} with at least one seed"
-    text = f"{word} {_with_interval(worth)} in backward passes, {_with_interval(time)} in time"
+        who = _who_diverged(worth["outside"])
+        return f"no multiplier, for {who} with at least one seed; try a lower learning rate"
+    text = f"{word} {_with_interval(worth)} in backward passes"
+    if not math.isnan(time["mean"]):
+        text += f", {_with_interval(time)} in time"
     return text + _meaning(worth)
 
 
@@ -150,6 +168,8 @@ def _worth(worth: Mapping[str, Any]) -> tuple[str, str]:
     """Return mean and interval for a table; `<` and `>` where the baseline's curve ends."""
     if worth["outside"] not in {None, "below", "above"}:
         return "diverged" if worth["outside"] == "diverged" else "-", "-"
+    if math.isnan(worth["least"]):
+        return "-", "-"
     ends = {"below": f"<{worth['least']:.2f}", "above": f">{worth['most']:.2f}"}
     mean = ends.get(worth["outside"] or "", f"{worth['mean']:.3f}")
     return mean, "-" if worth["low"] is None else f"{_low(worth)} to {_high(worth)}"

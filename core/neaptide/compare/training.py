@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from neaptide import assembly
 from neaptide.config import RunConfig, structure
 from neaptide.config.tables import overlay
@@ -79,6 +81,7 @@ def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Resu
         predicted=trainer.state.predicted,
         jump_seconds=jump_seconds,
         digest=summary["digest"],
+        threads=torch.get_num_threads(),
     )
 
 
@@ -117,6 +120,7 @@ def _diverged(directory: Path) -> Result:
         predicted=sum(int(jump["horizon"]) for jump in accepted),
         jump_seconds=jump_seconds,
         digest="",
+        threads=torch.get_num_threads(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -56,6 +57,8 @@ class Result:
     jump_seconds: float
     """Of `seconds`: what the jumps took that were tried, proposing and judging; searching not."""
     digest: str
+    threads: int
+    """That it was trained with."""
 
     @property
     def best(self) -> float:
@@ -100,11 +103,15 @@ def write_result(directory: Path, trial: Trial, result: Result) -> None:
 
 
 def _is_whole(result: Result) -> bool:
-    """Say whether every figure is a number: somebody may have edited the file."""
+    """Say whether every figure is a number that may be: somebody may have edited the file."""
     figures = attrs.asdict(result, filter=attrs.filters.exclude("digest"))
     if figures["averaged"] is None:
         del figures["averaged"]
-    return all(type(value) in {int, float} and value == value for value in figures.values())  # noqa: PLR0124 - not nan
+    if not all(type(value) in {int, float} and value == value for value in figures.values()):  # noqa: PLR0124 - not nan
+        return False
+    least = min(value for name, value in figures.items() if name not in {"loss", "averaged"})
+    trained = result.updates > 0 or math.isinf(result.best)
+    return least >= 0 and trained
 
 
 def _text(value: Any) -> Any:

@@ -46,6 +46,8 @@ class MuonPlugin(Plugin[NoConfig]):
         for group in optimizer.param_groups:
             elements[group["kind"]] += sum(param.numel() for param in group["params"])
         run.log.info("muon.started", **elements)
+        if not elements["muon"]:
+            run.log.warning("muon.no-matrix", adamw=elements["adamw"])
 
 
 def build(model: nn.Module, lr: float, options: MuonOptions) -> Muon:

@@ -105,7 +105,10 @@ def test_findings_are_named_after_all_that_is_compared(neaptide: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--seeds", "1,x"), "expected comma-separated seeds, such as 10,11,12 (got '1,x')"),
+        (
+            ("--seeds", "1,x"),
+            "expected comma-separated seeds from 0 to 10**18 - 1, such as 10,11,12 (got '1,x')",
+        ),
         (("--seeds", "3,3"), "each seed may be given once (got 3 twice) @ --seeds"),
         (("--seeds", "0,1"), "seed 0 is what both sides are tuned on"),
         (("--seeds", "4", "--tuning-seeds", "3,4"), "seed 4 is what both sides are tuned on"),
@@ -114,7 +117,7 @@ def test_findings_are_named_after_all_that_is_compared(neaptide: Any) -> None:
         (("--set", "plugins.predictor-drift.enabled=false"), "no enabled plugin claims"),
         (("--against", "tiny.toml"), "are the same: nothing to compare @ --against"),
         (("--against", "nowhere.toml"), "nowhere.toml"),
-        (("--out", "tiny.toml"), "cannot make tiny.toml: File exists; give --out DIR"),
+        (("--out", "tiny.toml"), "cannot make tiny.toml: File exists; give another --out DIR"),
         (("--jobs", "-1"), "--jobs"),
     ],
 )
@@ -196,4 +199,4 @@ def test_what_cannot_be_written_is_said(neaptide: Any, folder: Path) -> None:
     (folder / "out/workers.log").mkdir(parents=True)
     done = neaptide(*QUICK, "--out", "out")
     assert 2 == done.code
-    assert "cannot write out/workers.log: Is a directory; give --out DIR" in done.err
+    assert "cannot write out/workers.log: Is a directory; give another --out DIR" in done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,8 +29,10 @@ def law(share: float) -> float:
     return 1.0 - 0.2 * math.log(share)
 
 
-def result(loss: float, share: float, jumps: int = 0, seconds: float = 1.0) -> Result:
-    return Result(loss, loss, round(1000 * share), seconds * share, jumps, 0, 0, 0.0, "")
+def result(
+    loss: float, share: float, jumps: int = 0, seconds: float = 1.0, threads: int = 1
+) -> Result:
+    return Result(loss, loss, round(1000 * share), seconds * share, jumps, 0, 0, 0.0, "", threads)
 
 
 def compared(
@@ -39,6 +42,8 @@ def compared(
     jumps: int = 2,
     tuned: bool = True,
     seconds: float = 1.0,
+    threads: int = 1,
+    chosen: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the findings where the baseline has `law` and the candidate the given losses."""
     losses = {(share, seed): law(share) for share in BUDGETS for seed in SEEDS}
@@ -47,13 +52,13 @@ def compared(
         for (share, seed), loss in {**losses, **(baseline or {})}.items()
     ]
     runs += [
-        Run("candidate", seed, share, result(loss, share, jumps, seconds))
+        Run("candidate", seed, share, result(loss, share, jumps, seconds, threads))
         for (share, seed), loss in candidate.items()
     ]
     plain = configured({**TASK})[0]
     jumping = configured({**TASK, "plugins": {"predictor-drift": {}}})[0]
     sides = (Side("baseline", unstructure(plain)), Side("candidate", unstructure(jumping)))
-    found = {side.name: Tuned({}, KNOBS, ()) for side in sides} if tuned else {}
+    found = {side.name: Tuned(chosen or {}, KNOBS, ()) for side in sides} if tuned else {}
     return findings(Comparison(Settings(seeds=SEEDS, sweeps=tuned), sides, found, tuple(runs)))
 
 
@@ -180,7 +185,36 @@ def test_a_level_is_reached_late_at_once_or_not_at_all() -> None:
 
 
 def test_times_are_of_the_same_budget() -> None:
-    found = compared(worth(1.0), seconds=1.25)
+    found = compared(worth(1.1), seconds=1.25)
     for at in found["sides"]["candidate"]["budgets"]:
         ratio = at["plain"]["time_multiplier"]["mean"] / at["plain"]["multiplier"]["mean"]
         assert pytest.approx(0.8) == ratio
+
+
+def test_what_trained_the_same_is_worth_the_same_and_has_no_times() -> None:
+    bumpy = {(WHOLE, 4): 0.1, (LONG, 3): 2.0}  # a longer run may be worse
+    same = {
+        (share, seed): {(WHOLE, 4): 0.1}.get((share, seed), law(share))
+        for share in (SHORT, WHOLE)
+        for seed in SEEDS
+    }
+    for at in compared(same, bumpy)["sides"]["candidate"]["budgets"]:
+        assert pytest.approx(1.0) == at["plain"]["multiplier"]["mean"]
+        assert math.isnan(at["plain"]["time_multiplier"]["mean"])
+    text = summary(compared(same, bumpy))
+    assert "nan" not in text
+    assert "in time" not in text
+
+
+def test_times_with_other_threads_are_not_compared() -> None:
+    found = compared(worth(1.2, 0.005), threads=2)
+    assert "in time" not in verdict(found)
+    assert None is re.search(r"\bnan\b", summary(found) + comparison_page(found, "x"))
+    assert "speedup of more than 1.41x in backward passes:" in verdict(
+        compared(worth(3.0), threads=2)
+    )
+
+
+def test_what_was_chosen_is_told_as_settings() -> None:
+    found = compared(worth(1.2), chosen={"optimizer": {"lr": 0.01}, "schedule": {"name": "cosine"}})
+    assert "baseline: tuned to optimizer.lr = 0.01, schedule.name = 'cosine'\n" in summary(found)

@@ -33,7 +33,7 @@ def cosine_is_better(trials: Sequence[Trial]) -> list[Result]:
         loss += abs(trial.values["optimizer"]["lr"] - 2e-3) + abs(
             schedule["warmup_steps"] / steps - 0.1
         )
-        results.append(Result(loss, None, steps, 1.0, 0, 0, 0, 0.0, ""))
+        results.append(Result(loss, None, steps, 1.0, 0, 0, 0, 0.0, "", 1))
     return results
 
 

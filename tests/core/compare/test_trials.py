@@ -21,7 +21,7 @@ VALUES: dict[str, Any] = {
     "schedule": {"name": "linear", "warmup_steps": 100},
     "optimizer": {"lr": 1e-3},
 }
-RESULT = Result(1.5, 1.4, 1000, 12.5, 3, 1, 60, 0.5, "abc")
+RESULT = Result(1.5, 1.4, 1000, 12.5, 3, 1, 60, 0.5, "abc", 1)
 
 
 @given(st.integers(0, 2**62), st.floats(0.01, 4.0))
@@ -40,7 +40,7 @@ def test_the_key_is_of_the_settings_not_of_the_label() -> None:
 
 @pytest.mark.parametrize("averaged", [1.4, None, math.inf])
 def test_a_result_comes_back(tmp_path: Path, averaged: float | None) -> None:
-    result = Result(math.inf, averaged, 1000, 12.5, 3, 1, 60, 0.5, "abc")
+    result = Result(math.inf, averaged, 1000, 12.5, 3, 1, 60, 0.5, "abc", 1)
     write_result(tmp_path / "a", Trial("a", VALUES), result)
     assert result == read_result(tmp_path / "a", Trial("another label", VALUES))
 
@@ -66,12 +66,21 @@ def test_a_result_with_a_key_too_many_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("loss", "averaged", "best"), [(2.0, None, 2.0), (2.0, 1.0, 1.0)])
 def test_the_best_is_the_smaller(loss: float, averaged: float | None, best: float) -> None:
-    assert best == Result(loss, averaged, 1, 1.0, 0, 0, 0, 0.0, "").best
+    assert best == Result(loss, averaged, 1, 1.0, 0, 0, 0, 0.0, "", 1).best
 
 
 @pytest.mark.parametrize(
     ("figure", "value"),
-    [("loss", None), ("loss", "much"), ("averaged", "nan"), ("updates", True), ("seconds", [1])],
+    [
+        ("loss", None),
+        ("loss", "much"),
+        ("averaged", "nan"),
+        ("updates", True),
+        ("seconds", [1]),
+        ("updates", -5),
+        ("updates", 0),
+        ("seconds", -1.0),
+    ],
 )
 def test_a_damaged_figure_is_no_result(tmp_path: Path, figure: str, value: Any) -> None:
     known = Trial("x", VALUES)

@@ -86,6 +86,16 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
         HybridTrainer(TinyNet().requires_grad_(False), loss_fn=tiny_loss, config=config())
 
 
+def test_a_model_without_a_matrix_of_its_own_is_told(tmp_path: Path) -> None:
+    run = {"dir": str(tmp_path / "run")}
+    patterns = {"optimizer": {**config()["optimizer"], "options": {"adamw": ["*"]}}}
+    trainer, batches = trainer_of({**config(), **patterns, "run": run})
+    with trainer:
+        trainer.step(batches[0])
+    events = (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8")
+    assert 1 == events.count("muon.no-matrix")
+
+
 @pytest.mark.parametrize("after", [1, 7, 11])
 def test_it_resumes_exactly(after: int, tmp_path: Path) -> None:
     expected, saved = trained(config()), tmp_path / "checkpoint"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Entry = Mapping[str, Any]
 
@@ -68,46 +68,79 @@ def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
 
 
 def markdown(comparisons: Sequence[Entry]) -> str:
-    """Return a row for each idea on each task and side."""
-    header = (
-        *("idea", "task", "seeds", "side", "loss", "budget x", "90 %"),
-        *("time x", "90 %", "jumps (refused)"),
-    )
-    lines = [_row(header), _row(["---"] * len(header))]
+    """Return tables with a row for each idea and side and a column for each task.
+
+    Of passes, of time, and of the losses that both are told from.
+    """
+    names = list(dict.fromkeys(entry["name"] for entry in comparisons))
+    tables = [
+        _table("passes x", comparisons, names, lambda entry, side: _worth(entry, side, "")),
+        _table("time x", comparisons, names, lambda entry, side: _worth(entry, side, "time_")),
+        _table("loss", comparisons, names, _lost, baseline=True),
+        _table("jumps (refused)", comparisons, names, _jumps),
+    ]
+    return "\n".join(tables)
+
+
+def _table(
+    title: str,
+    comparisons: Sequence[Entry],
+    names: Sequence[str],
+    cell: Callable[[Entry, str], str],
+    *,
+    baseline: bool = False,
+) -> str:
+    lines = [_row([title, "seeds", *names]), _row(["---"] * (2 + len(names)))]
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for entry in comparisons:
-        for side, values in entry["sides"].items():
-            lines += [_row(cells) for cells in _cells(entry, side, values)]
+        for side in entry["sides"]:
+            if side != "baseline" or baseline:
+                named = entry["idea"] if side == "candidate" else f"{entry['idea']}: {side}"
+                row = rows.setdefault((named, _span(entry["seeds"])), {})
+                row[entry["name"]] = cell(entry, side)
+    lines += [
+        _row([named, seeds, *(row.get(name, "") for name in names)])
+        for (named, seeds), row in rows.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _cells(entry: Entry, side: str, values: Entry) -> list[list[str]]:
-    worth = entry["worth"][side]
-    at = next(at for at in values["budgets"] if at["fraction"] == worth["fraction"])
-    kind = at[entry["worth"]["candidate" if side == "baseline" else side]["evaluation"]]
-    shown = [f"{entry['idea']}", entry["name"], _span(entry["seeds"]), side]
-    shown.append(_loss(kind["mean_loss"], kind["spread"]))
-    if side == "baseline":
-        return [[*shown, "1", "", "1", "", ""]]
-    jumps = f"{at['jumps']} ({at['refused']})"
-    return [[*shown, *_worth(worth["multiplier"]), *_worth(worth["time_multiplier"]), jumps]]
-
-
-def _worth(worth: Mapping[str, Any]) -> list[str]:
+def _worth(entry: Entry, side: str, unit: str) -> str:
+    worth = entry["worth"][side][f"{unit}multiplier"]
     if worth["outside"] is not None:
         ends = {"below": f"<{worth['least']:.2f}", "above": f">{worth['most']:.2f}"}
-        return [ends.get(worth["outside"], worth["outside"]), ""]
+        return ends.get(worth["outside"], worth["outside"])
+    if isinstance(worth["mean"], str):  # JSON has no infinity and no nan: they are words there
+        return "-"
     if worth["low"] is None:
-        return [f"{worth['mean']:.3f}", ""]
+        return f"{worth['mean']:.3f}"
     low = f"{worth['low']:.3f}" if worth["low"] else f"<{worth['least']:.2f}"
-    # JSON has no infinity: it is a word there.
-    high = f">{worth['most']:.2f}" if float(worth["high"]) > worth["most"] else None
-    return [f"{worth['mean']:.3f}", f"{low}-{high or format(worth['high'], '.3f')}"]
+    high = f"{worth['high']:.3f}" if worth["high"] != "inf" else f">{worth['most']:.2f}"
+    mean = f"{worth['mean']:.3f}"
+    return f"{f'**{mean}**' if worth['low'] > 1.0 else mean} ({low} to {high})"
 
 
-def _loss(mean: float | str, spread: float | None) -> str:
+def _lost(entry: Entry, side: str) -> str:
+    worth = entry["worth"][side]
+    at = _at(entry, side)
+    kind = at[
+        entry["worth"]["candidate"]["evaluation"] if side == "baseline" else worth["evaluation"]
+    ]
+    mean, spread = kind["mean_loss"], kind["spread"]
     if isinstance(mean, str):
         return mean
     return f"{mean:.4f}" if spread is None else f"{mean:.4f} ± {spread:.4f}"
+
+
+def _jumps(entry: Entry, side: str) -> str:
+    at = _at(entry, side)
+    return f"{at['jumps']} ({at['refused']})"
+
+
+def _at(entry: Entry, side: str) -> Entry:
+    fraction = entry["worth"][side]["fraction"]
+    found: Entry = next(at for at in entry["sides"][side]["budgets"] if at["fraction"] == fraction)
+    return found
 
 
 def _span(seeds: Sequence[int]) -> str:

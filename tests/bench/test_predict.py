@@ -73,7 +73,9 @@ def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
     path.write_text(json.dumps({"comparisons": [made]}), encoding="utf-8")
     table = run("--json", path, "--table")
     assert 0 == table.returncode, table.stderr
-    assert "| drift | photo | 7-8 | candidate |" in table.stdout
+    assert "| passes x | seeds | photo |" in table.stdout
+    assert 4 == table.stdout.count("| drift | 7-8 | ")
+    assert "| drift: baseline | 7-8 | " in table.stdout
 
 
 def test_a_name_that_is_none_is_told_before_anything_is_trained(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from .enabling import DYNAMICS
+import attrs
+
+from .enabling import DYNAMICS, PREDICTOR
+from .errors import PluginError
+from .middleware import blame
 from .predict import Guard, as_it_was, unwritten
 from .steps import Jump
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from .history import History
     from .manager import HookManager
     from .parameters import ParameterStore
+    from .predict import Verdict
     from .steps import Update
 
 DEFAULT_CONFIDENCE = 0.85
@@ -54,7 +59,7 @@ def attempt(
         if update is None:
             return None
         guard = Guard(rise=settings.rise, halvings=settings.halvings)
-        verdict = guard.judge(store, update, probe)
+        verdict = _judged(guard, store, update, probe, _predictor(hooks))
     return Jump(
         accepted=verdict.accepted,
         horizon=max(1, round(min(update.horizon, horizon) * (verdict.scale or 1.0))),
@@ -66,6 +71,37 @@ def attempt(
         reason=verdict.reason,
         seconds=time.perf_counter() - started,
     )
+
+
+def _predictor(hooks: HookManager) -> str | None:
+    return next((name for name, spec in hooks.specs.items() if PREDICTOR in spec.claims), None)
+
+
+def _judged(
+    guard: Guard,
+    store: ParameterStore,
+    update: Update,
+    probe: Callable[[], float],
+    predictor: str | None,
+) -> Verdict:
+    """Have the guard judge; what the update's own functions raise is blamed on the predictor."""
+
+    def owned(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except BaseException as error:
+                blame(error, predictor, "propose_update")
+                raise
+
+        return called
+
+    add = None if update.add is None else owned(update.add)
+    try:
+        return guard.judge(store, attrs.evolve(update, delta=owned(update.delta), add=add), probe)
+    except PluginError as error:  # a delta that is none
+        blame(error, predictor, "propose_update")
+        raise
 
 
 def _confidence(hooks: HookManager, history: History, horizon: int) -> float | None:

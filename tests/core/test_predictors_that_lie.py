@@ -231,6 +231,47 @@ class Still(Plugin[Any]):
         return Update(10**9, lambda span: torch.zeros(span.shape))
 
 
+class Raises(Plugin[Any]):
+    """Its delta cannot be made."""
+
+    @hookimpl
+    def propose_update(self) -> Update:
+        def delta(span: Span) -> torch.Tensor:
+            raise KeyError(span.name)
+
+        return Update(1, delta)
+
+
+class RaisesAdding(Plugin[Any]):
+    """Its delta cannot be added."""
+
+    @hookimpl
+    def propose_update(self) -> Update:
+        def add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
+            raise KeyError(str((weight.shape, delta.shape, scale)))
+
+        return Update(1, lambda span: torch.zeros(span.shape), add)
+
+
+class Counts(Plugin[Any]):
+    """Its delta is of integers."""
+
+    @hookimpl
+    def propose_update(self) -> Update:
+        return Update(1, lambda span: torch.ones(span.shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("cls", "error"), [(Raises, KeyError), (RaisesAdding, KeyError), (Counts, PluginError)]
+)
+def test_what_deltas_raise_is_blamed_on_who_predicts(
+    cls: type[Plugin[Any]], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        run(predictor(cls))
+    assert ["raised by plugin 'meddler' in hook 'propose_update'"] == caught.value.__notes__
+
+
 @pytest.mark.parametrize(
     ("loss", "confidence", "jumps"),
     [(math.nan, 1.0, 0), (math.inf, 1.0, 0), (1.0, math.nan, 0), (1.0, 1.0, 2)],

@@ -66,6 +66,8 @@ class Recorder:
         self.final_loss: float | None = None
         self._early: list[MutableMapping[str, Any]] | None = []
         """Events of the assembly: they wait until it is known whether the run starts anew."""
+        self.summed_up = False
+        """Whether the run has ended with its summary."""
         self._started = time.perf_counter()
         self._recorded = 0  # update whose row is the last one in the file
 
@@ -221,6 +223,7 @@ class Recorder:
         }
         if self._files:
             self._files.whole("summary.json", _document(summary))
+        self.summed_up = True
         return summary
 
     def close(self) -> None:

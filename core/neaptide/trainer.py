@@ -329,12 +329,17 @@ class HybridTrainer:
     def _write(self, *, directory: Path) -> Path:
         return saving.save(directory, self._parts, self._data_state)
 
+    def _log_end(self, error: BaseException | None) -> None:
+        if error is None and not self._recorder.summed_up:
+            self.run.log.info("run.closed", step=self.state.step)
+        elif error is not None and not isinstance(error, Interrupted):
+            self.run.log.info("run.failed", step=self.state.step, error=said(error))
+
     def _tear_down(self, error: BaseException | None) -> None:
         self._closed = True
         errors: list[BaseException] = []
         if hasattr(self, "run"):
-            if error is not None and not isinstance(error, Interrupted):
-                self.run.log.info("run.failed", step=self.state.step, error=said(error))
+            self._log_end(error)
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
             errors += self.hooks.on_run_end(self.run, error)

@@ -355,3 +355,16 @@ def test_a_data_factory_is_told_what_it_names(
     with HybridTrainer.from_config(config) as trainer:
         (batch,) = build_data(trainer.config, trainer.hooks).train
     assert told == batch.tolist()
+
+
+def test_a_loop_of_ones_own_ends_with_an_event_and_fit_with_a_summary(tmp_path: Path) -> None:
+    for name in ("own", "fit"):
+        trainer, batches = tiny_trainer({"run": {"dir": str(tmp_path / name)}})
+        with trainer:
+            if name == "fit":
+                trainer.fit(Data(batches))
+            else:
+                trainer.step(batches[0])
+    own, fit = ((tmp_path / name / "events.jsonl") for name in ("own", "fit"))
+    assert '"run.closed"' in own.read_text(encoding="utf-8")
+    assert not fit.exists() or "run.closed" not in fit.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from neaptide.errors import CheckpointError, RunDirectoryError
 from .files import flat, json_file, kept, number_of, objects, step_of, toml_file
 from .memory import MemoryTable, memory_tables
 from .series import Course, Ends, Track, drawable
-from .status import Status, locked, status_of
+from .status import ENDINGS, Status, locked, status_of
 from .steps import Steps, read_steps
 from .text import clean, safe, scalar
 
@@ -155,7 +155,7 @@ def _events(path: Path, damage: Counter[str]) -> Events:
             found.counts[level, name] += 1
         if name in _JUMPS:
             _jump(found, _JUMPS[name], line)
-        elif name in {"run.stopped", "run.failed"}:
+        elif name in ENDINGS:
             found.ending = line
         elif name == "update.skipped":
             found.skipped = step_of(line.get("step")) or 0, step_of(line.get("in_a_row")) or 0

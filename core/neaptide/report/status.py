@@ -15,6 +15,8 @@ from .text import clean
 if TYPE_CHECKING:
     from pathlib import Path
 
+ENDINGS = frozenset({"run.stopped", "run.failed", "run.closed"})
+"""Events that end a run on purpose."""
 _SHOWN = 200
 """Characters of an error that are shown."""
 
@@ -24,7 +26,8 @@ class Status:
     """How a run stands."""
 
     kind: str
-    """`finished`, `running`, `stopped`, `failed`, `diverged`, `interrupted` or `not started`."""
+    """`finished`, `closed`, `running`, `stopped`, `failed`, `diverged`, `interrupted` or
+    `not started`."""
     text: str
     """The same for people, in a few words."""
 
@@ -57,7 +60,7 @@ def status_of(
         held: whether the run directory's lock is held.
         last_step: the last update that has a row, 0 for none.
         summary: summary.json. A resumed run that went further has left it behind.
-        ending: the last event `run.stopped` or `run.failed`, if any.
+        ending: the last of the events `ENDINGS`, if any.
         in_a_row: the skipped updates in a row at the end.
         max_skipped: `train.max_skipped`.
     """
@@ -75,6 +78,8 @@ def status_of(
             error = clean(ending.get("error", ""), _SHOWN)
             where = f"after update {stopped:,}" if stopped else "before the first update"
             return Status("failed", f"failed {where}: {error}")
+        if ending.get("event") == "run.closed":
+            return Status("closed", f"closed after update {stopped:,}, by a loop of its own")
         name = _signal_name(ending.get("signal"))
         return Status("stopped", f"stopped by {name} after update {stopped:,}")
     if not last_step:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _COLOURS = {
     "finished": "32",
     "running": "34",
+    "closed": "32",
     "stopped": "33",
     "interrupted": "33",
     "failed": "31",

@@ -25,6 +25,7 @@ def skipped(step: int, in_a_row: int) -> dict[str, Any]:
 
 
 STOPPED = {"level": "info", "event": "run.stopped", "step": 2, "signal": 15}
+CLOSED = {"level": "info", "event": "run.closed", "step": 2}
 TWO = (line(1), line(2))
 
 
@@ -35,6 +36,9 @@ TWO = (line(1), line(2))
         ({}, "interrupted", "ended after update 2 without a summary: crash or kill"),
         ({"summary": {"steps": 1}}, "interrupted", "ended after update 2"),
         ({"events": [STOPPED]}, "stopped", "stopped by SIGTERM after update 2"),
+        ({"events": [CLOSED]}, "closed", "closed after update 2, by a loop of its own"),
+        ({"events": [{**CLOSED, "step": 1}]}, "interrupted", "ended after update 2"),
+        ({"events": [CLOSED], "summary": {"steps": 2}}, "finished", "finished"),
         ({"events": [{**STOPPED, "step": 1}]}, "interrupted", "ended after update 2"),
         ({"events": [STOPPED], "summary": {"steps": 2}}, "finished", "finished"),
         ({"events": [skipped(1, 3)], "config": "train.max_skipped = 2"}, "interrupted", "ended"),

@@ -68,6 +68,7 @@ IDEAS = {
     "ademamix": Idea(("ademamix", "pace"), against=BASE),
     "constant": Idea(("adamw", "pace", "constant"), against=BASE),
     "stack": Idea(("muon", "pace", "drift"), against=BASE),
+    "stack-search": Idea(("muon", "pace", "search"), against=BASE),
 }
 
 

@@ -163,9 +163,8 @@ def _levels(found: Comparison) -> list[dict[str, Any]]:
         return []
     a_pass = {side.name: _seconds_a_pass(found.of(side.name, 1.0)) for side in found.sides}
     levels: list[dict[str, Any]] = []
-    for loss in dict.fromkeys(
-        curve(reference).losses
-    ):  # budgets that do equally well are one level
+    losses = dict.fromkeys(curve(reference).losses)  # equally good budgets are one level
+    for loss in losses:
         needed = {}
         for side in found.sides:
             needed[side.name] = _needed(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENDINGS = frozenset({"run.stopped", "run.failed", "run.closed"})
-"""Events that end a run on purpose."""
+"""Events that say how a run ended."""
 _SHOWN = 200
 """Characters of an error that are shown."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def _table(
     for entry in comparisons:
         for side in entry["sides"]:
             if side != "baseline" or baseline:
-                named = entry["idea"] if side == "candidate" else f"{entry['idea']}: {side}"
+                named = _named(entry) if side == "candidate" else f"{_named(entry)}: {side}"
                 row = rows.setdefault((named, _span(entry["seeds"])), {})
                 row[entry["name"]] = cell(entry, side)
     lines += [
@@ -103,6 +105,12 @@ def _table(
         for (named, seeds), row in rows.items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _named(entry: Entry) -> str:
+    """Return the idea, and the settings that were laid over all."""
+    sets = [word for flag, word in pairwise(shlex.split(entry["command"])) if flag == "--set"]
+    return " ".join([entry["idea"], *sets])
 
 
 def _worth(entry: Entry, side: str, unit: str) -> str:
@@ -123,10 +131,8 @@ def _worth(entry: Entry, side: str, unit: str) -> str:
 def _lost(entry: Entry, side: str) -> str:
     worth = entry["worth"][side]
     at = _at(entry, side)
-    kind = at[
-        entry["worth"]["candidate"]["evaluation"] if side == "baseline" else worth["evaluation"]
-    ]
-    mean, spread = kind["mean_loss"], kind["spread"]
+    like = entry["worth"]["candidate"] if side == "baseline" else worth
+    mean, spread = (at[like["evaluation"]][key] for key in ("mean_loss", "spread"))
     if isinstance(mean, str):
         return mean
     return f"{mean:.4f}" if spread is None else f"{mean:.4f} ± {spread:.4f}"

@@ -133,10 +133,10 @@ def _report(trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 -
 
 def _command(idea: str, task: str, given: Any) -> str:
     """Return what measures this one again."""
-    words = ["python bench/predict.py", "--ideas", idea, "--tasks", task, "--seeds", given.seeds]
+    words = ["python", "bench/predict.py", "--ideas", idea, "--tasks", task, "--seeds", given.seeds]
     words += ["--as-is"] * given.as_is + ["--whole"] * given.whole
-    words += [f"--set {shlex.quote(setting)}" for setting in given.set]
-    return " ".join(words)
+    words += [word for setting in given.set for word in ("--set", setting)]
+    return shlex.join(words)
 
 
 def _place(made: dict[str, Any]) -> tuple[int, int, list[int]]:

@@ -1,6 +1,20 @@
-"""What plugins raise while a run ends, told without hiding what ended it."""
+"""The end of a run: how it is told, and what plugins raise, without hiding what ended it."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from .logging import said
+from .signals import Interrupted
+
+
+def log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) -> None:
+    """Write the event of a run that failed, or was closed; whoever saw a signal told of it."""
+    if error is None:
+        if closed:
+            log.info("run.closed", step=step)
+    elif not isinstance(error, Interrupted):
+        log.info("run.failed", step=step, error=said(error))
 
 
 def raise_teardown(errors: list[BaseException], error: BaseException | None) -> None:

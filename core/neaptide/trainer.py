@@ -14,16 +14,15 @@ from .enabling import configured
 from .errors import suggest
 from .fit import Fit
 from .kernels import KERNELS, KernelScope
-from .logging import run_logger, said
+from .logging import run_logger
 from .loop import Loop
 from .memory import sample
 from .parameters import ParameterStore
 from .recorder import Recorder
 from .schedule import LearningRate
-from .signals import Interrupted
 from .state import TrainState
 from .task import Data, Run, Task
-from .teardown import raise_teardown
+from .teardown import log_end, raise_teardown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -329,17 +328,12 @@ class HybridTrainer:
     def _write(self, *, directory: Path) -> Path:
         return saving.save(directory, self._parts, self._data_state)
 
-    def _log_end(self, error: BaseException | None) -> None:
-        if error is None and not self._recorder.summed_up:
-            self.run.log.info("run.closed", step=self.state.step)
-        elif error is not None and not isinstance(error, Interrupted):
-            self.run.log.info("run.failed", step=self.state.step, error=said(error))
-
     def _tear_down(self, error: BaseException | None) -> None:
         self._closed = True
         errors: list[BaseException] = []
         if hasattr(self, "run"):
-            self._log_end(error)
+            alone = self._begun and not self._recorder.summed_up
+            log_end(self.run.log, self.state.step, error, closed=alone)
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
             errors += self.hooks.on_run_end(self.run, error)

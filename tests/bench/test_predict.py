@@ -74,8 +74,9 @@ def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
     table = run("--json", path, "--table")
     assert 0 == table.returncode, table.stderr
     assert "| passes x | seeds | photo |" in table.stdout
-    assert 4 == table.stdout.count("| drift | 7-8 | ")
-    assert "| drift: baseline | 7-8 | " in table.stdout
+    named = "drift train.steps=40 train.batch_size=32"
+    assert 4 == table.stdout.count(f"| {named} | 7-8 | ")
+    assert f"| {named}: baseline | 7-8 | " in table.stdout
 
 
 def test_a_name_that_is_none_is_told_before_anything_is_trained(tmp_path: Path) -> None:

@@ -96,10 +96,14 @@ def test_against_another_configuration(neaptide: Any, shared: Path) -> None:
 
 def test_findings_are_named_after_all_that_is_compared(neaptide: Any) -> None:
     Path("smaller.toml").write_text("[phases.predict]\nmax_horizon = 3\n")
-    Path("plain.toml").write_text("[plugins.predictor-drift]\nenabled = false\n")
-    wrong = ("--set", "model.name=tiny_task:broken")  # it ends at the first trial
-    neaptide(*QUICK[:2], "smaller.toml", *QUICK[2:], *wrong)
-    assert Path("runs/tiny-smaller-compare").is_dir()
+    Path("other.toml").write_text(Path("tiny.toml").read_text() + '[optimizer]\nname = "sgd"\n')
+    for name in ("tiny-smaller", "tiny-smaller-against-other"):
+        Path(f"runs/{name}-compare").mkdir(parents=True)
+        Path(f"runs/{name}-compare/workers.log").mkdir()  # it ends before the first trial
+    told = neaptide("compare", "tiny.toml", "smaller.toml", *QUICK[2:])
+    assert "cannot write runs/tiny-smaller-compare/workers.log" in told.err
+    told = neaptide("compare", "tiny.toml", "smaller.toml", *QUICK[2:], "--against", "other.toml")
+    assert "cannot write runs/tiny-smaller-against-other-compare/workers.log" in told.err
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from neaptide import HybridTrainer, assembly
+from neaptide import HybridTrainer
+from neaptide.run import assembly
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import KERNELS
+from neaptide_kernels.registry import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

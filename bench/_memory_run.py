@@ -10,21 +10,21 @@ import torch
 from torch.nn import functional
 
 from neaptide import HybridTrainer, Loss, Plugin, PluginSpec, hookimpl
-from neaptide.memory import MOMENTS
-from neaptide.offload.host_memory import mapped_slabs, slab_bytes
-from neaptide.phases import PHASES
+from neaptide.api.memory import MOMENTS
+from neaptide.api.phases import PHASES
 from neaptide.plugin import NoConfig
-from neaptide.testing.allocations import Allocations, counted
-from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide.run.resident.host_memory import mapped_slabs, slab_bytes
 from neaptide_plugins.builtin_models.byte_gpt import build
 from neaptide_plugins.builtin_models.config import ByteGptOptions
+from neaptide_toolkit.testing.allocations import Allocations, counted
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import nn
 
-    from neaptide.phases import Phase
+    from neaptide.api.phases import Phase
 
 CYCLE: dict[str, Any] = {
     "warmup": {"steps": 1},

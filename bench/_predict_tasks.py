@@ -15,7 +15,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from neaptide import Data, Task
-from neaptide.steps import Loss
+from neaptide.api.steps import Loss
 from neaptide_plugins.builtin_data import digits
 
 if TYPE_CHECKING:

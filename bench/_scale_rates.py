@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.offload import lane_for
+from neaptide_toolkit.offload import lane_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

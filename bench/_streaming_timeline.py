@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from _decoder import Decoder, Shape, batch_of
 
-from neaptide.recompute import find_blocks
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_toolkit.recompute import find_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

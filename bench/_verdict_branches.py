@@ -11,7 +11,8 @@ import attrs
 import torch
 from _forecast_traces import config_of
 
-from neaptide import HybridTrainer, Plugin, PluginSpec, Update, assembly, hookimpl
+from neaptide import HybridTrainer, Plugin, PluginSpec, Update, hookimpl
+from neaptide.run import assembly
 from neaptide_plugins.delayed_verdict.trial import Kept, losses_of
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.gradient_error import compare
-from neaptide.testing.allocations import counted
 from neaptide_plugins.activation_compression.ops import Ops
 from neaptide_plugins.activation_compression.saving import Saving
 from neaptide_plugins.builtin_models.byte_gpt import VOCABULARY, build
 from neaptide_plugins.builtin_models.config import ByteGptOptions
+from neaptide_toolkit.gradient_error import compare
+from neaptide_toolkit.testing.allocations import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from _forecast_traces import STEPS, TASKS, config_of, trace
 
-from neaptide.machine import facts
-from neaptide.schedule import LearningRate
+from neaptide.loop.schedule import LearningRate
+from neaptide.machine.facts import facts
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
 from neaptide_plugins.dynamics_linear.forecaster import Forecaster
 

@@ -23,14 +23,14 @@ import torch
 from _kernel_rivals import Absent, rivals
 from _kernel_times import ceilings, seconds
 
-from neaptide.kernels import KERNELS, first_disagreement
-from neaptide.machine import facts
+from neaptide.machine.facts import facts
 from neaptide_kernels.catalogue import triton_providers
+from neaptide_kernels.registry import KERNELS, first_disagreement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from neaptide.kernels import Op, Sample
+    from neaptide_kernels.registry import Op, Sample
 
 _HEAD = "| op | sample | by | median | quartiles | GB/s | of the copy | x eager |"
 _FEWEST = 3

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.low_precision import fp8_product
 from neaptide_plugins.low_precision_backward.products import (
     Seeds,
     fp8_gradient_product,
     int8_product,
 )
+from neaptide_toolkit.low_precision import fp8_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable

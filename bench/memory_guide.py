@@ -22,7 +22,7 @@ from _memory_formula import KNOWN, LARGE, Decoder, computed
 from _memory_run import Size, measured
 
 from neaptide.errors import NeaptideError
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

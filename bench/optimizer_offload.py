@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from neaptide.testing.allocations import Allocations, counted
 from neaptide_plugins.optimizer_offload.choosing import mechanism, tensors_of
 from neaptide_plugins.optimizer_offload.state_tensors import State
+from neaptide_toolkit.testing.allocations import Allocations, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

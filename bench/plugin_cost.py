@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide import HybridTrainer
-from neaptide.registry import installed_plugins
-from neaptide.testing import tiny_task
-from neaptide.testing.tiny import tiny_loss
+from neaptide.hooks.registry import installed_plugins
+from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable

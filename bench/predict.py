@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from _predict_report import markdown, tasks
 
-from neaptide import machine
-from neaptide.compare import Pool, Settings, compare, findings, headline, sides_of, summary
 from neaptide.config import load
-from neaptide.jsonable import jsonable
-from neaptide.registry import installed_plugins
-from neaptide.replacing import replace_file
-from neaptide.signals import stop_on_signals
+from neaptide.hooks.registry import installed_plugins
+from neaptide.io.jsonable import jsonable
+from neaptide.io.replacing import replace_file
+from neaptide.machine import facts as machine
+from neaptide.run.signals import stop_on_signals
+from neaptide_verbs.compare import Pool, Settings, compare, findings, headline, sides_of, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from neaptide.compare import Result, Trial
     from neaptide.config import RunConfig
+    from neaptide_verbs.compare import Result, Trial
 
 HERE = Path(__file__).parent
 TASKS = ("byte-gpt", "noisy-digits", "photo")

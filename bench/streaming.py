@@ -25,7 +25,7 @@ from _streaming_timeline import overlap, timeline, trace
 from _streaming_ways import PLAIN, QUICK, RECOMPUTED, SIZES, WAYS, Size, Subject, subjects
 from _streaming_ways import most_allocated as most
 
-from neaptide.machine import facts
+from neaptide.machine.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ import torch
 from _forecast_traces import TASKS
 from _verdict_branches import KINDS, Judged, judged
 
-from neaptide.machine import facts
+from neaptide.machine.facts import facts
 from neaptide_plugins.delayed_verdict.pacing import Verdict, verdict_of
 from neaptide_plugins.delayed_verdict.trial import Trial
 

@@ -16,7 +16,7 @@ import attrs
 
 from neaptide import RunConfig
 from neaptide.config import dumps, presets
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from neaptide.report import read_run, run_page
+from neaptide_verbs.report import read_run, run_page
 
 IMAGE = Path(__file__).parent / "images" / "report.png"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

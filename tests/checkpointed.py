@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from support import same_bits
 
-from neaptide.recompute import find_blocks
 from neaptide_plugins.activation_checkpointing.segments import Segments
+from neaptide_toolkit.recompute import find_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ import attrs
 import torch
 from torch import nn
 
-from neaptide.gradient_error import compare
 from neaptide_plugins.activation_compression.ops import Ops
 from neaptide_plugins.activation_compression.saving import Held, Saving
+from neaptide_toolkit.gradient_error import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

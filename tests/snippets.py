@@ -18,7 +18,7 @@ from pages import ROOT
 
 from neaptide.cli.app import build_app, main
 from neaptide.config import FORMATS
-from neaptide.enabling import configured
+from neaptide.hooks.enabling import configured
 from neaptide.plugin import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:

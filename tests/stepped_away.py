@@ -10,9 +10,9 @@ import torch
 from support import same_bits
 from torch import nn, optim
 
-from neaptide.offload import Layout
 from neaptide_kernels.adamw_split.split_master import split
 from neaptide_plugins.layer_streaming.stepping import Item, adoptable, state_layout, step_away
+from neaptide_toolkit.offload import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,17 +10,17 @@ import attrs
 import torch
 from support import same_bits
 
-from neaptide.offload import ThreadLane
-from neaptide.recompute import find_blocks
 from neaptide_plugins.layer_streaming.settings import Settings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_toolkit.offload import ThreadLane
+from neaptide_toolkit.recompute import find_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import nn
 
-    from neaptide.offload import Ticket
+    from neaptide_toolkit.offload import Ticket
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer, Plugin, PluginSpec
-from neaptide.testing.tiny import tiny_loss, tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 _numbers = itertools.count()
 

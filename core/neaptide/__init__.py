@@ -6,28 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import RunConfig, field, structure_options
-    from .diagnosis import Finding
-    from .errors import (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        DivergedError,
-        DoesNotFitError,
-        NeaptideError,
-        PluginError,
-        RunDirectoryError,
-        WrongCheckpointError,
-    )
-    from .memory import Ledger
-    from .parameters import ParameterStore
-    from .phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
-    from .plugin import NoConfig, Plugin, PluginSpec, hookimpl
-    from .recorder import StepRecord
-    from .signals import Interrupted, stop_on_signals
-    from .spans import Span
-    from .stash import StashKey
-    from .steps import (
+    from .api.diagnosis import Finding
+    from .api.memory import Ledger
+    from .api.parameters import ParameterStore
+    from .api.phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
+    from .api.spans import Span
+    from .api.stash import StashKey
+    from .api.steps import (
         JUMP_GAIN,
         PACE,
         Forecast,
@@ -41,13 +26,28 @@ if TYPE_CHECKING:
         Update,
         WeighedLoss,
     )
-    from .task import Data, DataSpec, ModelSpec, Run, Task
-    from .trainer import HybridTrainer
+    from .api.task import Data, DataSpec, ModelSpec, Run, Task
+    from .config import RunConfig, field, structure_options
+    from .errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DivergedError,
+        DoesNotFitError,
+        NeaptideError,
+        PluginError,
+        RunDirectoryError,
+        WrongCheckpointError,
+    )
+    from .plugin import NoConfig, Plugin, PluginSpec, hookimpl
+    from .run.recorder import StepRecord
+    from .run.signals import Interrupted, stop_on_signals
+    from .run.trainer import HybridTrainer
 
 # Lazy (PEP 562), so that a manifest or a config check never imports torch.
 _HOME = {
     "config": ("RunConfig", "field", "structure_options"),
-    "diagnosis": ("Finding",),
+    "api.diagnosis": ("Finding",),
     "errors": (
         "CheckpointError",
         "ConfigError",
@@ -59,15 +59,15 @@ _HOME = {
         "RunDirectoryError",
         "WrongCheckpointError",
     ),
-    "memory": ("Ledger",),
-    "parameters": ("ParameterStore",),
-    "phases": ("CORRECT", "FULL", "PREDICT", "WARMUP", "Phase", "PhaseSchedule"),
+    "api.memory": ("Ledger",),
+    "api.parameters": ("ParameterStore",),
+    "api.phases": ("CORRECT", "FULL", "PREDICT", "WARMUP", "Phase", "PhaseSchedule"),
     "plugin": ("NoConfig", "Plugin", "PluginSpec", "hookimpl"),
-    "recorder": ("StepRecord",),
-    "signals": ("Interrupted", "stop_on_signals"),
-    "spans": ("Span",),
-    "stash": ("StashKey",),
-    "steps": (
+    "api.records": ("StepRecord",),
+    "run.signals": ("Interrupted", "stop_on_signals"),
+    "api.spans": ("Span",),
+    "api.stash": ("StashKey",),
+    "api.steps": (
         "JUMP_GAIN",
         "PACE",
         "Forecast",
@@ -81,8 +81,8 @@ _HOME = {
         "Update",
         "WeighedLoss",
     ),
-    "task": ("Data", "DataSpec", "ModelSpec", "Run", "Task"),
-    "trainer": ("HybridTrainer",),
+    "api.task": ("Data", "DataSpec", "ModelSpec", "Run", "Task"),
+    "run.trainer": ("HybridTrainer",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 

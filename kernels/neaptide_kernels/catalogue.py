@@ -17,8 +17,7 @@ from . import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide.kernels import Provider
-
+    from .registry import Provider
     from .shipping import Shipped
 
 _FOLDERS = (adam8bit, adamw_split, apply_delta, chunked_cross_entropy, encode_state, int8, lion8bit)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from neaptide.kernels import Query
+    from .registry import Query
 
 OLDEST = (3, 6)
 _LEAST_CAPABILITY = (8, 0)

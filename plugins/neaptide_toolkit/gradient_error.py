@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from . import buffers, rng
+from neaptide.api import buffers, rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
-    from .parameters import ParameterStore
-    from .spans import Span
-    from .steps import WeighedLoss
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.spans import Span
+    from neaptide.api.steps import WeighedLoss
 
     Gradients = Sequence[torch.Tensor | None]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 from cyclopts import App, Parameter
 
+from neaptide.cli import configs, plugins, presets, run
+from neaptide.cli.output import AsJson, print_json, print_text
 from neaptide.config import FORMATS, FRAMEWORKS
 from neaptide.config.presets import names
 from neaptide.errors import NeaptideError
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
-from . import configs, plugins, presets, run
-from .convert import convert
-from .output import AsJson, print_json, print_text
+from .convert.verb import convert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

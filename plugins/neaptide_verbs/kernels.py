@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from cyclopts import App, Parameter
 
+from neaptide.cli.output import AsJson, print_json, print_table, print_text
 from neaptide.errors import NeaptideError, suggest
-
-from .output import AsJson, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import torch
 
-    from neaptide.kernels import Kernels, Sample, Timing
+    from neaptide_kernels.registry import Kernels, Sample, Timing
 
 app = App(name="kernels", help="Show, explain, time and tune the kernels of this machine.")
 
@@ -144,9 +143,9 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
 
     What kept some from being asked, and what is warned of meanwhile, is in the notes afterwards.
     """
-    from neaptide.kernels import KERNELS, KernelScope, KernelWarning  # noqa: PLC0415 - it imports torch
-    from neaptide.manager import HookManager  # noqa: PLC0415 - likewise
-    from neaptide.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - likewise
+    from neaptide.hooks.manager import HookManager  # noqa: PLC0415 - likewise
+    from neaptide.hooks.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - likewise
+    from neaptide_kernels.registry import KERNELS, KernelScope, KernelWarning  # noqa: PLC0415 - it imports torch
 
     notes: list[str] = []
     scope = KernelScope(KERNELS)

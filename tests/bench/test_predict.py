@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from neaptide.config import load
-from neaptide.enabling import configured
-from neaptide.registry import installed_plugins
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
 
 BENCH = Path(__file__).parents[2] / "bench"
 TASKS = ("byte-gpt", "noisy-digits", "photo")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from neaptide.config import FORMATS, Loaded, load, unstructure
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
 ROOT = Path(__file__).resolve().parent
 VERSIONS = sorted(path for path in ROOT.iterdir() if (path / "effective").is_dir())

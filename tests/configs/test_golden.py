@@ -12,10 +12,11 @@ from jsonschema import Draft202012Validator
 from pages import ROOT as REPOSITORY
 
 from neaptide import RunConfig
-from neaptide.config import FORMATS, json_schema, presets, unstructure
+from neaptide.config import FORMATS, presets, unstructure
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
+from neaptide_verbs.schema import json_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from neaptide.registry import installed_plugins
-from neaptide.testing import LAWS, check_plugin
+from neaptide.hooks.registry import installed_plugins
+from neaptide_toolkit.testing import LAWS, check_plugin
 
 # Where a plugin's defaults never act on a model as small as the contract's.
 SETTINGS: dict[str, dict[str, Any]] = {

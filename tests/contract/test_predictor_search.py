@@ -9,8 +9,8 @@ import pytest
 from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 
 from neaptide import PACE, Pace, hookimpl
-from neaptide.testing import check_plugin
-from neaptide.testing.hostile import HOSTILE_STORE
+from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.hostile import HOSTILE_STORE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ import torch
 from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 
 from neaptide import PACE, PREDICT, ConfigError, Pace, hookimpl
-from neaptide.memory import nested_tensors
-from neaptide.registry import installed_plugins
-from neaptide.testing import check_plugin
-from neaptide.testing.hostile import HOSTILE_STORE
+from neaptide.api.memory import nested_tensors
+from neaptide.hooks.registry import installed_plugins
+from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.hostile import HOSTILE_STORE
 
 if TYPE_CHECKING:
     from pathlib import Path

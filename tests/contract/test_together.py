@@ -9,8 +9,8 @@ import pytest
 from support import CYCLE, same_tensors
 
 from neaptide import FULL, ConfigError, HybridTrainer
-from neaptide.registry import installed_plugins
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
+from neaptide.hooks.registry import installed_plugins
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from pages import CONTRIB, PAGES, READMES, ROOT, blocks, indented
 from snippets import CHECKS, WrongSnippetError, check_configuration, run_page
 
 from neaptide import NeaptideError
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,12 @@ import pytest
 from pages import PLUGINS, READMES, ROOT, headings, section, tables, text_of
 from support import CYCLE, tiny_trainer
 
-from neaptide import Interrupted, NeaptideError, PluginSpec, RunConfig, StepResult, hookspecs
+from neaptide import Interrupted, NeaptideError, PluginSpec, RunConfig, StepResult
 from neaptide.cli import app as cli
-from neaptide.manager import _AROUND, _SPECS
-from neaptide.registry import installed_plugins
-from neaptide.testing import LAWS
+from neaptide.hooks import hookspecs
+from neaptide.hooks.manager import _AROUND, _SPECS
+from neaptide.hooks.registry import installed_plugins
+from neaptide_toolkit.testing import LAWS
 
 if TYPE_CHECKING:
     from pathlib import Path

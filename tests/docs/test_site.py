@@ -10,8 +10,9 @@ import pytest
 from pages import CONTRIB, DOCS, READMES, ROOT, text_of
 
 import neaptide
-from neaptide import hookspecs, testing
-from neaptide.manager import _SPECS
+from neaptide.hooks import hookspecs
+from neaptide.hooks.manager import _SPECS
+from neaptide_toolkit import testing
 
 if TYPE_CHECKING:
     from pathlib import Path

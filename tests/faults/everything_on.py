@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from neaptide import HybridTrainer
-from neaptide.assembly import build_data
+from neaptide.run.assembly import build_data
 
 
 def config(directory: str, steps: int) -> dict[str, Any]:

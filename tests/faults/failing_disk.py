@@ -23,8 +23,8 @@ import torch
 from support import tiny_trainer
 
 from neaptide import NeaptideError
+from neaptide.api.rng import seed_all
 from neaptide.checkpoint import newest_valid
-from neaptide.rng import seed_all
 
 MODES = {"once": 0, "ever since": 1, "each once": 2, "short": 3}
 STEPS = 5

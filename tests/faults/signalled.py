@@ -20,8 +20,8 @@ from support import tiny_trainer
 
 import neaptide
 from neaptide import NeaptideError
+from neaptide.api.rng import seed_all
 from neaptide.checkpoint import newest_valid
-from neaptide.rng import seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

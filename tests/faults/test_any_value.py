@@ -10,10 +10,10 @@ import attrs
 import pytest
 
 from neaptide import HybridTrainer, NeaptideError
-from neaptide.assembly import build_data
 from neaptide.config import RunConfig
-from neaptide.enabling import configured
-from neaptide.registry import installed_plugins
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
+from neaptide.run.assembly import build_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 from support import tiny_trainer
 
 from neaptide import CheckpointError
-from neaptide.rng import seed_all
+from neaptide.api.rng import seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import CYCLE, plugin_with, stranger
 
-from neaptide import HybridTrainer, hookimpl, hookspecs
+from neaptide import HybridTrainer, hookimpl
 from neaptide.checkpoint import digest, verify
-from neaptide.testing import tiny_task
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
+from neaptide.hooks import hookspecs
+from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, "neaptide_spec"))
 OUTSIDE = {"build_model", "build_data", "diagnose"}
-"""Asked by runs from a config, and by the doctor; tests/core/test_manager.py has them."""
+"""Asked by runs from a config, and by the doctor; tests/core/hooks/test_manager.py has them."""
 ASSEMBLY = {
     "configure_optimizer",
     "convert_model",

@@ -9,17 +9,10 @@ import torch
 from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 from torch import nn
 
-from neaptide import (
-    ConfigError,
-    HybridTrainer,
-    NeaptideError,
-    PluginError,
-    PluginSpec,
-    hookimpl,
-    hookspecs,
-)
-from neaptide.testing import tiny_task
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
+from neaptide import ConfigError, HybridTrainer, NeaptideError, PluginError, PluginSpec, hookimpl
+from neaptide.hooks import hookspecs
+from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable

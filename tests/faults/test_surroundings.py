@@ -16,8 +16,8 @@ from support import tiny_trainer
 from torch.utils.data import DataLoader, Dataset
 
 from neaptide import RunDirectoryError
+from neaptide.api.rng import seed_all
 from neaptide.checkpoint import verify
-from neaptide.rng import seed_all
 
 TESTS = Path(__file__).parents[1]
 

@@ -17,8 +17,8 @@ import torch
 from guarding import guarded
 from triton.runtime import interpreter
 
-from neaptide.kernels import KERNELS, Provider, disagreements, outcome
 from neaptide_kernels.catalogue import triton_providers
+from neaptide_kernels.registry import KERNELS, Provider, disagreements, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from neaptide.kernels import KERNELS, Op, Sample, disagreements, outcome
 from neaptide_kernels import catalogue
+from neaptide_kernels.registry import KERNELS, Op, Sample, disagreements, outcome
 
 CPU = torch.device("cpu")
 OPS = [pytest.param(op, id=name) for name, op in KERNELS.ops.items()]

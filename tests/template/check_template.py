@@ -48,7 +48,9 @@ def main(name: str) -> int:
         python = environment(Path(folder) / "venv")
         run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(project))
         run(python, "-m", "neaptide", "plugins", "show", f"strangers-{name}")
-        check = f"from neaptide.testing import check_plugin; check_plugin('strangers-{name}')"
+        check = (
+            f"from neaptide_toolkit.testing import check_plugin; check_plugin('strangers-{name}')"
+        )
         run(python, "-c", check)
     sys.stdout.write(f"strangers-{name}: installed, listed, keeps the contract\n")
     return 0

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide import hookimpl
-from neaptide.gradient_error import GradientError, compare, gradients, sample
-from neaptide.resident import ResidentStore
-from neaptide.steps import WeighedLoss
-from neaptide.testing import HOSTILE_STORE
-from neaptide.testing.tiny import TinyNet, tiny_task
+from neaptide.api.steps import WeighedLoss
+from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.gradient_error import GradientError, compare, gradients, sample
+from neaptide_toolkit.testing import HOSTILE_STORE
+from neaptide_toolkit.testing.tiny import TinyNet, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from neaptide.cli import main
-from neaptide.kernels import KERNELS
-from neaptide.kernels.timings import Table
+from neaptide_kernels.registry import KERNELS
+from neaptide_kernels.registry.timings import Table
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from neaptide_example_kernel.provider import PROVIDER
 from torch import nn
 
 from neaptide import HybridTrainer
-from neaptide.kernels import KERNELS
-from neaptide.testing import LAWS, check_plugin, check_provider
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_kernels.registry import KERNELS
+from neaptide_toolkit.testing import LAWS, check_plugin, check_provider
 
 NAME = "example-kernel"
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide.testing import LAWS, check_plugin
+from neaptide_toolkit.testing import LAWS, check_plugin
 
 NAME = "example-predictor"
 

@@ -14,7 +14,8 @@ from attrs.validators import ge as _ge
 from attrs.validators import gt as _gt
 from attrs.validators import lt as _lt
 
-from .errors import DataError
+from neaptide.errors import DataError
+
 from .stash import StashKey
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .config import RunConfig
+    from neaptide.config import RunConfig
+
     from .steps import Loss
 
     LossFn = Callable[[nn.Module, Any], "torch.Tensor | Loss"]

@@ -13,12 +13,16 @@ from rich.console import Console
 
 from neaptide.checkpoint.manifest import installed_version
 from neaptide.errors import ConfigError, NeaptideError, is_out_of_memory
-from neaptide.logging import StderrHandler
-from neaptide.signals import Interrupted
-from neaptide.streams import open_missing
+from neaptide.io.logging import StderrHandler
+from neaptide.io.streams import open_missing
+from neaptide.run.signals import Interrupted
+from neaptide_verbs import ckpt, kernels
+from neaptide_verbs.compare import verb as compare
+from neaptide_verbs.completion import completion_of
+from neaptide_verbs.doctor import verb as doctor
+from neaptide_verbs.report import verb as report
 
-from . import ckpt, compare, configs, doctor, kernels, plugins, presets, report, run
-from .completion import completion_of
+from . import configs, plugins, presets, run
 from .output import print_text
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ from cyclopts import App, Parameter
 from neaptide import config as configuration
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
-from neaptide.enabling import configured
 from neaptide.errors import ConfigError
-from neaptide.registry import (
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import (
     DISABLED_VARIABLE,
     disabled_plugins,
     disabled_strangers,
     installed_plugins,
 )
+from neaptide_verbs.convert.verb import convert
 
-from .convert import convert
 from .output import AsJson, Preset, Sets, print_json, print_table, print_text
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from neaptide.errors import NeaptideError
-from neaptide.jsonable import jsonable
-from neaptide.streams import discard
+from neaptide.io.jsonable import jsonable
+from neaptide.io.streams import discard
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
 Preset = Annotated[str | None, Parameter(help="Start from a preset; see `neaptide presets list`.")]

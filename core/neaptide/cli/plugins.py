@@ -9,7 +9,7 @@ import attrs
 from cyclopts import App
 
 from neaptide.errors import PluginError, suggest
-from neaptide.registry import Installed, installed_plugins
+from neaptide.hooks.registry import Installed, installed_plugins
 
 from .output import AsJson, print_json, print_table, print_text
 

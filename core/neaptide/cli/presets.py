@@ -8,8 +8,8 @@ from pathlib import Path
 from cyclopts import App
 
 from neaptide.config import FORMATS, by_suffix, presets
+from neaptide_verbs.convert.verb import COMMENTS
 
-from .convert import COMMENTS
 from .files import write_new
 from .output import AsJson, print_json, print_table, print_text
 

@@ -12,13 +12,13 @@ import attrs
 from cyclopts import Parameter
 
 from neaptide.checkpoint.recovery import old_of
-from neaptide.enabling import configured
 from neaptide.errors import ConfigError, WrongCheckpointError, suggest
-from neaptide.logging import json_lines
-from neaptide.progress import duration, size
+from neaptide.hooks.enabling import configured
+from neaptide.io.logging import json_lines
 
 from .configs import loaded
 from .output import AsJson, Preset, Sets, print_json, print_table, print_text
+from .progress import duration, size
 
 if TYPE_CHECKING:
     from neaptide.config import RunConfig

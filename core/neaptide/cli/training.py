@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from neaptide import assembly
-from neaptide.defaults import import_factory, try_optimizer
-from neaptide.enabling import split_name
-from neaptide.logging import CONSOLE, run_logger
-from neaptide.progress import progress
-from neaptide.trainer import HybridTrainer
+from neaptide.hooks.enabling import split_name
+from neaptide.io.logging import CONSOLE, run_logger
+from neaptide.run import assembly
+from neaptide.run.defaults import import_factory, try_optimizer
+from neaptide.run.trainer import HybridTrainer
+
+from .progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

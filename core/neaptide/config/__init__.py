@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from neaptide.config.convert import structure, unstructure
 from neaptide.config.fields import field
-from neaptide.config.foreign import FRAMEWORKS, Source, Translation, framework_of, translate
 from neaptide.config.formats import FORMATS, Format, by_name, by_suffix, read_text
-from neaptide.config.json_schema import json_schema
 from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
 from neaptide.config.loading import Loaded, load
 from neaptide.config.options import structure_options
 from neaptide.config.schema import RunConfig
+from neaptide_verbs.convert.foreign import FRAMEWORKS, Source, Translation, framework_of, translate
+from neaptide_verbs.schema.json_schema import json_schema
 
 loads = FORMATS["toml"].loads
 """Reads TOML; other formats are in `FORMATS`."""

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from . import config as configs
-from .config import RunConfig
-from .config.options import structure_options
-from .errors import ConfigError, suggest
-from .plugin import PluginSpec
+from neaptide import config as configs
+from neaptide.config import RunConfig
+from neaptide.config.options import structure_options
+from neaptide.errors import ConfigError, suggest
+from neaptide.plugin import PluginSpec
+
 from .registry import disabled_plugins, installed_plugins
 from .resolve import resolve
 

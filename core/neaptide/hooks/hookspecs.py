@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from .plugin import PROJECT
+from neaptide.plugin import PROJECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .diagnosis import Finding
-    from .history import History
-    from .kernels import KernelScope
-    from .memory import Ledger
-    from .parameters import ParameterStore
-    from .phases import Phase, PhaseSchedule
-    from .recorder import StepRecord
-    from .steps import Forecast, Probe, StepResult, Update
-    from .task import Data, DataSpec, ModelSpec, Run, Task
+    from neaptide.api.diagnosis import Finding
+    from neaptide.api.history import History
+    from neaptide.api.memory import Ledger
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.phases import Phase, PhaseSchedule
+    from neaptide.api.steps import Forecast, Probe, StepResult, Update
+    from neaptide.api.task import Data, DataSpec, ModelSpec, Run, Task
+    from neaptide.run.recorder import StepRecord
+    from neaptide_kernels.registry import KernelScope
 
     Middleware = Callable[..., Any]
 

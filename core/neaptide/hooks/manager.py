@@ -13,27 +13,28 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
+from neaptide.api.diagnosis import Finding
+from neaptide.api.memory import Ledger
+from neaptide.api.phases import Phase
+from neaptide.api.steps import Forecast, Update
+from neaptide.api.tracing import Spans
+from neaptide.errors import ConfigError, PluginError, suggest
+from neaptide.io.logging import said
+from neaptide.plugin import PROJECT
+
 from . import hookspecs
-from .diagnosis import Finding
-from .errors import ConfigError, PluginError, suggest
-from .logging import said
-from .memory import Ledger
 from .middleware import blame, compose, returned_wrong
-from .phases import Phase
-from .plugin import PROJECT
-from .steps import Forecast, Update
-from .tracing import Spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .history import History
-    from .kernels import KernelScope
-    from .parameters import ParameterStore
-    from .phases import PhaseSchedule
-    from .plugin import Plugin, PluginSpec
-    from .steps import Probe
-    from .task import Run
+    from neaptide.api.history import History
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.phases import PhaseSchedule
+    from neaptide.api.steps import Probe
+    from neaptide.api.task import Run
+    from neaptide.plugin import Plugin, PluginSpec
+    from neaptide_kernels.registry import KernelScope
 
 _SPECS = {name for name, value in vars(hookspecs).items() if hasattr(value, f"{PROJECT}_spec")}
 _FIRST = {name for name in _SPECS if getattr(hookspecs, name).neaptide_spec["firstresult"]}

@@ -6,13 +6,13 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, PluginError
-from .steps import Jump, Outcome, Trained, Update, WeighedLoss
+from neaptide.api.steps import Jump, Outcome, Trained, Update, WeighedLoss
+from neaptide.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .tracing import Spans
+    from neaptide.api.tracing import Spans
 
 _BLAMED = "_neaptide_blamed"
 

@@ -10,8 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 import attrs
 
-from .errors import PluginError, suggest
-from .plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec
+from neaptide.errors import PluginError, suggest
+from neaptide.plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec
 
 DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from .errors import ConfigError
+from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .plugin import PluginSpec
+    from neaptide.plugin import PluginSpec
 
 
 def resolve(

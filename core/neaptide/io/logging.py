@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from .config.values import shorten
+from neaptide.config.values import shorten
+
 from .jsonable import jsonable
 from .streams import Tolerant
 

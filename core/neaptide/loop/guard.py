@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from . import buffers, rng
-from .errors import PluginError
+from neaptide.api import buffers, rng
+from neaptide.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from .parameters import ParameterStore
-    from .spans import Change, Snapshot, Span
-    from .steps import Update
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.spans import Change, Snapshot, Span
+    from neaptide.api.steps import Update
 
 
 @attrs.frozen

@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .enabling import DYNAMICS, PREDICTOR
-from .errors import PluginError
-from .middleware import blame
-from .predict import Guard, as_it_was, unwritten
-from .steps import Jump
+from neaptide.api.steps import Jump
+from neaptide.errors import PluginError
+from neaptide.hooks.enabling import DYNAMICS, PREDICTOR
+from neaptide.hooks.middleware import blame
+
+from .guard import Guard, as_it_was, unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from .config.schema import PredictSection
-    from .history import History
-    from .manager import HookManager
-    from .parameters import ParameterStore
-    from .predict import Verdict
-    from .steps import Update
+    from neaptide.api.history import History
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.steps import Update
+    from neaptide.config.schema import PredictSection
+    from neaptide.hooks.manager import HookManager
+
+    from .guard import Verdict
 
 DEFAULT_CONFIDENCE = 0.85
 """Least confidence to predict at where a dynamics model runs and the config names none."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from .history import History
-from .phases import PHASES
-from .steps import WeighedLoss, nonzero
+from neaptide.api.history import History
+from neaptide.api.phases import PHASES
+from neaptide.api.steps import WeighedLoss, nonzero
 
 if TYPE_CHECKING:
-    from .memory import MemorySample
-    from .phases import Phase, PhaseSchedule
+    from neaptide.api.memory import MemorySample
+    from neaptide.api.phases import Phase, PhaseSchedule
 
 
 @attrs.define(eq=False)

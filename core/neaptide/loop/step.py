@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import ConfigError, DivergedError
-from .jumping import attempt, log_jump
-from .phases import CORRECT, PREDICT, WARMUP
-from .predict import undisturbed
+from neaptide.api.phases import CORRECT, PREDICT, WARMUP
+from neaptide.api.steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
+from neaptide.errors import ConfigError, DivergedError
+
+from .guard import undisturbed
+from .predict import attempt, log_jump
 from .state import Accumulation, Pending, late
-from .steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .config import RunConfig
-    from .manager import HookManager
-    from .memory import MemorySample
-    from .parameters import ParameterStore
-    from .phases import Phase
+    from neaptide.api.memory import MemorySample
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.phases import Phase
+    from neaptide.api.steps import WeighedLoss
+    from neaptide.api.task import Run, Task
+    from neaptide.config import RunConfig
+    from neaptide.hooks.manager import HookManager
+
     from .schedule import LearningRate
     from .state import TrainState
-    from .steps import WeighedLoss
-    from .task import Run, Task
 
 
 class Loop:

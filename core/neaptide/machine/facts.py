@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 import psutil
 
+from neaptide.hooks.registry import installed_plugins
+
 from . import cgroups
-from .registry import installed_plugins
 
 _MAIN_REQUIREMENTS = ("torch", "numpy", "triton")
 

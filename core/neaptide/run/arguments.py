@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .errors import ConfigError, suggest
-from .phases import PHASES
+from neaptide.api.phases import PHASES
+from neaptide.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .phases import Phase
+    from neaptide.api.phases import Phase
 
 
 def check_trained(model: object, optimizer: object, stateful: object) -> None:

@@ -6,24 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.api.memory import Ledger, nested_tensors, tensor_bytes
+from neaptide.api.phases import PhaseSchedule
+from neaptide.api.task import Data, DataSpec, ModelSpec, Task
+from neaptide.errors import ConfigError, PluginError
+from neaptide.hooks.enabling import PLACEMENT, PREDICTOR, split_name
+from neaptide.hooks.manager import HookManager
+from neaptide.hooks.registry import load_class
+
 from .defaults import Defaults
-from .enabling import PLACEMENT, PREDICTOR, split_name
-from .errors import ConfigError, PluginError
-from .manager import HookManager
-from .memory import Ledger, nested_tensors, tensor_bytes
-from .phases import PhaseSchedule
-from .registry import load_class
-from .task import Data, DataSpec, ModelSpec, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch import nn
 
-    from .config import RunConfig
-    from .parameters import ParameterStore
-    from .phases import Phase
-    from .plugin import Plugin, PluginSpec
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.phases import Phase
+    from neaptide.config import RunConfig
+    from neaptide.plugin import Plugin, PluginSpec
 
 
 def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -> HookManager:

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 import torch
 
-from .errors import ConfigError, NeaptideError, suggest
-from .plugin import PROJECT
-from .resident import ResidentStore
-from .task import Data, Task
+from neaptide.api.task import Data, Task
+from neaptide.errors import ConfigError, NeaptideError, suggest
+from neaptide.plugin import PROJECT
+
+from .resident.store import ResidentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
-    from .history import History
-    from .parameters import ParameterStore
-    from .phases import Phase, PhaseSchedule
-    from .task import DataSpec, ModelSpec
+    from neaptide.api.history import History
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.phases import Phase, PhaseSchedule
+    from neaptide.api.task import DataSpec, ModelSpec
 
 _default = pluggy.HookimplMarker(PROJECT)(trylast=True)
 

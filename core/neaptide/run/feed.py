@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from . import rng
-from .errors import DataError, NeaptideError, WrongCheckpointError, is_out_of_memory
+from neaptide.api import rng
+from neaptide.errors import DataError, NeaptideError, WrongCheckpointError, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

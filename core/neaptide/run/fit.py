@@ -5,20 +5,22 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import checkpoint
-from .errors import CheckpointError, DataError, RunDirectoryError, WrongCheckpointError
+from neaptide import checkpoint
+from neaptide.api.steps import Outcome
+from neaptide.errors import CheckpointError, DataError, RunDirectoryError, WrongCheckpointError
+from neaptide.io.logging import CONSOLE
+
 from .feed import Feed, guarded
-from .logging import CONSOLE
 from .signals import Interrupted, StopRequest, stop_on_signals
-from .steps import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from .state import TrainState
-    from .steps import StepResult
-    from .task import Data
+    from neaptide.api.steps import StepResult
+    from neaptide.api.task import Data
+    from neaptide.loop.state import TrainState
+
     from .trainer import HybridTrainer
 
     Observer = Callable[[StepResult, TrainState], None]

@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from . import machine
-from .config import dumps, unstructure
-from .jsonable import jsonable
-from .logging import CONSOLE
-from .memory import PeakMeter
+from neaptide.api.memory import PeakMeter
+from neaptide.api.steps import Outcome
+from neaptide.config import dumps, unstructure
+from neaptide.io.jsonable import jsonable
+from neaptide.io.logging import CONSOLE
+from neaptide.machine import facts as machine
+
 from .rundir import RunDirectory
-from .steps import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
     import torch
 
-    from .config import RunConfig
-    from .manager import HookManager
-    from .memory import MemorySample
-    from .phases import Phase
-    from .state import Pending, TrainState
-    from .steps import StepResult
+    from neaptide.api.memory import MemorySample
+    from neaptide.api.phases import Phase
+    from neaptide.api.steps import StepResult
+    from neaptide.config import RunConfig
+    from neaptide.hooks.manager import HookManager
+    from neaptide.loop.state import Pending, TrainState
 
 
 @attrs.frozen

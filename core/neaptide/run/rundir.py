@@ -11,13 +11,13 @@ from itertools import count
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
-from .appending import LONGEST_LINE, AppendedFile
-from .config.values import shorten
-from .errors import RunDirectoryError
-from .jsonable import jsonable
-from .logging import CONSOLE
-from .memory import MemorySample
-from .replacing import replace_file
+from neaptide.api.memory import MemorySample
+from neaptide.config.values import shorten
+from neaptide.errors import RunDirectoryError
+from neaptide.io.appending import LONGEST_LINE, AppendedFile
+from neaptide.io.jsonable import jsonable
+from neaptide.io.logging import CONSOLE
+from neaptide.io.replacing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from . import rng
-from .checkpoint import store as checkpoints
-from .checkpoint.digests import digest as digest_of
-from .checkpoint.safetensors_stream import TensorItem
-from .config import unstructure
-from .errors import WrongCheckpointError
-from .middleware import blame
+from neaptide.api import rng
+from neaptide.checkpoint import store as checkpoints
+from neaptide.checkpoint.digests import digest as digest_of
+from neaptide.checkpoint.safetensors_stream import TensorItem
+from neaptide.config import unstructure
+from neaptide.errors import WrongCheckpointError
+from neaptide.hooks.middleware import blame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .config import RunConfig
-    from .manager import HookManager
-    from .parameters import ParameterStore
-    from .state import TrainState
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.config import RunConfig
+    from neaptide.hooks.manager import HookManager
+    from neaptide.loop.state import TrainState
 
 _FREE = ("run", "train.device", "eval")
 """Settings that may differ on resume: they do not change what is computed."""

@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from .errors import NeaptideError
+from neaptide.errors import NeaptideError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

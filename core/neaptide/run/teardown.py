@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .logging import said
+from neaptide.io.logging import said
+
 from .signals import Interrupted
 
 

@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from . import assembly, rng, saving
+from neaptide.api import rng
+from neaptide.api.memory import sample
+from neaptide.api.parameters import ParameterStore
+from neaptide.api.task import Data, Run, Task
+from neaptide.errors import suggest
+from neaptide.hooks.enabling import configured
+from neaptide.io.logging import run_logger
+from neaptide.loop.schedule import LearningRate
+from neaptide.loop.state import TrainState
+from neaptide.loop.step import Loop
+from neaptide_kernels.registry import KERNELS, KernelScope
+
+from . import assembly, saving
 from .arguments import check_optimizer, check_resume, check_trained, phase_named
 from .defaults import try_optimizer
-from .enabling import configured
-from .errors import suggest
 from .fit import Fit
-from .kernels import KERNELS, KernelScope
-from .logging import run_logger
-from .loop import Loop
-from .memory import sample
-from .parameters import ParameterStore
 from .recorder import Recorder
-from .schedule import LearningRate
-from .state import TrainState
-from .task import Data, Run, Task
 from .teardown import log_end, raise_teardown
 
 if TYPE_CHECKING:
@@ -30,12 +32,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .config import RunConfig
-    from .manager import HookManager
-    from .memory import Ledger
-    from .plugin import PluginSpec
-    from .steps import StepResult
-    from .task import LossFn
+    from neaptide.api.memory import Ledger
+    from neaptide.api.steps import StepResult
+    from neaptide.api.task import LossFn
+    from neaptide.config import RunConfig
+    from neaptide.hooks.manager import HookManager
+    from neaptide.plugin import PluginSpec
 
 
 class HybridTrainer:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import (
+from neaptide_kernels.registry import (
     KERNELS,
     REFERENCE,
     OpSpec,
@@ -23,7 +23,7 @@ from .split_master import join, split
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 _WITHIN = 1e-6
 _SHAPES = ((1,), (17,), (0,), (63, 65), (2048,), ())

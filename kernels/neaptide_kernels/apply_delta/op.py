@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import OpSpec, Provider, Sample, define
 from neaptide_kernels.int8.reference import quantize_int8
+from neaptide_kernels.registry import OpSpec, Provider, Sample, define
 from neaptide_kernels.support import no_triton, triton_version
 
 from . import reference, tuning
@@ -15,7 +15,7 @@ from . import reference, tuning
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 _SHAPES = ((1,), (17,), (0,), (63, 65), (2048,), ())
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

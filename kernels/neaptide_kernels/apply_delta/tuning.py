@@ -13,7 +13,7 @@ from neaptide_kernels.tensor_table import table_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from neaptide.kernels import Query
+    from neaptide_kernels.registry import Query
 
 CONFIGS: tuple[Mapping[str, Any], ...] = (
     {"chunk": 1024, "num_warps": 4},

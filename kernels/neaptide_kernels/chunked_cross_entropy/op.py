@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import KERNELS, OpSpec, Provider, define
+from neaptide_kernels.registry import KERNELS, OpSpec, Provider, define
 from neaptide_kernels.support import no_triton, triton_version
 
 from . import in_place, reference, tuning
@@ -17,7 +17,7 @@ from .trials import ALLOWED, agree, large, samples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 _PIECE = 2**22
 """Elements scaled at a time."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.kernels import Sample, relative_error
+from neaptide_kernels.registry import Sample, relative_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

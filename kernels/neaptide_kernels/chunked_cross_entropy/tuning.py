@@ -14,7 +14,7 @@ from .chunks import Head, sums
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from neaptide.kernels import Query
+    from neaptide_kernels.registry import Query
 
 TILE = 4096
 """Logits of a row that a program has at a time."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import OpSpec, Provider, Sample, define
+from neaptide_kernels.registry import OpSpec, Provider, Sample, define
 from neaptide_kernels.support import no_triton, triton_version
 
 from . import reference, tuning
@@ -16,7 +16,7 @@ from .packing import packed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 _NAMES = ("losses", "norms", "seconds")
 _SIZES = (LOSSES, NORMS, SECONDS, len(EXTRAS))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from neaptide.kernels import Query
+    from neaptide_kernels.registry import Query
 
 CONFIGS: tuple[Mapping[str, Any], ...] = ({"num_warps": 4}, {"num_warps": 2}, {"num_warps": 8})
 

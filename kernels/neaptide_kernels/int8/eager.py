@@ -9,7 +9,7 @@ import torch
 from .reference import parameters
 
 if TYPE_CHECKING:
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 
 def quantizes(query: Query) -> Support:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import KERNELS, OpSpec, Provider, Sample, define
+from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define
 from neaptide_kernels.support import no_triton, triton_version
 
 from . import eager, reference, tuning
@@ -14,7 +14,7 @@ from . import eager, reference, tuning
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 _SIZES = ((17, 1), (4097, 64), (3000, 300), (9000, 9000), (300, 3), (0, 64))
 _LARGE = 1 << 24

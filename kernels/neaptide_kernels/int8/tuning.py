@@ -14,7 +14,7 @@ from .reference import parameters
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from neaptide.kernels import Query
+    from neaptide_kernels.registry import Query
 
 LONGEST = 4096
 """The longest group that one program holds whole."""

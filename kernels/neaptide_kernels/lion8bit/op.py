@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import KERNELS, OpSpec, Provider, define
+from neaptide_kernels.registry import KERNELS, OpSpec, Provider, define
 from neaptide_kernels.state_codes import blocks_of, compiled, launching, lists
 from neaptide_kernels.state_codes.trials import Trials
 from neaptide_kernels.support import triton_version

@@ -1,6 +1,6 @@
 """Ops with an honest reference each, providers that make them fast, and the choice between them.
 
-`KERNELS` is the registry of this process; `neaptide.kernels.define` adds an op to it. The core
+`KERNELS` is the registry of this process; `neaptide_kernels.registry.define` adds an op to it. The core
 has no op of its own.
 """
 

@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from neaptide.errors import NeaptideError
-from neaptide.replacing import replace_file
+from neaptide.io.replacing import replace_file
 
 from .faults import KernelWarning
 

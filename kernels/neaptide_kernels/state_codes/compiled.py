@@ -12,7 +12,7 @@ from . import PIECE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
     Update = Callable[..., tuple[torch.Tensor, ...]]
 

@@ -16,7 +16,7 @@ from .lists import aligned
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from neaptide.kernels import Query
+    from neaptide_kernels.registry import Query
 
 CONFIGS: tuple[Mapping[str, Any], ...] = (
     {"rows": 8, "num_warps": 8},

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.kernels import relative_error
+from neaptide_kernels.registry import relative_error
 from neaptide_kernels.support import no_triton
 
 from . import blocks_of, decode_signed, decode_unsigned
@@ -14,7 +14,7 @@ from . import blocks_of, decode_signed, decode_unsigned
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 WEIGHTS = (torch.float32, torch.bfloat16)
 """Dtypes of weights and gradients."""

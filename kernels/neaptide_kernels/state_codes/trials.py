@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.kernels import Sample
+from neaptide_kernels.registry import Sample
 
 from . import PIECE
 

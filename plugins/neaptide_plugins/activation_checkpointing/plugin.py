@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
-from neaptide.recompute import find_blocks
+from neaptide_toolkit.recompute import find_blocks
 
 from .config import ActivationCheckpointingConfig
 from .segments import Segments

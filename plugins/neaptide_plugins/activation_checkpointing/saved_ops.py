@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from neaptide.recompute import ChangedInPlaceError
+from neaptide_toolkit.recompute import ChangedInPlaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

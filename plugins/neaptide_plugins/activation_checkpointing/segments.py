@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from neaptide.recompute import (
+from neaptide_toolkit.recompute import (
     Arguments,
     Buffers,
     ChangedInPlaceError,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch.autograd.graph import save_on_cpu
 
-from neaptide.gradient_error import GradientError, Sampled, compare, gradients, sample
+from neaptide_toolkit.gradient_error import GradientError, Sampled, compare, gradients, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

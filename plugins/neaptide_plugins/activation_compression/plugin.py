@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
-from neaptide.gradient_error import is_measured
+from neaptide_toolkit.gradient_error import is_measured
 
 from .config import ActivationCompressionConfig
 from .measuring import Measuring

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from neaptide import Finding
-    from neaptide.task import DataSpec
+    from neaptide.api.task import DataSpec
 
 
 @attrs.define(eq=False)

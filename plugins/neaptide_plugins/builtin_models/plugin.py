@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.task import ModelSpec
+    from neaptide.api.task import ModelSpec
 
 _MODELS: dict[str, ModuleType] = {"byte-gpt": byte_gpt, "mlp": mlp, "digits-cnn": digits_cnn}
 

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from neaptide import JUMP_GAIN, PACE, PREDICT, WARMUP, JumpGain, Outcome, Pace, Plugin, hookimpl
-from neaptide.schedule import LearningRate
+from neaptide.loop.schedule import LearningRate
 
 from .config import DelayedVerdictConfig
 from .trial import Kept, losses_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import Ledger, ParameterStore, Phase, Run, Span
-    from neaptide.steps import Probe
+    from neaptide.api.steps import Probe
 
 
 @attrs.define(eq=False)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import Ledger, ParameterStore, Phase, PhaseSchedule, Run, StepResult
-    from neaptide.history import History
+    from neaptide.api.history import History
 
     from .watch import Change
 

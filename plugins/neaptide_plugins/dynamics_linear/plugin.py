@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import Forecast, Plugin, hookimpl
-from neaptide.schedule import LearningRate
+from neaptide.loop.schedule import LearningRate
 
 from .config import DynamicsLinearConfig
 from .forecaster import Forecaster, usable
 
 if TYPE_CHECKING:
     from neaptide import Ledger, Phase, PhaseSchedule, Run
-    from neaptide.history import History
+    from neaptide.api.history import History
 
 
 @attrs.define(eq=False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from neaptide import Ledger, ParameterStore, Phase
-    from neaptide.memory import Moment
+    from neaptide.api.memory import Moment
 
 _IN_A_STEP: tuple[Moment, ...] = ("forward",)
 _BETWEEN: tuple[Moment, ...] = ("evaluate", "save")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from neaptide import Ledger
-    from neaptide.memory import Moment, Tier
+    from neaptide.api.memory import Moment, Tier
 
 OWNER = "int8"
 

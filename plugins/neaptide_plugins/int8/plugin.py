@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import ConfigError, Plugin, buffers, hookimpl, rng
-from neaptide.memory import MOMENTS
+from neaptide import ConfigError, Plugin, hookimpl
+from neaptide.api import buffers, rng
+from neaptide.api.memory import MOMENTS
 
 from .accounting import OWNER, Footprint, held, trained
 from .config import TRAINED, Int8Config
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import Ledger, ParameterStore, Phase, Run
-    from neaptide.memory import Moment
+    from neaptide.api.memory import Moment
 
     from .targets import Target
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide.offload import Layout, Slab
+from neaptide_toolkit.offload import Layout, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import ParameterStore, Span
-    from neaptide.spans import Keeper
+    from neaptide.api.spans import Keeper
 
     from .scheme import Codes
     from .targets import Target

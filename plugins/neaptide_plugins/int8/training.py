@@ -10,7 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from neaptide.low_precision import not_a_view
+from neaptide_toolkit.low_precision import not_a_view
 
 from .grid import round_to_grid
 from .weight import Int8Weight

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide.offload import DONE, Ticket
+from neaptide_toolkit.offload import DONE, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from neaptide.offload import Layout
+    from neaptide_toolkit.offload import Layout
 
 
 @attrs.define(eq=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.offload import Layout
+from neaptide_toolkit.offload import Layout
 
 from .block import Block
 from .loading import from_model, put

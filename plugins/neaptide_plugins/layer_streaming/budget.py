@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide.offload import Layout
+from neaptide_toolkit.offload import Layout
 
 from .blocks import owned_parameters
 from .sizes import size

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.recompute import Arguments, Kept, Surroundings
+from neaptide_toolkit.recompute import Arguments, Kept, Surroundings
 
 from .oom import is_out_of_memory
 from .pieces import Batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neaptide.machine import memory
+from neaptide.machine.facts import memory
 
 from .blocks import parameters_outside
 from .budget import free_bytes, least, plan, shortage

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from neaptide.recompute import Surroundings
+from neaptide_toolkit.recompute import Surroundings
 
 from .call import WITHOUT_HOOKS, tried
 from .captured import Outside

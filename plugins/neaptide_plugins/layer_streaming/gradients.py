@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.offload import Lane
+    from neaptide_toolkit.offload import Lane
 
     from .block import Block
 

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from neaptide.recompute import ChangedInPlaceError
+from neaptide_toolkit.recompute import ChangedInPlaceError
 
 from .recompute import weights_changed
 from .tensors import Found, replaced

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide.offload import DONE, Lane, Layout, Ticket, computed
+from neaptide_toolkit.offload import DONE, Lane, Layout, Ticket, computed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

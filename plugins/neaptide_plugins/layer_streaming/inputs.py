@@ -9,8 +9,8 @@ import attrs
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from neaptide.offload import DONE, Lane, Ticket, computed
-from neaptide.recompute import ChangedInPlaceError, Kept
+from neaptide_toolkit.offload import DONE, Lane, Ticket, computed
+from neaptide_toolkit.recompute import ChangedInPlaceError, Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from neaptide import ConfigError, DoesNotFitError, Plugin, hookimpl
-from neaptide.recompute import find_blocks
+from neaptide_toolkit.recompute import find_blocks
 
 from .accounting import account, held, savings
 from .budget import spare_bytes

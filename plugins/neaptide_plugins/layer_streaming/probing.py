@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.recompute import Surroundings
+from neaptide_toolkit.recompute import Surroundings
 
 from .call import tried
 from .hidden import Hidden

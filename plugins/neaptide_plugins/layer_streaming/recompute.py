@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.offload import current
-from neaptide.recompute import ChangedInPlaceError, record
+from neaptide_toolkit.offload import current
+from neaptide_toolkit.recompute import ChangedInPlaceError, record
 
 from .backward import backward
 from .call import Call
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.recompute import Arguments, Buffers
+    from neaptide_toolkit.recompute import Arguments, Buffers
 
     from .block import Block
     from .gradients import Gradients

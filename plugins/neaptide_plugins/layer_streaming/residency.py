@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.offload import computed
+from neaptide_toolkit.offload import computed
 
 from .block import Block, Slot
 from .order import Moment, Order
@@ -15,7 +15,7 @@ from .order import Moment, Order
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from neaptide.offload import Lane, Ticket
+    from neaptide_toolkit.offload import Lane, Ticket
 
 
 _NAN_BYTE = 0xFF

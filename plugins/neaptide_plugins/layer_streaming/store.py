@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from neaptide import ParameterStore, Span
-from neaptide.memory import Tier, tier_of
-from neaptide.offload import Aside, movable
-from neaptide.resident import parameter_names
+from neaptide.api.memory import Tier, tier_of
+from neaptide.run.resident.store import parameter_names
+from neaptide_toolkit.offload import Aside, movable
 
 from .blocks import owners_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.spans import Mode
+    from neaptide.api.spans import Mode
 
     from .streaming import Streaming
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
-from neaptide.offload import Lane, Slab, lane_for
-from neaptide.recompute import Buffers, Patch
+from neaptide_toolkit.offload import Lane, Slab, lane_for
+from neaptide_toolkit.recompute import Buffers, Patch
 
 from .applying import Applying
 from .blocks import make_blocks, shared_parameters
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-    from neaptide.offload import Listener
+    from neaptide_toolkit.offload import Listener
 
     from .block import Block
     from .settings import Settings

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import nn
 
-from neaptide.recompute import attributes_of
+from neaptide_toolkit.recompute import attributes_of
 
 _PLAIN = (
     str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.offload import DONE, Lane, Layout, Ticket, computed
+from neaptide_toolkit.offload import DONE, Lane, Layout, Ticket, computed
 
 from .kernel_step import left_by_kernels
 from .stepping import LO, Item, state_layout, step_away

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.low_precision import not_a_view, refuse_second_derivative
+from neaptide_toolkit.low_precision import not_a_view, refuse_second_derivative
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from neaptide.low_precision import Product
+    from neaptide_toolkit.low_precision import Product
 
     Multiply = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
-from neaptide.gradient_error import Sampled, gradients
-from neaptide.low_precision import Chosen, intercepting
+from neaptide_toolkit.gradient_error import Sampled, gradients
+from neaptide_toolkit.low_precision import Chosen, intercepting
 
 from .linear import LowBackward
 from .meter import Meter, adam_factors

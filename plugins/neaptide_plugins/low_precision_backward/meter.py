@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.gradient_error import compare
+from neaptide_toolkit.gradient_error import compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Meter:
         Args:
             exact: gradients of a full-precision backward.
             low: of the same micro-batch, in low precision.
-            factors: the metric, see `neaptide.gradient_error.compare`.
+            factors: the metric, see `neaptide_toolkit.gradient_error.compare`.
         """
         # Of what no rounding has touched the noise would only hide what the rounding adds.
         touched = [

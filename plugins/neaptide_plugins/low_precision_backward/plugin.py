@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Outcome, Plugin, hookimpl
-from neaptide.gradient_error import is_measured
-from neaptide.low_precision import Chosen, choose_weights
-from neaptide.memory import tensor_bytes
+from neaptide.api.memory import tensor_bytes
+from neaptide_toolkit.gradient_error import is_measured
+from neaptide_toolkit.low_precision import Chosen, choose_weights
 
 from .config import LowPrecisionBackwardConfig
 from .lowering import Lowering

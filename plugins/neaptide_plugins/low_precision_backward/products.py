@@ -6,8 +6,8 @@ import attrs
 import torch
 from torch.nn import functional
 
-from neaptide.low_precision import GRADIENT_DTYPE, fp8_product
 from neaptide_kernels.int8 import quantize_int8
+from neaptide_toolkit.low_precision import GRADIENT_DTYPE, fp8_product
 
 EXACT_TERMS = 1 << 17
 """Products of two codes, at most 127 * 127 each, that int32 can add up without overflow."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from neaptide import ConfigError
-from neaptide.gradient_error import Sampled, sample
-from neaptide.low_precision import Chosen, fp8_missing, fp8_slower, int8_slower
+from neaptide_toolkit.gradient_error import Sampled, sample
+from neaptide_toolkit.low_precision import Chosen, fp8_missing, fp8_slower, int8_slower
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide import Finding
-from neaptide.low_precision import FP8_TENSOR_CORES
+from neaptide_toolkit.low_precision import FP8_TENSOR_CORES
 
 from .precision import DTYPES, recommend
 

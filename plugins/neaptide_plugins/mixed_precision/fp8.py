@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.low_precision import fp8_product, not_a_view, refuse_second_derivative
+from neaptide_toolkit.low_precision import fp8_product, not_a_view, refuse_second_derivative
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from neaptide.low_precision import Product
+    from neaptide_toolkit.low_precision import Product
 
 
 class _Fp8Linear(torch.autograd.Function):

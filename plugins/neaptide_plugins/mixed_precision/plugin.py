@@ -9,8 +9,8 @@ import attrs
 import torch
 
 from neaptide import Outcome, Plugin, hookimpl
-from neaptide.gradient_error import is_measured
-from neaptide.low_precision import Chosen, choose_weights, intercepting
+from neaptide_toolkit.gradient_error import is_measured
+from neaptide_toolkit.low_precision import Chosen, choose_weights, intercepting
 
 from . import diagnosis
 from .config import MixedPrecisionConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide import ConfigError
-from neaptide.low_precision import fp8_missing, fp8_slower
+from neaptide_toolkit.low_precision import fp8_missing, fp8_slower
 
 if TYPE_CHECKING:
     from neaptide import ParameterStore, Run

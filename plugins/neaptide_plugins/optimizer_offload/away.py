@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide.offload import ALIGNMENT, Slab, Ticket, computed
+from neaptide_toolkit.offload import ALIGNMENT, Slab, Ticket, computed
 
 from .lanes import copying_lane
 from .state_tensors import Room, as_bytes, moved_in, place
@@ -15,7 +15,7 @@ from .state_tensors import Room, as_bytes, moved_in, place
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from neaptide.offload import Lane
+    from neaptide_toolkit.offload import Lane
 
     from .state_tensors import Shared, State
 

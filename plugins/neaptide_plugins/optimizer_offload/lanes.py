@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neaptide.offload import Lane, Ticket, lane_for
-from neaptide.offload.lanes import StreamLane, ThreadLane
+from neaptide_toolkit.offload import Lane, Ticket, lane_for
+from neaptide_toolkit.offload.lanes import StreamLane, ThreadLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

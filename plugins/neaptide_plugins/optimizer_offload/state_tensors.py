@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from neaptide.offload import users
+from neaptide_toolkit.offload import users
 
 SMALLEST = 1024
 """Bytes; what is smaller stays: to move it takes longer than its room is worth."""

@@ -7,7 +7,7 @@ from attrs.validators import and_, ge, gt, in_, le
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide.predictors.settings import State, WindowSettings
+from neaptide_toolkit.predictors.settings import State, WindowSettings
 
 
 @attrs.frozen(kw_only=True)

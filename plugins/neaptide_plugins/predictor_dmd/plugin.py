@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import attrs
 
-from neaptide.predictors.held import Ops
-from neaptide.predictors.window import Plan, Window
-from neaptide.predictors.window_predictor import Gains, WindowPredictor, reach
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.predictors.held import Ops
+from neaptide_toolkit.predictors.window import Plan, Window
+from neaptide_toolkit.predictors.window_predictor import Gains, WindowPredictor, reach
 
 from .config import SPEC, PredictorDmdConfig
 from .modes import forecast

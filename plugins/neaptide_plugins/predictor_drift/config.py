@@ -7,7 +7,7 @@ from attrs.validators import and_, ge, gt, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide.predictors.settings import WindowSettings
+from neaptide_toolkit.predictors.settings import WindowSettings
 
 
 @attrs.frozen(kw_only=True)

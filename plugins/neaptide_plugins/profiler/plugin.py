@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import ConfigError, Outcome, Plugin, hookimpl, machine
+from neaptide import ConfigError, Outcome, Plugin, hookimpl
+from neaptide.machine import facts as machine
 
 from . import diagnosis, plot
 from .config import ProfilerConfig

@@ -8,8 +8,8 @@ import attrs
 import torch
 
 from neaptide import ConfigError, Finding, Plugin, hookimpl
-from neaptide.kernels import KernelError
 from neaptide_kernels.catalogue import triton_providers
+from neaptide_kernels.registry import KernelError
 from neaptide_kernels.support import no_triton_on
 
 from .config import TritonKernelsConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from neaptide import Run
-    from neaptide.kernels import KernelScope
+    from neaptide_kernels.registry import KernelScope
 
 
 @attrs.define(eq=False)

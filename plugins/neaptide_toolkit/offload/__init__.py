@@ -1,7 +1,9 @@
 """Memory a tier below the device, and the lanes on which copies to and from it run."""
 
-from .aside import Aside, is_whole, movable, users
-from .host_memory import PIECE, Slab
+from neaptide.run.resident.aside import Aside, is_whole, movable, users
+from neaptide.run.resident.host_memory import PIECE, Slab
+from neaptide.run.resident.layout import ALIGNMENT, Layout, Place
+
 from .lanes import (
     DONE,
     Lane,
@@ -13,7 +15,6 @@ from .lanes import (
     current,
     lane_for,
 )
-from .layout import ALIGNMENT, Layout, Place
 
 __all__ = [
     "ALIGNMENT",

@@ -6,9 +6,8 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from neaptide.progress import duration, size
-
-from .series import drawable
+from neaptide.cli.progress import duration, size
+from neaptide_verbs.report.series import drawable
 
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.offload import Slab
+from neaptide_toolkit.offload import Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

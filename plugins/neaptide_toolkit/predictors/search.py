@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from neaptide.parameters import ParameterStore
+    from neaptide.api.parameters import ParameterStore
 
     NamedTensor = Callable[[str], torch.Tensor | None]
 

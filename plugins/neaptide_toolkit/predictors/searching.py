@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from neaptide.parameters import ParameterStore
+    from neaptide.api.parameters import ParameterStore
 
     from .held import Storage
     from .settings import State

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from neaptide import config as configs
-from neaptide.enabling import configured
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
 from neaptide.plugin import PluginSpec
-from neaptide.registry import installed_plugins
 
 from .estimates import estimate_is_allocated, estimate_is_measured
 from .hostile import HOSTILE_STORE

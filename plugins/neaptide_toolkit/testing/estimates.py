@@ -10,15 +10,15 @@ import attrs
 import torch
 from torch import nn
 
-from neaptide.memory import tensor_bytes
-from neaptide.parameters import ParameterStore
+from neaptide.api.memory import tensor_bytes
+from neaptide.api.parameters import ParameterStore
 
 from .moments import observed
 from .subject import STEPS, Subject, require
 from .tiny import STEADY_PREDICTOR, tiny_task
 
 if TYPE_CHECKING:
-    from neaptide.memory import Moment
+    from neaptide.api.memory import Moment
     from neaptide.plugin import Plugin
 
     from .moments import Observed

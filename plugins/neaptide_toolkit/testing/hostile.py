@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
-from neaptide.memory import Tier, nested_tensors
-from neaptide.parameters import ParameterStore
+from neaptide.api.memory import Tier, nested_tensors
+from neaptide.api.parameters import ParameterStore
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
-from neaptide.resident import ResidentStore
+from neaptide.run.resident.store import ResidentStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import nn
 
-    from neaptide.spans import Mode, Span
+    from neaptide.api.spans import Mode, Span
 
 _TIERS: tuple[Tier, ...] = ("host", "device", "disk")
 
@@ -162,7 +162,7 @@ class HostileStorePlugin(Plugin[NoConfig]):
 
 HOSTILE_STORE = PluginSpec(
     name="hostile-store",
-    load="neaptide.testing.hostile:HostileStorePlugin",
+    load="neaptide_toolkit.testing.hostile:HostileStorePlugin",
     summary="A store that shows weights only on loan, for tests.",
     claims={"param.storage"},
 )

@@ -8,13 +8,13 @@ import attrs
 import torch
 from attrs.validators import in_
 
+from neaptide.api.steps import Update
 from neaptide.config import field
 from neaptide.plugin import Plugin, PluginSpec, hookimpl
-from neaptide.steps import Update
 
 if TYPE_CHECKING:
-    from neaptide.parameters import ParameterStore
-    from neaptide.spans import Snapshot, Span
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.spans import Snapshot, Span
 
 LIES = ("exaggerated", "infinite", "misshapen", "nan", "random", "stale")
 
@@ -80,7 +80,7 @@ class LyingPredictor(Plugin[LyingConfig]):
 
 LYING_PREDICTOR = PluginSpec(
     name="lying-predictor",
-    load="neaptide.testing.liars:LyingPredictor",
+    load="neaptide_toolkit.testing.liars:LyingPredictor",
     config=LyingConfig,
     summary="A predictor that lies, for tests.",
     claims={"predictor"},

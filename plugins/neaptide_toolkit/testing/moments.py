@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.memory import Ledger, Moment, nested_tensors, tensor_bytes
-from neaptide.offload.host_memory import lies_in_slab, mapped_slabs, slab_bytes
-from neaptide.phases import PREDICT, Phase
+from neaptide.api.memory import Ledger, Moment, nested_tensors, tensor_bytes
+from neaptide.api.phases import PREDICT, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
+from neaptide.run.resident.host_memory import lies_in_slab, mapped_slabs, slab_bytes
 
 from .allocations import Allocations, counted
 from .tiny import tiny_task
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.parameters import ParameterStore
+    from neaptide.api.parameters import ParameterStore
 
     from .subject import Subject
 
@@ -200,6 +200,6 @@ class Marks(Plugin[NoConfig]):
 
 MARKS = PluginSpec(
     name="memory-marks",
-    load="neaptide.testing.moments:Marks",
+    load="neaptide_toolkit.testing.moments:Marks",
     summary="Marks the moments at which memory is counted, for tests.",
 )

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.kernels import KERNELS, Provider, copied, disagreements, same_bits
+from neaptide_kernels.registry import KERNELS, Provider, copied, disagreements, same_bits
 
 from .subject import ContractError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from neaptide.kernels import OpSpec
+    from neaptide_kernels.registry import OpSpec
 
 
 def check_provider(provider: Provider, device: str | torch.device = "cpu") -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.plugin import PluginSpec
-from neaptide.trainer import HybridTrainer
+from neaptide.run.trainer import HybridTrainer
 
 from .tiny import STEADY_PREDICTOR, TinyTask, tiny_loss
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from neaptide.api.steps import Loss, Update
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
-from neaptide.steps import Loss, Update
 
 if TYPE_CHECKING:
-    from neaptide.parameters import ParameterStore
-    from neaptide.spans import Span
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.spans import Span
 
 WIDTH = 16
 CLASSES = 8
@@ -114,7 +114,7 @@ class SteadyPredictor(Plugin[NoConfig]):
 
 STEADY_PREDICTOR = PluginSpec(
     name="steady-predictor",
-    load="neaptide.testing.tiny:SteadyPredictor",
+    load="neaptide_toolkit.testing.tiny:SteadyPredictor",
     summary="A predictor that always proposes, for tests.",
     claims={"predictor"},
     numerics="changes-training",

@@ -6,8 +6,8 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from neaptide.report.html import figure_of, legend, page, paragraph, section, table
-from neaptide.report.svg import Series, axis, chart
+from neaptide_toolkit.pages.html import figure_of, legend, page, paragraph, section, table
+from neaptide_toolkit.pages.svg import Series, axis, chart
 
 from .text import level_rows, number, rows, verdict
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import attrs
 
 from neaptide.errors import NeaptideError, RunDirectoryError
-from neaptide.signals import Interrupted, StopRequest
+from neaptide.run.signals import Interrupted, StopRequest
 
 from .trials import Result, Trial, read_result
 
@@ -127,7 +127,7 @@ class Pool:
         for _ in range(min(self._jobs, needed) - len(self._threads)):
             with self._log() as log:
                 worker = subprocess.Popen(
-                    [sys.executable, "-m", "neaptide.compare.worker"],
+                    [sys.executable, "-m", "neaptide_verbs.compare.worker"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

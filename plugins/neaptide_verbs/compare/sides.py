@@ -8,9 +8,9 @@ import attrs
 
 from neaptide.config import structure, unstructure
 from neaptide.config.tables import overlay
-from neaptide.enabling import DYNAMICS, PREDICTOR, configured
 from neaptide.errors import ConfigError
-from neaptide.registry import installed_plugins
+from neaptide.hooks.enabling import DYNAMICS, PREDICTOR, configured
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

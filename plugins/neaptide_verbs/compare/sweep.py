@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.config.tables import overlay
-from neaptide.enabling import split_name
-from neaptide.registry import installed_plugins
+from neaptide.hooks.enabling import split_name
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -113,7 +113,7 @@ def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[floa
 
 def _of_factory(model: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
     # Imports the user's code, and with it most likely torch.
-    from neaptide.defaults import import_factory  # noqa: PLC0415
+    from neaptide.run.defaults import import_factory  # noqa: PLC0415
 
     factory = import_factory(model["name"], model["options"], "model.name")
     taken = inspect.signature(factory).parameters.get(INIT_ARGUMENT)

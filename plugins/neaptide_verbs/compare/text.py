@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from neaptide.cli.progress import duration
 from neaptide.config import tables
-from neaptide.progress import duration
-from neaptide.report.summary import aligned
+from neaptide_verbs.report.summary import aligned
 
 from .sides import BASELINE
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide import assembly
 from neaptide.config import RunConfig, structure
 from neaptide.config.tables import overlay
 from neaptide.errors import DataError, DivergedError
-from neaptide.registry import installed_plugins
-from neaptide.trainer import HybridTrainer
+from neaptide.hooks.registry import installed_plugins
+from neaptide.run import assembly
+from neaptide.run.trainer import HybridTrainer
 
 from .sides import AVERAGING
 from .trials import Result, Trial, read_result, write_result

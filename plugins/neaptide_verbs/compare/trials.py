@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.config.tables import overlay
-from neaptide.replacing import replace_file
+from neaptide.io.replacing import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

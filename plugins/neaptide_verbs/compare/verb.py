@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from neaptide import machine
-from neaptide.enabling import configured
+from neaptide.cli.configs import loaded
+from neaptide.cli.output import AsJson, Preset, Sets, print_json, print_text
+from neaptide.cli.progress import duration
 from neaptide.errors import ConfigError, RunDirectoryError
-from neaptide.jsonable import jsonable
-from neaptide.progress import duration
-from neaptide.replacing import replace_file
-from neaptide.signals import stop_on_signals
-
-from .configs import loaded
-from .output import AsJson, Preset, Sets, print_json, print_text
+from neaptide.hooks.enabling import configured
+from neaptide.io.jsonable import jsonable
+from neaptide.io.replacing import replace_file
+from neaptide.machine import facts as machine
+from neaptide.run.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from neaptide.compare import Comparison, Result, Settings, Side, Trial
+    from . import Comparison, Result, Settings, Side, Trial
 
 
 def compare(
@@ -68,7 +67,7 @@ def compare(
         neaptide compare muon.toml --against adamw.toml   # a whole stack, with its parts
         neaptide compare my.toml --seeds 10 --baseline as-is
     """
-    from neaptide import compare as comparing  # noqa: PLC0415 - only this verb needs it
+    from neaptide_verbs import compare as comparing  # noqa: PLC0415 - only this verb needs it
 
     if jobs < 0:
         msg = f"trials at once must be 0 or more (got {jobs}) @ --jobs"
@@ -112,7 +111,7 @@ def _compared(
     *,
     quiet: bool,
 ) -> Comparison:
-    from neaptide import compare as comparing  # noqa: PLC0415 - see above
+    from neaptide_verbs import compare as comparing  # noqa: PLC0415 - see above
 
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())

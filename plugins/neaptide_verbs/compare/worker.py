@@ -1,4 +1,4 @@
-"""`python -m neaptide.compare.worker`: trains trials as they come, a line of JSON each.
+"""`python -m neaptide_verbs.compare.worker`: trains trials as they come, a line of JSON each.
 
 A process of its own, so that several train at once; it lives on from trial to trial, because
 importing torch takes longer than a small run.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.errors import NeaptideError
-from neaptide.signals import Interrupted
+from neaptide.run.signals import Interrupted
 
 from .trials import Trial
 

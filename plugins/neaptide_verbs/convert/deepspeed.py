@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neaptide.config.foreign import Source
+    from .foreign import Source
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "adam": {"betas": list[float], "eps": float, "weight_decay": float, "amsgrad": bool},

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from neaptide.config import deepspeed
 from neaptide.config.hooks import structure_as
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import Problem, dotted, gathering, got, hint, too_deep
 from neaptide.errors import ConfigError, PluginError
+
+from . import deepspeed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,11 @@ import attrs
 from cyclopts import Parameter
 
 from neaptide import config as configuration
-from neaptide.enabling import configured
+from neaptide.cli.files import write_new
+from neaptide.cli.output import AsJson, print_json, print_text
 from neaptide.errors import ConfigError
-from neaptide.registry import installed_plugins
-
-from .files import write_new
-from .output import AsJson, print_json, print_text
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

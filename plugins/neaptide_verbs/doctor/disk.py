@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide.cgroups import mounts
-from neaptide.diagnosis import Finding
-from neaptide.progress import size
+from neaptide.api.diagnosis import Finding
+from neaptide.cli.progress import size
+from neaptide.machine.cgroups import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide.cgroups import Mount
+    from neaptide.machine.cgroups import Mount
 
 MEASURED = 64 << 20
 _BLOCK = 8 << 20

@@ -7,14 +7,14 @@ import shutil
 from math import ceil
 from typing import TYPE_CHECKING
 
-from neaptide.diagnosis import Finding
-from neaptide.progress import size
+from neaptide.api.diagnosis import Finding
+from neaptide.cli.progress import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from neaptide.machine import Gpu, Memory, Processor, Torch
+    from neaptide.machine.facts import Gpu, Memory, Processor, Torch
 
 _PINNED_TRIAL = 64 << 20
 _SHARED_ENOUGH = 1 << 30

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide.diagnosis import Finding
+from neaptide.api.diagnosis import Finding
 from neaptide.errors import ConfigError, NeaptideError
-from neaptide.registry import (
+from neaptide.hooks.registry import (
     DISABLED_VARIABLE,
     disabled_plugins,
     installed_plugins,
@@ -23,8 +23,8 @@ from .requirements import missing_needs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from neaptide.hooks.registry import Installed
     from neaptide.plugin import PluginSpec
-    from neaptide.registry import Installed
 
 PATIENCE = 30.0
 """Seconds a plugin has to be imported and to answer."""
@@ -66,7 +66,7 @@ def _tried(found: Installed, spec: PluginSpec, patience: float) -> Iterable[Find
 
 
 def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
-    from neaptide.manager import HookManager  # noqa: PLC0415 - it imports torch
+    from neaptide.hooks.manager import HookManager  # noqa: PLC0415 - it imports torch
 
     try:
         try:

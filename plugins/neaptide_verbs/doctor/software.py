@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
-from neaptide.diagnosis import Finding
+from neaptide.api.diagnosis import Finding
 from neaptide.errors import suggest
-from neaptide.machine import installed, torch_facts
-from neaptide.registry import DISABLED_VARIABLE, disabled_strangers
+from neaptide.hooks.registry import DISABLED_VARIABLE, disabled_strangers
+from neaptide.machine.facts import installed, torch_facts
 
 from .requirements import is_older, missing_extras, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from neaptide.machine import Torch
+    from neaptide.machine.facts import Torch
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def import_all() -> Imported:
     seconds = time.perf_counter() - start
     core_problem = None
     if torch is not None:
-        _, core_problem = _tried(lambda: import_module("neaptide.trainer"))
+        _, core_problem = _tried(lambda: import_module("neaptide.run.trainer"))
     return Imported(torch, seconds, torch_problem, core_problem)
 
 

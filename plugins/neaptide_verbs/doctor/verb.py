@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from neaptide.diagnosis import LEVELS
-
-from .output import AsJson, print_json, print_text
+from neaptide.api.diagnosis import LEVELS
+from neaptide.cli.output import AsJson, print_json, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide.doctor import Report
+    from . import Report
 
 _COLOURS: dict[str, str] = {
     "title": "bold",
@@ -38,7 +37,7 @@ def doctor(
     json: AsJson = False,
 ) -> int:
     """Examine machine, installation and plugins; exit code 1 where something cannot work."""
-    from neaptide.doctor import examine  # noqa: PLC0415 - the other verbs do without
+    from . import examine  # noqa: PLC0415 - the other verbs do without
 
     report = examine(directory, trial=disk)
     if json:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from neaptide_toolkit.pages.html import page, paragraph, section, table
+from neaptide_toolkit.pages.svg import Series
+from neaptide_toolkit.pages.text import in_unit
+
 from . import facts
 from .charts import dotted, overlaid
-from .html import page, paragraph, section, table
 from .summary import aligned, bold
-from .svg import Series
-from .text import in_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

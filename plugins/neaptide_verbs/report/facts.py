@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from .text import clean, counted, figure, in_unit
+from neaptide_toolkit.pages.text import clean, counted, figure, in_unit
 
 if TYPE_CHECKING:
     from .reading import RunFacts

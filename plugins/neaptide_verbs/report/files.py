@@ -7,7 +7,7 @@ import json
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from neaptide.appending import LONGEST_LINE
+from neaptide.io.appending import LONGEST_LINE
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neaptide_toolkit.pages.text import clean, name
+
 from .files import number_of, rows, step_of
 from .series import OTHER, Spread, Track
-from .text import clean, name
 
 if TYPE_CHECKING:
     from collections import Counter

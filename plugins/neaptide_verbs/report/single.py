@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from neaptide_toolkit.pages.html import command, page, paragraph, section, table, tiles
+from neaptide_toolkit.pages.text import counted, figure, in_unit
+
 from . import facts
 from .charts import loss_chart, memory_charts, metric_chart, metric_range, seconds_chart
-from .html import command, page, paragraph, section, table, tiles
-from .text import counted, figure, in_unit
 
 if TYPE_CHECKING:
     from .reading import RunFacts

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neaptide_toolkit.pages.text import clean
+
 from .files import number_of, step_of
-from .text import clean
 
 if TYPE_CHECKING:
     from pathlib import Path

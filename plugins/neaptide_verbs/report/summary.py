@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from neaptide_toolkit.pages.text import counted, figure
+
 from . import facts
-from .text import counted, figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

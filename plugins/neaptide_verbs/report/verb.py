@@ -9,9 +9,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from neaptide.cli.output import AsJson, print_json, print_text
 from neaptide.errors import ConfigError, RunDirectoryError
-from neaptide.replacing import replace_file
-from neaptide.report import (
+from neaptide.io.replacing import replace_file
+
+from . import (
     as_json,
     comparison_json,
     comparison_page,
@@ -20,8 +22,6 @@ from neaptide.report import (
     run_page,
     run_summary,
 )
-
-from .output import AsJson, print_json, print_text
 
 _PAGE = "report.html"
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide.config.schema import RunConfig
-from neaptide.config.type_schema import class_schema
 from neaptide.errors import PluginError
+
+from .type_schema import class_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from neaptide.config.validator_schema import Schema
     from neaptide.plugin import PluginSpec
+
+    from .validator_schema import Schema
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from neaptide.config.convert import unstructured
-from neaptide.config.validator_schema import constraints
+
+from .validator_schema import constraints
 
 if TYPE_CHECKING:
-    from neaptide.config.validator_schema import Schema
+    from .validator_schema import Schema
 
 _SIMPLE = {
     bool: "boolean",  # before int, which it is too

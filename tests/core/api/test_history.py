@@ -6,7 +6,7 @@ import math
 
 from support import tiny_trainer
 
-from neaptide.history import GRADIENT_NORMS, LOSSES, History
+from neaptide.api.history import GRADIENT_NORMS, LOSSES, History
 
 
 def test_only_the_newest_values_stay() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neaptide.memory import (
+from neaptide.api.memory import (
     MOMENTS,
     Ledger,
     PeakMeter,

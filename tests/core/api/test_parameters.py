@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from support import same_bits
 from torch import nn
 
-from neaptide.resident import ResidentStore
-from neaptide.spans import Span
-from neaptide.testing import HostileStore, tiny_task
-from neaptide.testing.tiny import tiny_loss
+from neaptide.api.spans import Span
+from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.testing import HostileStore, tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide.parameters import ParameterStore
+    from neaptide.api.parameters import ParameterStore
 
 STORES = [ResidentStore, HostileStore]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -10,12 +10,12 @@ import torch
 from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 
 from neaptide import Update, hookimpl
-from neaptide.tracing import Spans
+from neaptide.api.tracing import Spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide.tracing import Opener
+    from neaptide.api.tracing import Opener
 
 
 def recorder(events: list[tuple[str, str, str]]) -> Opener:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,15 +15,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support import CYCLE, tiny_trainer
 
-from neaptide import FULL, PhaseSchedule, RunConfig, StepResult, machine
+from neaptide import FULL, PhaseSchedule, RunConfig, StepResult
+from neaptide.api.history import History
+from neaptide.api.memory import MemorySample
+from neaptide.api.steps import Jump, Outcome
+from neaptide.cli.progress import Budget, Figures, budget_of, duration, progress, size
 from neaptide.config import structure
-from neaptide.history import History
-from neaptide.memory import MemorySample
-from neaptide.progress import Budget, Figures, budget_of, duration, progress, size
-from neaptide.report.text import in_unit
-from neaptide.state import TrainState
-from neaptide.steps import Jump, Outcome
-from neaptide.streams import Tolerant, discard
+from neaptide.io.streams import Tolerant, discard
+from neaptide.loop.state import TrainState
+from neaptide.machine import facts as machine
+from neaptide_toolkit.pages.text import in_unit
 
 TIMES = re.compile(r"  loss \S+  (.*)  \S+( m?s)?/step  \S+( m?s)? left$")
 

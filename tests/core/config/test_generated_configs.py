@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neaptide import HybridTrainer, NeaptideError
-from neaptide.assembly import build_data
+from neaptide.run.assembly import build_data
 
 NUMBERS = st.one_of(
     st.integers(-3, 70),

@@ -10,13 +10,13 @@ import torch
 from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 
 from neaptide import PluginError, Update, hookimpl
-from neaptide.testing import HOSTILE_STORE
+from neaptide_toolkit.testing import HOSTILE_STORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import PluginSpec
-    from neaptide.spans import Span
+    from neaptide.api.spans import Span
 
 
 def scaled(update: Update, share: float) -> Update:

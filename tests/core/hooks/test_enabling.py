@@ -9,7 +9,7 @@ import pytest
 from support import plugin_with, stranger
 
 from neaptide import ConfigError, PluginError, PluginSpec, RunConfig, field
-from neaptide.enabling import configured, split_name
+from neaptide.hooks.enabling import configured, split_name
 
 if TYPE_CHECKING:
     from pathlib import Path

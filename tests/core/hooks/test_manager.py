@@ -19,10 +19,11 @@ from support import (
     tiny_trainer,
 )
 
-from neaptide import ConfigError, HybridTrainer, PluginError, hookimpl, hookspecs
-from neaptide.registry import load_class
-from neaptide.testing import tiny_task
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
+from neaptide import ConfigError, HybridTrainer, PluginError, hookimpl
+from neaptide.hooks import hookspecs
+from neaptide.hooks.registry import load_class
+from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,7 +175,7 @@ def test_a_keyboard_interrupt_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("hook", "section"), [("build_model", "model"), ("build_data", "data")])
 def test_a_builder_that_raises_is_named(hook: str, section: str) -> None:
-    from neaptide import assembly
+    from neaptide.run import assembly
 
     broken = raising(hook, schemes={f"{section}:broken"})
     config = (

@@ -8,10 +8,10 @@ import pytest
 from support import plugin_with, same_tensors, stranger, tensors_of
 
 from neaptide import ConfigError, HybridTrainer, Loss, Outcome, PluginError, PluginSpec, hookimpl
-from neaptide.middleware import RETURNS, blame, compose, culprit
-from neaptide.testing import tiny_task
-from neaptide.testing.tiny import tiny_loss
-from neaptide.tracing import Spans
+from neaptide.api.tracing import Spans
+from neaptide.hooks.middleware import RETURNS, blame, compose, culprit
+from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:
     import torch

@@ -138,7 +138,7 @@ def test_the_environment_blocks_plugins(site: Path) -> None:
 
 def test_reading_manifests_does_not_import_torch(site: Path) -> None:
     code = (
-        "import sys\nfrom neaptide.registry import installed_plugins\n"
+        "import sys\nfrom neaptide.hooks.registry import installed_plugins\n"
         "len(installed_plugins())\nprint(json.dumps('torch' in sys.modules))"
     )
     assert python(site, code) is False

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide import ConfigError, PluginSpec
-from neaptide.resolve import resolve
+from neaptide.hooks.resolve import resolve
 
 
 def spec(name: str, **manifest: Any) -> PluginSpec:

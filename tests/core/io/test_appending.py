@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from neaptide.appending import AppendedFile
+from neaptide.io.appending import AppendedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import structlog
 from pages import ROOT, blocks
 from support import tiny_trainer
 
-from neaptide.logging import CONSOLE, StderrHandler, json_lines, run_logger, said
+from neaptide.io.logging import CONSOLE, StderrHandler, json_lines, run_logger, said
 
 if TYPE_CHECKING:
     from pathlib import Path

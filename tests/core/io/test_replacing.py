@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from neaptide.replacing import replace_file
+from neaptide.io.replacing import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,15 +11,15 @@ from support import same_bits, same_tensors, tensors_of
 from torch import nn
 
 from neaptide import Update
-from neaptide.predict import Guard
-from neaptide.resident import ResidentStore
-from neaptide.testing import HostileStore
+from neaptide.loop.guard import Guard
+from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.testing import HostileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide.parameters import ParameterStore
-    from neaptide.spans import Span
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.spans import Span
 
 GUARD = Guard(rise=0.0, halvings=2)
 

@@ -10,8 +10,8 @@ import pytest
 from support import same_tensors, tensors_of
 
 from neaptide import HybridTrainer
-from neaptide.assembly import build_data
-from neaptide.testing import LIES, LYING_PREDICTOR
+from neaptide.run.assembly import build_data
+from neaptide_toolkit.testing import LIES, LYING_PREDICTOR
 
 SEEDS = (1, 2, 3, 4)
 UNUSABLE = ("infinite", "misshapen", "nan")

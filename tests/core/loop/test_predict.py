@@ -12,16 +12,16 @@ from support import CYCLE, plugin_with, same_bits, same_tensors, stranger, tenso
 from torch import nn
 
 from neaptide import Forecast, PluginError, Update, hookimpl
-from neaptide.phases import PREDICT
-from neaptide.predict import undisturbed
-from neaptide.testing import HOSTILE_STORE
+from neaptide.api.phases import PREDICT
+from neaptide.loop.guard import undisturbed
+from neaptide_toolkit.testing import HOSTILE_STORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import PluginSpec
-    from neaptide.parameters import ParameterStore
-    from neaptide.spans import Span
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.spans import Span
 
 
 STRICT = {**CYCLE, "predict": {**CYCLE["predict"], "rise": 0.0}}

@@ -11,15 +11,15 @@ from support import CYCLE, plugin_with, same_bits, same_tensors, stranger, tenso
 from torch import nn
 
 from neaptide import Forecast, Pace, Plugin, PluginError, Update, hookimpl
-from neaptide.predict import Guard
-from neaptide.resident import ResidentStore
-from neaptide.testing import HOSTILE_STORE, HostileStore
+from neaptide.loop.guard import Guard
+from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.testing import HOSTILE_STORE, HostileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide.predict import Verdict
-    from neaptide.spans import Span
+    from neaptide.api.spans import Span
+    from neaptide.loop.guard import Verdict
 
     Deltas = Callable[[Span], Any]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tiny_trainer
 
-from neaptide.schedule import LearningRate
+from neaptide.loop.schedule import LearningRate
 
 rates = st.builds(
     LearningRate,

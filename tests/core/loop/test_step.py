@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide import DataError, DivergedError, HybridTrainer, Loss, Outcome, hookimpl
-from neaptide.testing import tiny_task
-from neaptide.testing.tiny import tiny_loss
+from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import torch
 
-from neaptide import machine
-from neaptide.cgroups import MemoryGroup
-from neaptide.machine import Memory, Processor
+from neaptide.machine import facts as machine
+from neaptide.machine.cgroups import MemoryGroup
+from neaptide.machine.facts import Memory, Processor
 
 CPUINFO = "processor\t: 0\nvendor_id\t: X\nmodel\t\t: 17\nmodel name\t: A fast one\ncache\t: 1\n"
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Jul 17 2025\nGCC version: 12\n"

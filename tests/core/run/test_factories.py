@@ -53,7 +53,7 @@ def factories() -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ["model", "task"])
 def test_a_users_factories_make_a_run(factories: str, name: str) -> None:
-    from neaptide.assembly import build_data
+    from neaptide.run.assembly import build_data
 
     config = {
         "model": {"name": f"{factories}:{name}"},
@@ -99,7 +99,7 @@ def test_a_wrong_factory_is_a_config_error(
 
 
 def test_data_that_cannot_be_iterated_is_a_config_error(factories: str) -> None:
-    from neaptide.assembly import build_data
+    from neaptide.run.assembly import build_data
 
     config = {"model": {"name": f"{factories}:model"}, "data": {"name": f"{factories}:nothing"}}
     problem = r"must return an iterable of batches.*\(got int\)"
@@ -114,7 +114,7 @@ def test_data_that_cannot_be_iterated_is_a_config_error(factories: str) -> None:
 def test_a_data_factory_is_told_what_it_names(
     factories: str, options: dict[str, int], told: list[int]
 ) -> None:
-    from neaptide.assembly import build_data
+    from neaptide.run.assembly import build_data
 
     config = {
         "seed": 5,

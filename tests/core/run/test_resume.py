@@ -19,7 +19,7 @@ from neaptide import (
     WrongCheckpointError,
     hookimpl,
 )
-from neaptide.rng import seed_all
+from neaptide.api.rng import seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +151,7 @@ def test_the_users_own_objects_come_along(tmp_path: Path) -> None:
         scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, gamma=0.5)
         trainer.close()
         from neaptide import HybridTrainer
-        from neaptide.testing.tiny import tiny_loss
+        from neaptide_toolkit.testing.tiny import tiny_loss
 
         own = HybridTrainer(
             trainer.model, trainer.optimizer, loss_fn=tiny_loss, stateful={"lr": scheduler}

@@ -15,10 +15,10 @@ import pytest
 from support import tiny_trainer
 
 from neaptide import RunDirectoryError, StepRecord
-from neaptide.appending import LONGEST_LINE
-from neaptide.replacing import replace_file
-from neaptide.report.files import objects
-from neaptide.rundir import COLUMNS, RunDirectory, jsonable
+from neaptide.io.appending import LONGEST_LINE
+from neaptide.io.replacing import replace_file
+from neaptide.run.rundir import COLUMNS, RunDirectory, jsonable
+from neaptide_verbs.report.files import objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

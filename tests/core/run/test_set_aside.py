@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer
-from neaptide.offload import movable
-from neaptide.resident import ResidentStore
-from neaptide.testing.allocations import Allocations, counted
-from neaptide.testing.hostile import HostileStore
-from neaptide.testing.tiny import tiny_loss, tiny_task
+from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.offload import movable
+from neaptide_toolkit.testing.allocations import Allocations, counted
+from neaptide_toolkit.testing.hostile import HostileStore
+from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

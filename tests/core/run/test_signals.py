@@ -16,7 +16,7 @@ import pytest
 from support import digest_after, tiny_trainer
 
 from neaptide import Interrupted
-from neaptide.signals import stop_on_signals
+from neaptide.run.signals import stop_on_signals
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = TESTS / "core" / "training_run.py"

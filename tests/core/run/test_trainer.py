@@ -17,8 +17,8 @@ from neaptide import (
     WrongCheckpointError,
     hookimpl,
 )
-from neaptide.testing import HOSTILE_STORE, tiny_task
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
+from neaptide_toolkit.testing import HOSTILE_STORE, tiny_task
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ import torch
 from support import tiny_trainer
 
 from neaptide import NeaptideError
-from neaptide.rng import seed_all
+from neaptide.api.rng import seed_all
 
 torch.set_num_threads(1)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support import same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from neaptide.testing import peak_of
 from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
+from neaptide_toolkit.testing import peak_of
 
 IGNORED = -100
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from neaptide.kernels import KERNELS
 from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
 from neaptide_kernels.chunked_cross_entropy.trials import arguments
+from neaptide_kernels.registry import KERNELS
 
 CPU = torch.device("cpu")
 OP = KERNELS.ops["chunked_cross_entropy"]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import same_bits
 
-from neaptide.history import GRADIENT_NORMS, History
-from neaptide.history import LOSSES as HISTORY_LOSSES
-from neaptide.history import SECONDS as HISTORY_SECONDS
+from neaptide.api.history import GRADIENT_NORMS, History
+from neaptide.api.history import LOSSES as HISTORY_LOSSES
+from neaptide.api.history import SECONDS as HISTORY_SECONDS
 from neaptide_kernels.encode_state import (
     EXTRAS,
     FEATURES,

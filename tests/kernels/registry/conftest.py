@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from neaptide.kernels import Kernels, Op, OpSpec, Sample
+from neaptide_kernels.registry import Kernels, Op, OpSpec, Sample
 
 _NUMBERS = count()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from neaptide.kernels import KernelError, Kernels, Op, OpSpec, Provider, Query
+from neaptide_kernels.registry import KernelError, Kernels, Op, OpSpec, Provider, Query
 
 
 def provider(op: Op, name: str, **changes: object) -> Provider:

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from neaptide.kernels import KernelError, Kernels, KernelWarning, Op, Provider
+from neaptide_kernels.registry import KernelError, Kernels, KernelWarning, Op, Provider
 
 
 def raising(*_: object, **__: object) -> torch.Tensor:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from neaptide.errors import NeaptideError
-from neaptide.kernels import Kernels, KernelWarning, Op, Timing
-from neaptide.kernels.timings import Table, default_path, merge, read
+from neaptide_kernels.registry import Kernels, KernelWarning, Op, Timing
+from neaptide_kernels.registry.timings import Table, default_path, merge, read
 
 
 def timing(seconds: float) -> Timing:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from neaptide.kernels import KernelError, Kernels, KernelWarning, Op, OpSpec, Provider, Sample
+from neaptide_kernels.registry import (
+    KernelError,
+    Kernels,
+    KernelWarning,
+    Op,
+    OpSpec,
+    Provider,
+    Sample,
+)
 
 _NUMBERS = count()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from neaptide.kernels import KERNELS
 from neaptide_kernels import adam8bit, lion8bit
+from neaptide_kernels.registry import KERNELS
 
 
 def stepped(folder: Any, op: Any, provider: str, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from checkpointed import attached, differing, trace
 from torch import nn
 
-from neaptide.recompute import ChangedInPlaceError
+from neaptide_toolkit.recompute import ChangedInPlaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

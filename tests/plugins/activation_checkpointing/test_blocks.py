@@ -12,7 +12,7 @@ from support import tiny_trainer
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide.recompute import find_blocks
+from neaptide_toolkit.recompute import find_blocks
 
 HINT = "; use matmul, attention or a name such as aten.mm"
 

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from support import CYCLE, same_tensors, tensors_of, tiny_trainer
 from torch import nn
 
-from neaptide.recompute import ChangedInPlaceError
-from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide_toolkit.recompute import ChangedInPlaceError
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from neaptide_plugins.activation_checkpointing.segments import Segments

@@ -11,7 +11,7 @@ from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer, hookimpl
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from neaptide.testing.allocations import counted
+from neaptide_toolkit.testing.allocations import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,10 +8,10 @@ import pytest
 from support import CYCLE, same_tensors, tensors_of
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide.enabling import configured
-from neaptide.testing.hostile import HOSTILE_STORE
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
+from neaptide.hooks.enabling import configured
 from neaptide_plugins.ademamix.optimizer import AdEMAMix
+from neaptide_toolkit.testing.hostile import HOSTILE_STORE
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     from pathlib import Path

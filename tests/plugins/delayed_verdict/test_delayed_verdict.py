@@ -9,8 +9,8 @@ import pytest
 from judged import PHASES, SOON, Along, Away, Back, Noise, events, figures, line, predictor, trained
 from support import same_tensors, tensors_of, tiny_trainer
 
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.delayed_verdict import SPEC
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

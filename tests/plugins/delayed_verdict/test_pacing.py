@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.schedule import LearningRate
+from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.delayed_verdict.config import DelayedVerdictConfig
 from neaptide_plugins.delayed_verdict.pacing import (
     REGIMES,

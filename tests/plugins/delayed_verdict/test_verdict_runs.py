@@ -11,10 +11,10 @@ from judged import PHASES, SOON, Along, Back, events, figures, predictor, traine
 from support import tiny_trainer
 
 from neaptide import JUMP_GAIN, ConfigError
-from neaptide.spans import Span
-from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide.api.spans import Span
 from neaptide_plugins.delayed_verdict import SPEC
 from neaptide_plugins.delayed_verdict.trial import Kept
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,10 +13,10 @@ from support import CYCLE, digest_after, plugin_with, same_tensors, stranger, ti
 from torch import nn
 
 from neaptide import CORRECT, FULL, PREDICT, HybridTrainer, hookimpl
-from neaptide.testing import check_plugin
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.divergence_monitor import SPEC
 from neaptide_plugins.divergence_monitor.levels import Alarm, Level
+from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

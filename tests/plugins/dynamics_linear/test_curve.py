@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.schedule import LearningRate
+from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.dynamics_linear.curve import STIFFNESS, Curve, Level, learning
 
 LOSSES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40)

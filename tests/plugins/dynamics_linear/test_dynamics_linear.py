@@ -9,9 +9,9 @@ import torch
 from support import CYCLE, digest_after, same_tensors, tensors_of, tiny_trainer
 
 from neaptide import ConfigError
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.dynamics_linear import SPEC
 from neaptide_plugins.dynamics_linear.forecaster import TOGETHER
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.schedule import LearningRate
+from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
 from neaptide_plugins.dynamics_linear.forecaster import Forecaster
 

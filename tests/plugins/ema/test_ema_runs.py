@@ -9,9 +9,9 @@ import pytest
 import torch
 from support import CYCLE, same_tensors, tensors_of, tiny_trainer
 
-from neaptide.testing import check_plugin
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.ema import SPEC
+from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

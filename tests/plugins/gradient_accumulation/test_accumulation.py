@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import BatchEncoding
 
 from neaptide import ConfigError, DataError, HybridTrainer, Loss, Outcome, hookimpl
-from neaptide.resident import ResidentStore
+from neaptide.run.resident.store import ResidentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BatchEncoding
 
-from neaptide.steps import batch_length
+from neaptide.api.steps import batch_length
 from neaptide_plugins.gradient_accumulation.split import rows, split
 
 

@@ -13,15 +13,15 @@ from torch import nn
 
 from neaptide import HybridTrainer, Plugin, PluginSpec, Update, hookimpl
 from neaptide.plugin import NoConfig
-from neaptide.testing.allocations import Allocations, counted
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 from neaptide_plugins.int8.weight import Int8Weight
+from neaptide_toolkit.testing.allocations import Allocations, counted
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import Run
-    from neaptide.steps import Jump
+    from neaptide.api.steps import Jump
 
 EVERY_STEP = {
     "warmup": {"steps": 0},

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from neaptide.testing.tiny import TinyNet
 from neaptide_plugins.builtin_models.byte_gpt import build
 from neaptide_plugins.builtin_models.config import ByteGptOptions
 from neaptide_plugins.int8.scheme import Scheme
 from neaptide_plugins.int8.targets import find
+from neaptide_toolkit.testing.tiny import TinyNet
 
 CHANNEL = Scheme("channel", 64, True)
 

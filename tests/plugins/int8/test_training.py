@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide.testing import check_plugin
-from neaptide.testing.allocations import Allocations, counted
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 from neaptide_plugins.int8.grid import round_to_grid
 from neaptide_plugins.int8.scheme import Scheme
 from neaptide_plugins.int8.targets import Target, find
 from neaptide_plugins.int8.training import TrainedWeight, Training
 from neaptide_plugins.int8.weight import computing
+from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.allocations import Allocations, counted
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

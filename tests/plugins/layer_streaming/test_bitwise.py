@@ -10,9 +10,9 @@ from support import tiny_trainer
 from torch import nn
 from torch.nn import functional
 
-from neaptide.recompute import find_blocks
 from neaptide_plugins.layer_streaming.settings import Settings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_toolkit.recompute import find_blocks
 
 
 class Block(nn.Module):

@@ -68,7 +68,7 @@ def test_the_refusal_is_one_line_that_says_what_helps() -> None:
 
 def test_a_refused_model_is_left_as_it_was() -> None:
     from neaptide import HybridTrainer
-    from neaptide.testing.tiny import tiny_task
+    from neaptide_toolkit.testing.tiny import tiny_task
 
     task = tiny_task()
     before = {name: (id(p.data_ptr), p.data_ptr()) for name, p in task.model.named_parameters()}

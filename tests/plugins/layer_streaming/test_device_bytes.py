@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer
-from neaptide.testing import check_plugin, peak_of
+from neaptide_toolkit.testing import check_plugin, peak_of
 
 WIDTH, BATCH, BLOCKS = 128, 256, 16
 

@@ -10,7 +10,7 @@ from support import tiny_trainer
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide.testing.tiny import tiny_task
+from neaptide_toolkit.testing.tiny import tiny_task
 
 
 class Weird(torch.optim.SGD):

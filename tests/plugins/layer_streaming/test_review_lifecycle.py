@@ -10,16 +10,16 @@ import torch
 from streamed import CPU, WAYS, Sleepy, assert_idle, batch_of, blocks_of, optimizer_of
 from zoo_blocks import linear, stacked
 
-from neaptide.offload import ThreadLane
 from neaptide_plugins.layer_streaming import residency, streaming, updates
 from neaptide_plugins.layer_streaming.settings import Settings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_toolkit.offload import ThreadLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
-    from neaptide.offload import Ticket
+    from neaptide_toolkit.offload import Ticket
 
 PLAIN = stacked(linear)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neaptide import HybridTrainer
-from neaptide.testing.tiny import tiny_loss, tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 
 @pytest.mark.parametrize("resident", [0, 2])

@@ -11,14 +11,14 @@ import torch
 from streamed import CPU, blocks_of, different, optimizer_of
 from torch import nn
 
-from neaptide.offload import ThreadLane
 from neaptide_plugins.layer_streaming.settings import Settings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_toolkit.offload import ThreadLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from neaptide.offload import Ticket
+    from neaptide_toolkit.offload import Ticket
 
 
 class Late(ThreadLane):

@@ -13,14 +13,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from neaptide.gradient_error import compare
-from neaptide.low_precision import intercepting
 from neaptide_plugins.low_precision_backward.linear import LowBackward
 from neaptide_plugins.low_precision_backward.products import (
     Seeds,
     fp8_gradient_product,
     int8_product,
 )
+from neaptide_toolkit.gradient_error import compare
+from neaptide_toolkit.low_precision import intercepting
 
 if TYPE_CHECKING:
     from collections.abc import Callable

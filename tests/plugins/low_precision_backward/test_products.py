@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from neaptide.testing.allocations import peak_of
 from neaptide_plugins.low_precision_backward import products
 from neaptide_plugins.low_precision_backward.products import (
     Seeds,
     fp8_gradient_product,
     int8_product,
 )
+from neaptide_toolkit.testing.allocations import peak_of
 
 
 def factors(rows: int = 48, terms: int = 64, columns: int = 32) -> tuple[torch.Tensor, ...]:

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide.testing import HOSTILE_STORE, check_plugin
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.low_precision_backward.config import LowPrecisionBackwardConfig
 from neaptide_plugins.low_precision_backward.refusals import check_hardware
+from neaptide_toolkit.testing import HOSTILE_STORE, check_plugin
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

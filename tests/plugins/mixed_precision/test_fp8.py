@@ -12,13 +12,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from neaptide import ConfigError
-from neaptide.gradient_error import compare
-from neaptide.low_precision import intercepting
-from neaptide.testing import check_plugin
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.mixed_precision.config import MixedPrecisionConfig
 from neaptide_plugins.mixed_precision.fp8 import Fp8Products
 from neaptide_plugins.mixed_precision.refusals import check_fp8
+from neaptide_toolkit.gradient_error import compare
+from neaptide_toolkit.low_precision import intercepting
+from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide import FULL, ConfigError, HybridTrainer, Loss, Outcome, hookimpl
-from neaptide.resident import ResidentStore
-from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,17 +12,17 @@ from streamed import Sleepy
 from support import same_bits
 from torch import nn
 
-from neaptide.memory import nested_tensors
-from neaptide.offload import ThreadLane
-from neaptide.offload.host_memory import lies_in_slab
+from neaptide.api.memory import nested_tensors
+from neaptide.run.resident.host_memory import lies_in_slab
 from neaptide_plugins.optimizer_offload import away as module
 from neaptide_plugins.optimizer_offload.away import Away
 from neaptide_plugins.optimizer_offload.state_tensors import State
+from neaptide_toolkit.offload import ThreadLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from neaptide.offload import Ticket
+    from neaptide_toolkit.offload import Ticket
 
 CPU = torch.device("cpu")
 

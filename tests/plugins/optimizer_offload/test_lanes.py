@@ -8,8 +8,8 @@ import pytest
 import torch
 from streamed import Sleepy
 
-from neaptide.offload import ThreadLane
 from neaptide_plugins.optimizer_offload.lanes import PageableLane, copying_lane
+from neaptide_toolkit.offload import ThreadLane
 
 
 def test_work_runs_in_order_behind_what_it_waits_for() -> None:

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide import HybridTrainer
-from neaptide.testing.allocations import Allocations, counted
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.optimizer_offload import SPEC
+from neaptide_toolkit.testing.allocations import Allocations, counted
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 WIDTH = 512
 WEIGHTS = 2 * 4 * (WIDTH * WIDTH + WIDTH)

@@ -19,12 +19,12 @@ from neaptide import (
     Update,
     hookimpl,
 )
-from neaptide.memory import nested_tensors
-from neaptide.offload.host_memory import slab_bytes
-from neaptide.testing import LAWS, check_plugin
-from neaptide.testing.tiny import STEADY_PREDICTOR
+from neaptide.api.memory import nested_tensors
+from neaptide.run.resident.host_memory import slab_bytes
 from neaptide_plugins.optimizer_offload import SPEC
 from neaptide_plugins.optimizer_offload.away import Away
+from neaptide_toolkit.testing import LAWS, check_plugin
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

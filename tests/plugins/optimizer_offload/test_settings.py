@@ -19,8 +19,8 @@ from neaptide import (
     PhaseSchedule,
 )
 from neaptide.cli import main
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.optimizer_offload import SPEC
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

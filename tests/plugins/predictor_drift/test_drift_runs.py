@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import same_tensors, tensors_of, tiny_trainer
 
-from neaptide.testing import check_plugin
 from neaptide_plugins.predictor_drift import SPEC
+from neaptide_toolkit.testing import check_plugin
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide import HybridTrainer
-from neaptide.testing import tiny_task
-from neaptide.testing.tiny import tiny_loss
 from neaptide_plugins.predictor_drift.window import half_at, reach, share_of
+from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss
 
 WINDOWS = st.tuples(st.integers(1, 6), st.integers(1, 4))
 """(samples in a half, sample_every)."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from neaptide.predict import apply
-from neaptide.predictors.held import Storage
-from neaptide.predictors.window import Plan, Window
-from neaptide.spans import Span
+from neaptide.api.spans import Span
+from neaptide.loop.guard import apply
 from neaptide_plugins.predictor_drift.config import PredictorDriftConfig
 from neaptide_plugins.predictor_drift.plugin import PredictorDrift
+from neaptide_toolkit.predictors.held import Storage
+from neaptide_toolkit.predictors.window import Plan, Window
 
 if TYPE_CHECKING:
     from neaptide import Update

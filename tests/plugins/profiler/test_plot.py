@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support import CYCLE, tiny_trainer
 
 from neaptide import ConfigError
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.profiler import SPEC, plot
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,11 @@ import torch
 from support import CYCLE, plugin_with, stranger, tiny_trainer, touched
 
 from neaptide import hookimpl
-from neaptide.testing import check_plugin
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.profiler import SPEC
 from neaptide_plugins.profiler.probes import Probe, ResidentSet, Sample
 from neaptide_plugins.profiler.statistics import SPIKES_SHOWN
+from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 COLUMNS = [
     "step",

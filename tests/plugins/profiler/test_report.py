@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from support import CYCLE, same_tensors, tensors_of, tiny_trainer
 
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.profiler import SPEC
 from neaptide_plugins.profiler.nvml import Nvml
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     import pytest

@@ -13,9 +13,9 @@ import torch
 from support import CYCLE, digest_after, plugin_with, stranger, tiny_trainer
 
 from neaptide import hookimpl
-from neaptide.testing.tiny import STEADY_PREDICTOR
 from neaptide_plugins.profiler import SPEC
 from neaptide_plugins.profiler.timeline import PHASES, Timeline
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path

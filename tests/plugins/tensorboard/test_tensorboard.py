@@ -17,10 +17,10 @@ from support import CYCLE, tiny_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from neaptide import ConfigError, Interrupted
-from neaptide.config.foreign import translate
-from neaptide.registry import installed_plugins
-from neaptide.testing import check_plugin
+from neaptide.hooks.registry import installed_plugins
 from neaptide_plugins.tensorboard.event_file import EventFile
+from neaptide_toolkit.testing import check_plugin
+from neaptide_verbs.convert.foreign import translate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

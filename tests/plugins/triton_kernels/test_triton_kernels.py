@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide.kernels import KERNELS
-from neaptide.testing.tiny import tiny_loss, tiny_task
 from neaptide_kernels.catalogue import triton_providers
+from neaptide_kernels.registry import KERNELS
 from neaptide_kernels.support import no_triton_on
+from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 NAME = "triton-kernels"
 

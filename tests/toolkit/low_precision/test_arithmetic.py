@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from neaptide.low_precision import (
+from neaptide_toolkit.low_precision import (
     DTYPE,
     FP8_TENSOR_CORES,
     GRADIENT_DTYPE,
@@ -20,8 +20,8 @@ from neaptide.low_precision import (
     fp8_slower,
     int8_slower,
 )
-from neaptide.low_precision.fp8 import scaled
-from neaptide.low_precision.hardware import INT8_TENSOR_CORES, reason_by_capability
+from neaptide_toolkit.low_precision.fp8 import scaled
+from neaptide_toolkit.low_precision.hardware import INT8_TENSOR_CORES, reason_by_capability
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from neaptide.low_precision import intercepting, not_a_view
+from neaptide_toolkit.low_precision import intercepting, not_a_view
 
 if TYPE_CHECKING:
-    from neaptide.low_precision import Product
+    from neaptide_toolkit.low_precision import Product
 
 
 def test_only_products_with_a_matrix_of_parameters_are_handed_on() -> None:

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.offload import Slab
-from neaptide.offload.host_memory import lies_in_slab, mapped_slabs, slab_bytes
+from neaptide.run.resident.host_memory import lies_in_slab, mapped_slabs, slab_bytes
+from neaptide_toolkit.offload import Slab
 
 PAGE = mmap.PAGESIZE
 MIB = 2**20

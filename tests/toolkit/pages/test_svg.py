@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from neaptide.report.svg import WIDE, Axis, Series, axis, chart, step_axis
+from neaptide_toolkit.pages.svg import WIDE, Axis, Series, axis, chart, step_axis
 
 FINITE = st.floats(-1e300, 1e300)
 KINDS = st.sampled_from(["", "bytes", "seconds"])

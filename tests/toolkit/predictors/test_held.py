@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import same_bits
 
-from neaptide.predictors import held
-from neaptide.predictors.held import Held, Ops, Storage, held_bytes, pieces, seed_of
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.predictors import held
+from neaptide_toolkit.predictors.held import Held, Ops, Storage, held_bytes, pieces, seed_of
 
 CPU = torch.device("cpu")
 OPS = Ops(quantize_int8, dequantize_int8, apply_delta)

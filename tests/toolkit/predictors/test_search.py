@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support import same_tensors, tensors_of
 from torch import nn
 
-from neaptide.predictors.search import FACTORS, Search, along, lowest
-from neaptide.resident import ResidentStore
+from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.predictors.search import FACTORS, Search, along, lowest
 
 nan, inf = math.nan, math.inf
 

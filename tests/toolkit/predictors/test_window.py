@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support import same_bits
 
 from neaptide import Span
-from neaptide.predictors.held import Ops, Storage
-from neaptide.predictors.window import Plan, Window, window_bytes
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.predictors.held import Ops, Storage
+from neaptide_toolkit.predictors.window import Plan, Window, window_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neaptide.testing.allocations import counted, peak_of
+from neaptide_toolkit.testing.allocations import counted, peak_of
 
 SIZE = 100_000
 

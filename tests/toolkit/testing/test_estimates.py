@@ -9,16 +9,16 @@ import torch
 from support import stranger
 
 from neaptide import Ledger, Phase, Plugin, hookimpl
-from neaptide.offload import Slab
-from neaptide.testing import ContractError, check_plugin
-from neaptide.testing.moments import observed
-from neaptide.testing.subject import Subject
-from neaptide.testing.tiny import STEADY_PREDICTOR, tiny_task
+from neaptide_toolkit.offload import Slab
+from neaptide_toolkit.testing import ContractError, check_plugin
+from neaptide_toolkit.testing.moments import observed
+from neaptide_toolkit.testing.subject import Subject
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide.memory import Moment, Tier
+    from neaptide.api.memory import Moment, Tier
 
 SIZE = 300_000
 LAW = ["estimate-is-allocated"]

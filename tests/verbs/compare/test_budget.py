@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.compare.budget import Curve, curve, paired, worth
+from neaptide_verbs.compare.budget import Curve, curve, paired, worth
 
 losses = st.floats(0.01, 10.0)
 budgets = st.lists(st.integers(1, 10**6), min_size=1, max_size=8, unique=True)

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide.compare import Comparison, Result, Settings, Side, comparison_page, findings, summary
-from neaptide.compare.protocol import BUDGETS, KNOBS, Run
-from neaptide.compare.sweep import Tuned
-from neaptide.compare.text import headline, level_rows, number, verdict
 from neaptide.config import unstructure
-from neaptide.enabling import configured
-from neaptide.jsonable import jsonable
+from neaptide.hooks.enabling import configured
+from neaptide.io.jsonable import jsonable
+from neaptide_verbs.compare import (
+    Comparison,
+    Result,
+    Settings,
+    Side,
+    comparison_page,
+    findings,
+    summary,
+)
+from neaptide_verbs.compare.protocol import BUDGETS, KNOBS, Run
+from neaptide_verbs.compare.sweep import Tuned
+from neaptide_verbs.compare.text import headline, level_rows, number, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

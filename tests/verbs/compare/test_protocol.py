@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.compare import Result, Settings, Side, compare
 from neaptide.config import unstructure
 from neaptide.config.tables import overlay
-from neaptide.enabling import configured
+from neaptide.hooks.enabling import configured
+from neaptide_verbs.compare import Result, Settings, Side, compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from neaptide.compare import Trial
+    from neaptide_verbs.compare import Trial
 
 TASK = {
     "model": {"name": "builtin:mlp"},

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from neaptide.compare.sides import sides_of, without_prediction
-from neaptide.enabling import configured
 from neaptide.errors import ConfigError
+from neaptide.hooks.enabling import configured
+from neaptide_verbs.compare.sides import sides_of, without_prediction
 
 DRIFT: dict[str, Any] = {"plugins": {"predictor-drift": {}}}
 PLAIN: dict[str, Any] = {"plugins": {}}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide.compare.protocol import KNOBS
-from neaptide.compare.sweep import DECAY, INIT, LEARNING_RATE, WARMUP, alternatives, tune
 from neaptide.config.tables import overlay
+from neaptide_verbs.compare.protocol import KNOBS
+from neaptide_verbs.compare.sweep import DECAY, INIT, LEARNING_RATE, WARMUP, alternatives, tune
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

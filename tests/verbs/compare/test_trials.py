@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.compare.trials import Result, Trial, read_result, trial, write_result
+from neaptide_verbs.compare.trials import Result, Trial, read_result, trial, write_result
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from neaptide.config import Source, translate
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
-from neaptide.enabling import configured
 from neaptide.errors import ConfigError, NeaptideError, PluginError
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
 from neaptide.plugin import PluginSpec
-from neaptide.registry import installed_plugins
 
 INSTALLED = installed_plugins().usable()
 HUGGING_FACE: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from neaptide.config import FORMATS
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
     from pathlib import Path

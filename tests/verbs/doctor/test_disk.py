@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.cgroups import Mount
-from neaptide.doctor import disk
-from neaptide.doctor.disk import Disk, Speed
+from neaptide.machine.cgroups import Mount
+from neaptide_verbs.doctor import disk
+from neaptide_verbs.doctor.disk import Disk, Speed
 
 GIB = 1 << 30
 FAST = Speed(write=1e9, read=1e9)

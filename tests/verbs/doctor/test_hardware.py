@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from neaptide.cgroups import MemoryGroup
-from neaptide.doctor import hardware
-from neaptide.machine import Memory, Processor, Torch
+from neaptide.machine.cgroups import MemoryGroup
+from neaptide.machine.facts import Memory, Processor, Torch
+from neaptide_verbs.doctor import hardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide import Plugin, PluginSpec, hookimpl, registry
-from neaptide.doctor import plugins
+from neaptide import Plugin, PluginSpec, hookimpl
+from neaptide.hooks import registry
+from neaptide_verbs.doctor import plugins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

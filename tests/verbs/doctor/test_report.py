@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide import Finding
-from neaptide.diagnosis import LEVELS, Level
-from neaptide.doctor import Report, Section
+from neaptide.api.diagnosis import LEVELS, Level
+from neaptide_verbs.doctor import Report, Section
 
 
 def report_of(*levels: Level) -> Report:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from neaptide.doctor import requirements
-from neaptide.doctor.requirements import Requirement
+from neaptide_verbs.doctor import requirements
+from neaptide_verbs.doctor.requirements import Requirement
 
 if TYPE_CHECKING:
     from pathlib import Path

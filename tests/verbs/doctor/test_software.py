@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide.doctor import software
-from neaptide.machine import Gpu, Torch
+from neaptide.machine.facts import Gpu, Torch
+from neaptide_verbs.doctor import software
 
 if TYPE_CHECKING:
     from pathlib import Path

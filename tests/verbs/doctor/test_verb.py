@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 
 STRANGERS = """
 import time

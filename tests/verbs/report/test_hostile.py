@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from neaptide.cli import main
 from neaptide.errors import NeaptideError
-from neaptide.report import (
+from neaptide.run.rundir import jsonable
+from neaptide_verbs.report import (
     as_json,
     comparison_page,
     comparison_summary,
@@ -20,7 +21,6 @@ from neaptide.report import (
     run_page,
     run_summary,
 )
-from neaptide.rundir import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

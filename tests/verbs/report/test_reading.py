@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide.report import as_json, read_run, run_page, run_summary
+from neaptide_verbs.report import as_json, read_run, run_page, run_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

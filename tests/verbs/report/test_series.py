@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.report.series import OTHER, Course, Ends, Spread, Stretches, Track
+from neaptide_verbs.report.series import OTHER, Course, Ends, Spread, Stretches, Track
 
 VALUES = st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=300)
 

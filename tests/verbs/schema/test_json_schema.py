@@ -28,11 +28,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from neaptide.config import field, json_schema, structure, unstructure
-from neaptide.config.type_schema import class_schema
+from neaptide.config import field, structure, unstructure
 from neaptide.errors import ConfigError, PluginError
+from neaptide.hooks.registry import Installed, Registry, installed_plugins
 from neaptide.plugin import PluginSpec
-from neaptide.registry import Installed, Registry, installed_plugins
+from neaptide_verbs.schema import json_schema
+from neaptide_verbs.schema.type_schema import class_schema
 
 from . import test_laws
 

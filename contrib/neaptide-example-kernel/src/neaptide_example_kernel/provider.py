@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.kernels import Provider
+from neaptide_kernels.registry import Provider
 
 if TYPE_CHECKING:
-    from neaptide.kernels import Query, Support
+    from neaptide_kernels.registry import Query, Support
 
 
 def supports(query: Query) -> Support:

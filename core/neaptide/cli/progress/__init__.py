@@ -6,7 +6,7 @@ import os
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from neaptide.streams import Tolerant
+from neaptide.io.streams import Tolerant
 
 from .figures import Budget, Figures, budget_of, duration, size
 from .lines import Plain, Quiet
@@ -14,9 +14,9 @@ from .lines import Plain, Quiet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from neaptide.api.steps import StepResult
     from neaptide.config import RunConfig
-    from neaptide.state import TrainState
-    from neaptide.steps import StepResult
+    from neaptide.loop.state import TrainState
 
 __all__ = ["Budget", "Figures", "Progress", "budget_of", "duration", "progress", "size"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 if TYPE_CHECKING:
-    from neaptide.history import History
-    from neaptide.memory import MemorySample
-    from neaptide.state import TrainState
-    from neaptide.steps import StepResult
+    from neaptide.api.history import History
+    from neaptide.api.memory import MemorySample
+    from neaptide.api.steps import StepResult
+    from neaptide.loop.state import TrainState
 
 _SMOOTHING = 0.9
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -30,7 +30,7 @@ class Budget:
 
 def budget_of(device: Any) -> Budget:
     """Return the budget of this machine with a torch device, or with None for none."""
-    from neaptide import machine  # noqa: PLC0415 - verbs that show no progress start faster
+    from neaptide.machine import facts as machine  # noqa: PLC0415 - verbs that show no progress start faster
 
     total = None
     if device is not None and device.type == "cuda":

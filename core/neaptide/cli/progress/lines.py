@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from .figures import evaluation, verdict
 
 if TYPE_CHECKING:
-    from neaptide.state import TrainState
-    from neaptide.steps import StepResult
-    from neaptide.streams import Tolerant
+    from neaptide.api.steps import StepResult
+    from neaptide.io.streams import Tolerant
+    from neaptide.loop.state import TrainState
 
     from .figures import Figures
 

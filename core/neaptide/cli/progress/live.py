@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from rich.progress_bar import ProgressBar
 
-    from neaptide.state import TrainState
-    from neaptide.steps import StepResult
-    from neaptide.streams import Tolerant
+    from neaptide.api.steps import StepResult
+    from neaptide.io.streams import Tolerant
+    from neaptide.loop.state import TrainState
 
     from .figures import Figures
 

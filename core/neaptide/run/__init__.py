@@ -1,0 +1,1 @@
+"""One run: trainer, fit, saving, the recorder and the run directory."""

@@ -1,0 +1,1 @@
+"""The default parameter store: everything stays on the device."""

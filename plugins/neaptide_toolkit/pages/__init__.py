@@ -1,0 +1,1 @@
+"""Pages that need nothing from outside: HTML, SVG and text."""

@@ -1,0 +1,1 @@
+"""`neaptide config convert`: between formats, and from other frameworks' settings."""

@@ -1,0 +1,1 @@
+"""`neaptide config schema`: one JSON Schema of all settings, plugins' included."""

@@ -29,13 +29,18 @@ from neaptide.io.jsonable import jsonable
 from neaptide.io.replacing import replace_file
 from neaptide.machine import facts as machine
 from neaptide.run.signals import stop_on_signals
-from neaptide_verbs.compare import Pool, Settings, compare, findings, headline, sides_of, summary
+from neaptide_verbs.compare.findings import findings
+from neaptide_verbs.compare.pool import Pool
+from neaptide_verbs.compare.protocol import compare
+from neaptide_verbs.compare.runs import Settings
+from neaptide_verbs.compare.sides import sides_of
+from neaptide_verbs.compare.text import headline, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from neaptide.config import RunConfig
-    from neaptide_verbs.compare import Result, Trial
+    from neaptide_verbs.compare.trials import Result, Trial
 
 HERE = Path(__file__).parent
 TASKS = ("byte-gpt", "noisy-digits", "photo")

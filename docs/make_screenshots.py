@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from neaptide_verbs.report import read_run, run_page
+from neaptide_verbs.report.reading import read_run
+from neaptide_verbs.report.single import run_page
 
 IMAGE = Path(__file__).parent / "images" / "report.png"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .api.memory import Ledger
     from .api.parameters import ParameterStore
     from .api.phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
+    from .api.records import StepRecord
     from .api.spans import Span
     from .api.stash import StashKey
     from .api.steps import (
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
         WrongCheckpointError,
     )
     from .plugin import NoConfig, Plugin, PluginSpec, hookimpl
-    from .run.recorder import StepRecord
     from .run.signals import Interrupted, stop_on_signals
     from .run.trainer import HybridTrainer
 

@@ -1,11 +1,17 @@
-"""What a plugin is: a manifest that can be read without torch, a config class, optional state."""
+"""What a plugin is: a manifest that can be read without torch, a config class, optional state.
+
+Distributions ship plugins, verbs, presets and converters as entry points; `shipped` finds them.
+"""
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import attrs
 import pluggy
+
+from neaptide.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,6 +80,51 @@ class PluginSpec:
     """Relative tolerance on the weights after a few steps, when `numerics` is `tolerance`."""
     observer: bool = False
     """It only looks on: when it fails it is logged, removed, and training goes on."""
+
+
+@attrs.frozen
+class Shipped:
+    """One entry point: what a distribution ships under a name."""
+
+    entry: EntryPoint
+    distribution: str
+    """`"name version"` of the distribution that ships it."""
+    rival: str | None = None
+    """`"name version"` of a distribution that ships another one of this name."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.entry.name
+
+    @property
+    def target(self) -> str:
+        """Where it is: `"package.module:name"`, or a module."""
+        return self.entry.value
+
+    def load(self) -> Any:
+        """Import it. Raises PluginError with what kept it from that, a rival included."""
+        if self.rival is not None:
+            msg = f"{self.rival} and {self.distribution} both ship one of this name; uninstall one"
+            raise PluginError(msg)
+        try:
+            return self.entry.load()
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+            msg = f"importing {self.target!r} raised {type(error).__name__}: {error}"
+            raise PluginError(msg) from error
+
+
+def shipped(group: str) -> dict[str, Shipped]:
+    """Return what distributions ship in an entry-point group by name; nothing is imported."""
+    found: dict[str, Shipped] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        dist = entry.dist
+        current = Shipped(entry, f"{dist.name} {dist.version}" if dist else "an unknown one")
+        previous = found.get(entry.name)
+        if previous is not None and previous.target != current.target:
+            current = attrs.evolve(current, rival=previous.distribution)
+        found[entry.name] = current
+    return found
 
 
 C = TypeVar("C")

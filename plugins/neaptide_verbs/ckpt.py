@@ -11,8 +11,8 @@ from neaptide.checkpoint import checkpoints, read_manifest, verify
 from neaptide.checkpoint.manifest import MANIFEST
 from neaptide.checkpoint.recovery import STEP
 from neaptide.cli.output import AsJson, print_json, print_table, print_text
-from neaptide.cli.progress import size
 from neaptide.errors import CheckpointError, ConfigError, WrongCheckpointError
+from neaptide.io.units import size
 
 app = App(name="ckpt", help="List and verify checkpoints.")
 

@@ -157,9 +157,8 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
             try:
                 cls = load_class(spec)
                 if hasattr(cls, "register_kernels"):
-                    HookManager([(spec, cls(spec.config()))], object(), None).register_kernels(
-                        scope
-                    )
+                    hooks = HookManager([(spec, cls(spec.config()))], object(), None)
+                    hooks.notify("register_kernels", kernels=scope)
             except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
                 notes.append(f"plugin {name!r} was not asked: {' '.join(str(error).split())}")
         with warnings.catch_warnings(record=True) as caught:

@@ -119,7 +119,7 @@ class Records(torch.utils.data.Dataset[torch.Tensor]):
 def test_an_error_out_of_a_loader_is_one_line(workers: int) -> None:
     loader = torch.utils.data.DataLoader(Records(), batch_size=2, num_workers=workers)
     trainer, _ = tiny_trainer(config())
-    trainer._loop._loss_fn = lambda model, batch: sum(p.sum() for p in model.parameters())
+    trainer._session.loop._loss_fn = lambda model, batch: sum(p.sum() for p in model.parameters())
     with trainer, pytest.raises(DataError) as caught:
         trainer.fit(loader)
     assert "record 5 is damaged (" in str(caught.value)

@@ -16,14 +16,10 @@ from neaptide.errors import ConfigError, NeaptideError, is_out_of_memory
 from neaptide.io.logging import StderrHandler
 from neaptide.io.streams import open_missing
 from neaptide.run.signals import Interrupted
-from neaptide_verbs import ckpt, kernels
-from neaptide_verbs.compare import verb as compare
-from neaptide_verbs.completion import completion_of
-from neaptide_verbs.doctor import verb as doctor
-from neaptide_verbs.report import verb as report
 
 from . import configs, plugins, presets, run
 from .output import print_text
+from .verbs import add_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +41,8 @@ The first five minutes:
 _USAGE, _OUT_OF_MEMORY, _INTERRUPTED = 2, 4, 130
 
 
-def build_app() -> App:
-    """Return the application with all its verbs."""
+def build_app(given: Sequence[str] = ()) -> App:
+    """Return the application: the core's own verbs, and those shipped that `given` can mean."""
     app = App(
         name="neaptide",
         help=_HELP,
@@ -55,12 +51,9 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,  # `main` says what it interrupted
     )
     app.command(run.run)
-    app.command(report.report)
-    app.command(compare.compare)
-    for verbs in (configs.app, plugins.app, presets.app, kernels.app, ckpt.app):
+    for verbs in (configs.app(), plugins.app(), presets.app()):
         app.command(verbs)
-    app.command(doctor.doctor)
-    app.command(completion_of(app))
+    add_verbs(app, given)
     return app
 
 
@@ -76,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(handlers=[handler], format="%(levelname)s: %(message)s")
     try:
         _refuse_empty(given)
-        result = build_app()(
+        result = build_app(given)(
             given,
             console=Console(),
             print_error=False,

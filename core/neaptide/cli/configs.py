@@ -23,7 +23,6 @@ from neaptide.hooks.registry import (
     disabled_strangers,
     installed_plugins,
 )
-from neaptide_verbs.convert.verb import convert
 
 from .output import AsJson, Preset, Sets, print_json, print_table, print_text
 
@@ -34,7 +33,13 @@ if TYPE_CHECKING:
 FormatName = Literal["toml", "yaml", "json"]
 LOG = logging.getLogger(__name__)
 
-app = App(name="config", help="Check configurations, and show what they amount to.")
+
+def app() -> App:
+    """Return the verbs of `neaptide config`."""
+    verbs = App(name="config", help="Check configurations, and show what they amount to.")
+    verbs.command(check)
+    verbs.command(show)
+    return verbs
 
 
 def effective(
@@ -62,7 +67,6 @@ def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) 
     )
 
 
-@app.command
 def check(
     *files: Path,
     preset: Preset = None,
@@ -94,7 +98,6 @@ def check(
         print_text(f"ok: {config.train.steps} updates, plugins in order: {order}")
 
 
-@app.command
 def show(
     *files: Path,
     preset: Preset = None,
@@ -115,19 +118,6 @@ def show(
         _print_origins(plain, layered.origins, json=json or format == "json")
     else:
         print_text(configuration.by_name("json" if json else format).dumps(plain))
-
-
-@app.command
-def schema(*, json: AsJson = False) -> None:
-    """Print the JSON Schema of configurations, with the settings of every installed plugin."""
-    del json  # a JSON Schema is JSON
-    document, left_out = configuration.json_schema(installed_plugins())
-    for problem in left_out.values():
-        LOG.warning("left out of the schema: %s", problem)
-    print_json(document)
-
-
-app.command(convert)
 
 
 def _print_origins(plain: dict[str, Any], origins: Mapping[str, str], *, json: bool) -> None:

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+COMMENTS = "comments are not carried over"
+"""What is told where a file changes its format."""
+
+
 def write_new(path: Path, text: str) -> None:
     """Write a file; raise ConfigError if it exists already, or cannot be written."""
     try:

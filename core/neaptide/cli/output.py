@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
+import attrs
 from cyclopts import Parameter
 
+from neaptide.config import presets
 from neaptide.errors import NeaptideError
 from neaptide.io.jsonable import jsonable
 from neaptide.io.streams import discard
 
+
+@attrs.frozen
+class Offers:
+    """Beside a parameter's type: what a shell completes it with; any other word is taken, too."""
+
+    words: Callable[[], Iterable[str]]
+
+
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
-Preset = Annotated[str | None, Parameter(help="Start from a preset; see `neaptide presets list`.")]
+Preset = Annotated[
+    str | None,
+    Parameter(help="Start from a preset; see `neaptide presets list`."),
+    Offers(presets.names),
+]
 Sets = Annotated[
     list[str] | None,
     Parameter(name="--set", negative="", help="Change one setting: `--set train.steps=100`."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from cyclopts import App
@@ -11,15 +11,20 @@ from cyclopts import App
 from neaptide.errors import PluginError, suggest
 from neaptide.hooks.registry import Installed, installed_plugins
 
-from .output import AsJson, print_json, print_table, print_text
+from .output import AsJson, Offers, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
-app = App(name="plugins", help="Show the installed plugins.")
+
+def app() -> App:
+    """Return the verbs of `neaptide plugins`."""
+    verbs = App(name="plugins", help="Show the installed plugins.")
+    verbs.command(list_, name="list")
+    verbs.command(show)
+    return verbs
 
 
-@app.command(name="list")
 def list_(*, json: AsJson = False) -> None:
     """List the installed plugins, broken ones with what is wrong."""
     installed = list(installed_plugins().installed.values())
@@ -38,8 +43,7 @@ def list_(*, json: AsJson = False) -> None:
     )
 
 
-@app.command
-def show(name: str, /, *, json: AsJson = False) -> None:
+def show(name: Annotated[str, Offers(installed_plugins)], /, *, json: AsJson = False) -> None:
     """Show one plugin: what it claims, how exact it is, every setting."""
     registry = installed_plugins()
     if name not in registry.installed:

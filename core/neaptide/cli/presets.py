@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from cyclopts import App
 
 from neaptide.config import FORMATS, by_suffix, presets
-from neaptide_verbs.convert.verb import COMMENTS
 
-from .files import write_new
-from .output import AsJson, print_json, print_table, print_text
+from .files import COMMENTS, write_new
+from .output import AsJson, Offers, print_json, print_table, print_text
 
-app = App(name="presets", help="Show and copy the presets.")
+Name = Annotated[str, Offers(presets.names)]
 
 
-@app.command(name="list")
+def app() -> App:
+    """Return the verbs of `neaptide presets`."""
+    verbs = App(name="presets", help="Show and copy the presets.")
+    verbs.command(list_, name="list")
+    verbs.command(show)
+    verbs.command(copy)
+    return verbs
+
+
 def list_(*, json: AsJson = False) -> None:
     """List the presets."""
     named = {name: _headline(presets.text(name)) for name in presets.names()}
@@ -24,10 +32,11 @@ def list_(*, json: AsJson = False) -> None:
         print_json([{"name": name, "summary": summary} for name, summary in named.items()])
     else:
         print_table(named.items())
+    for name, problem in presets.offered().problems.items():
+        sys.stderr.write(f"note: preset {name!r} is left out: {problem}\n")
 
 
-@app.command
-def show(name: str, /, *, json: AsJson = False) -> None:
+def show(name: Name, /, *, json: AsJson = False) -> None:
     """Print a preset."""
     text = presets.text(name)
     if json:
@@ -36,8 +45,7 @@ def show(name: str, /, *, json: AsJson = False) -> None:
         print_text(text)
 
 
-@app.command
-def copy(name: str, path: Path | None = None, /, *, json: AsJson = False) -> None:
+def copy(name: Name, path: Path | None = None, /, *, json: AsJson = False) -> None:
     """Copy a preset to a file of your own; an existing file is never overwritten.
 
     The suffix of the file says its format; only TOML keeps the comments.

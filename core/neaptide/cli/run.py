@@ -15,10 +15,10 @@ from neaptide.checkpoint.recovery import old_of
 from neaptide.errors import ConfigError, WrongCheckpointError, suggest
 from neaptide.hooks.enabling import configured
 from neaptide.io.logging import json_lines
+from neaptide.io.units import duration, size
 
 from .configs import loaded
-from .output import AsJson, Preset, Sets, print_json, print_table, print_text
-from .progress import duration, size
+from .output import AsJson, Offers, Preset, Sets, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from neaptide.config import RunConfig
@@ -29,7 +29,9 @@ def run(
     preset: Preset = None,
     set_: Sets = None,
     resume: Annotated[
-        str | None, Parameter(help="`auto`: from the newest checkpoint of the run; or a path.")
+        str | None,
+        Parameter(help="`auto`: from the newest checkpoint of the run; or a path."),
+        Offers(lambda: ("auto",)),
     ] = None,
     allow_changes: Annotated[
         bool, Parameter(negative="", help="Resume under a config that differs.")

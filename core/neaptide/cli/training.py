@@ -33,8 +33,7 @@ def train(
     The display, in the given style, goes to what is now stdout. `origins` says where each setting
     came from, by dotted path; the run directory keeps it.
     """
-    with HybridTrainer.from_config(config) as trainer:
-        trainer._recorder.origins = origins  # noqa: SLF001 - nobody else knows them
+    with HybridTrainer.from_config(config, origins=origins) as trainer:
         data = assembly.build_data(config, trainer.hooks)
         with progress(config, style=style, stream=sys.stdout, device=trainer.run.device) as display:
             summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)

@@ -9,8 +9,6 @@ from neaptide.config.layers import Layer, from_env, from_files, from_preset, fro
 from neaptide.config.loading import Loaded, load
 from neaptide.config.options import structure_options
 from neaptide.config.schema import RunConfig
-from neaptide_verbs.convert.foreign import FRAMEWORKS, Source, Translation, framework_of, translate
-from neaptide_verbs.schema.json_schema import json_schema
 
 loads = FORMATS["toml"].loads
 """Reads TOML; other formats are in `FORMATS`."""
@@ -19,29 +17,23 @@ dumps = FORMATS["toml"].dumps
 
 __all__ = [
     "FORMATS",
-    "FRAMEWORKS",
     "Format",
     "Layer",
     "Loaded",
     "RunConfig",
-    "Source",
-    "Translation",
     "by_name",
     "by_suffix",
     "dumps",
     "field",
-    "framework_of",
     "from_env",
     "from_files",
     "from_preset",
     "from_sets",
-    "json_schema",
     "load",
     "loads",
     "merge",
     "read_text",
     "structure",
     "structure_options",
-    "translate",
     "unstructure",
 ]

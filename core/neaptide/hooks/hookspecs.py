@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from neaptide.api.diagnosis import Finding
     from neaptide.api.history import History
+    from neaptide.api.kernels import KernelScope
     from neaptide.api.memory import Ledger
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import Phase, PhaseSchedule
+    from neaptide.api.records import StepRecord
     from neaptide.api.steps import Forecast, Probe, StepResult, Update
     from neaptide.api.task import Data, DataSpec, ModelSpec, Run, Task
-    from neaptide.run.recorder import StepRecord
-    from neaptide_kernels.registry import KernelScope
 
     Middleware = Callable[..., Any]
 

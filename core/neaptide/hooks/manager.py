@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from neaptide.api.history import History
+    from neaptide.api.kernels import KernelScope
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import PhaseSchedule
     from neaptide.api.steps import Probe
     from neaptide.api.task import Run
     from neaptide.plugin import Plugin, PluginSpec
-    from neaptide_kernels.registry import KernelScope
 
 _SPECS = {name for name, value in vars(hookspecs).items() if hasattr(value, f"{PROJECT}_spec")}
 _FIRST = {name for name in _SPECS if getattr(hookspecs, name).neaptide_spec["firstresult"]}

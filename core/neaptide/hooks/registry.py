@@ -6,12 +6,11 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 
 import attrs
 
 from neaptide.errors import PluginError, suggest
-from neaptide.plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec
+from neaptide.plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec, Shipped, shipped
 
 DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
 
@@ -86,19 +85,7 @@ class Registry(Mapping[str, PluginSpec]):
 @cache
 def installed_plugins() -> Registry:
     """Return what is installed in this environment, in the order of names."""
-    found: dict[str, Installed] = {}
-    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name):
-        current = _read(entry)
-        previous = found.get(entry.name)
-        if previous is not None and previous.target != current.target:
-            problem = (
-                f"{previous.distribution} and {current.distribution} both ship a plugin of this "
-                f"name; uninstall one"
-            )
-            rival = previous.distribution
-            current = attrs.evolve(current, spec=None, problem=problem, rival=rival)
-        found[entry.name] = current
-    return Registry(found)
+    return Registry({name: _read(one) for name, one in shipped(ENTRY_POINT_GROUP).items()})
 
 
 def disabled_plugins() -> frozenset[str]:
@@ -114,20 +101,20 @@ def disabled_strangers() -> list[str]:
     return [f"{name!r} is not installed{suggest(name, known)}" for name in unknown]
 
 
-def _read(entry: EntryPoint) -> Installed:
-    shipped = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+def _read(one: Shipped) -> Installed:
+    spec, problem = None, None
     try:
-        value = entry.load()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's module may raise anything
-        problem = f"importing {entry.value!r} raised {type(error).__name__}: {error}"
-        return Installed(entry.name, shipped, entry.value, None, problem)
-    if not isinstance(value, PluginSpec):
-        problem = f"{entry.value!r} must be a PluginSpec (got {type(value).__name__})"
-        return Installed(entry.name, shipped, entry.value, None, problem)
-    if value.name != entry.name:
-        problem = f"its PluginSpec is named {value.name!r} but the entry point {entry.name!r}"
-        return Installed(entry.name, shipped, entry.value, None, problem)
-    return Installed(entry.name, shipped, entry.value, value)
+        value = one.load()
+    except PluginError as error:
+        problem = str(error)
+    else:
+        if not isinstance(value, PluginSpec):
+            problem = f"{one.target!r} must be a PluginSpec (got {type(value).__name__})"
+        elif value.name != one.name:
+            problem = f"its PluginSpec is named {value.name!r} but the entry point {one.name!r}"
+        else:
+            spec = value
+    return Installed(one.name, one.distribution, one.target, spec, problem, one.rival)
 
 
 def load_class(spec: PluginSpec) -> type[Plugin[object]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.api.kernels import KERNEL_GROUP
 from neaptide.api.memory import Ledger, nested_tensors, tensor_bytes
 from neaptide.api.phases import PhaseSchedule
 from neaptide.api.task import Data, DataSpec, ModelSpec, Task
@@ -13,6 +14,7 @@ from neaptide.errors import ConfigError, PluginError
 from neaptide.hooks.enabling import PLACEMENT, PREDICTOR, split_name
 from neaptide.hooks.manager import HookManager
 from neaptide.hooks.registry import load_class
+from neaptide.plugin import shipped
 
 from .defaults import Defaults
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from neaptide.api.kernels import KernelScope
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import Phase
     from neaptide.config import RunConfig
@@ -40,6 +43,20 @@ def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -
                 error.add_note(f"raised by plugin {spec.name!r} while it was created")
             raise
     return HookManager(created, Defaults(), log)
+
+
+def kernel_scope() -> KernelScope:
+    """Open the kernel registry that is installed; PluginError where there is none, or two."""
+    entries = shipped(KERNEL_GROUP)
+    if len(entries) != 1:
+        msg = (
+            f"plugins bring kernels, and {len(entries)} kernel registries are installed; "
+            f"exactly one distribution must have an entry point of {KERNEL_GROUP!r}"
+        )
+        raise PluginError(msg)
+    (entry,) = entries.values()
+    scope: KernelScope = entry.load()()
+    return scope
 
 
 def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule:

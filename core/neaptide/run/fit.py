@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from neaptide.api.task import Data
     from neaptide.loop.state import TrainState
 
-    from .trainer import HybridTrainer
+    from .session import Session
 
     Observer = Callable[[StepResult, TrainState], None]
 
@@ -33,22 +33,22 @@ class _Stopped(Exception):  # noqa: N818 - not a fault: it ends an evaluation no
 class Fit:
     """One call of `trainer.fit`."""
 
-    def __init__(self, trainer: HybridTrainer, data: Data, observe: Observer | None) -> None:
-        self._trainer = trainer
+    def __init__(self, session: Session, data: Data, observe: Observer | None) -> None:
+        self._session = session
         self._data = data
         self._observe = observe
-        self._recorder = trainer._recorder  # noqa: SLF001 - fit is the trainer's own second half
+        self._recorder = session.recorder
         self._stop = StopRequest()
-        self._began = trainer.state.step, trainer.state.batches
+        self._began = session.state.step, session.state.batches
         self._saved: tuple[int, Path] | None = None  # batches then trained on, and where
 
     def run(self, resume: Any, *, allow_changes: bool) -> dict[str, Any]:
         """Train to the end; see `HybridTrainer.fit`."""
-        trainer = self._trainer
+        session = self._session
         resumed = self._resume(resume, allow_changes=allow_changes)
-        self._began = trainer.state.step, trainer.state.batches
-        trainer._begin()  # noqa: SLF001 - also where no step is left to make
-        feed = Feed(self._data.train, trainer._data_state if resumed else None)  # noqa: SLF001
+        self._began = session.state.step, session.state.batches
+        session.begin()  # also where no step is left to make
+        feed = Feed(self._data.train, session.data_state if resumed else None)
         with stop_on_signals() as self._stop:
             try:
                 if resumed:
@@ -59,13 +59,13 @@ class Fit:
                 self._leave()
 
     def _train(self, feed: Feed) -> None:
-        trainer, state = self._trainer, self._trainer.state
-        total, batches = trainer.config.train.steps, iter(feed)
+        session, state = self._session, self._session.state
+        total, batches = session.config.train.steps, iter(feed)
         while state.step < total:
             with self._saving_first():
                 batch = next(batches)
-            result = trainer.step(batch)
-            trainer._data_state = feed.state_dict()  # noqa: SLF001 - what a checkpoint saves
+            result = session.step(batch)
+            session.data_state = feed.state_dict()
             if self._observe is not None:
                 self._observe(result, state)
             if result.outcome is not Outcome.DEFERRED and state.step < total:
@@ -80,7 +80,7 @@ class Fit:
         try:
             yield
         except DataError as error:
-            if self._trainer.state.batches == self._began[1]:
+            if self._session.state.batches == self._began[1]:
                 raise  # there is nothing new to save
             try:
                 where = self._saved_where()
@@ -90,11 +90,11 @@ class Fit:
             raise DataError(msg) from error.__cause__
 
     def _finish(self) -> dict[str, Any]:
-        trainer = self._trainer
-        trainer._loop.settle()  # noqa: SLF001 - the last row
+        session = self._session
+        session.loop.settle()  # the last row
         self._save()  # first: what an evaluation raises does not cost the training
         val_loss = self._validate()
-        summary = self._recorder.summary(trainer.state, val_loss, trainer.digest())
+        summary = self._recorder.summary(session.state, val_loss, session.digest())
         if self._stop.received is not None:
             self._leave()
         return summary
@@ -124,28 +124,28 @@ class Fit:
                     msg = f"no checkpoint in {root} can be loaded; remove it to start anew"
                     raise CheckpointError(msg)
                 return False
-        self._trainer.load(path, allow_changes=allow_changes)
+        self._session.load(path, allow_changes=allow_changes)
         return True
 
     def _save_if_due(self) -> None:
-        trainer, step = self._trainer, self._trainer.state.step
-        every = trainer.config.run.checkpoint_every
+        session, step = self._session, self._session.state.step
+        every = session.config.run.checkpoint_every
         if every and step % every == 0:
             try:
                 self._save()
             except CheckpointError as error:
                 # The last good checkpoint stands: a full disk costs one save, not the run.
-                trainer.run.log.error("checkpoint.failed", step=step, error=str(error))
+                session.run.log.error("checkpoint.failed", step=step, error=str(error))
 
     def _save(self) -> Path | None:
-        root, state = self._recorder.checkpoints, self._trainer.state
+        root, state = self._recorder.checkpoints, self._session.state
         if root is None:
             return None
         if self._saved is None or self._saved[0] != state.batches:
             path = checkpoint.step_directory(root, state.step)
-            self._trainer.save(path)
-            if self._trainer.config.run.keep:
-                checkpoint.prune(root, self._trainer.config.run.keep)
+            self._session.save(path)
+            if self._session.config.run.keep:
+                checkpoint.prune(root, self._session.config.run.keep)
             self._saved = (state.batches, path)
         return self._saved[1]
 
@@ -154,16 +154,16 @@ class Fit:
         return f"saved {path}; go on with --resume auto" if path else "not saved: no run.dir"
 
     def _leave(self) -> NoReturn:
-        number, step = self._stop.received, self._trainer.state.step
+        number, step = self._stop.received, self._session.state.step
         assert number is not None, "left without a signal"
         msg = f"stopped by signal {number} after update {step}: {self._saved_where()}"
-        self._trainer.run.log.info("run.stopped", step=step, signal=number)
+        self._session.run.log.info("run.stopped", step=step, signal=number)
         raise Interrupted(number, msg)
 
     # -- evaluating -------------------------------------------------------------------------------
 
     def _evaluate_if_due(self) -> None:
-        config, step = self._trainer.config, self._trainer.state.step
+        config, step = self._session.config, self._session.state.step
         every = config.eval.every
         if every and step and step % every == 0 and step < config.train.steps:
             self._validate()
@@ -173,10 +173,10 @@ class Fit:
             return None
         if self._stop.received is not None:
             raise _Stopped
-        trainer, step = self._trainer, self._trainer.state.step
+        session, step = self._session, self._session.state.step
         with self._saving_first():
-            loss = trainer.evaluate(_Batches(self._data.validation, self._stop))
-        phase = trainer.state.phase or trainer.state.schedule.phase
+            loss = session.evaluate(_Batches(self._data.validation, self._stop))
+        phase = session.state.phase or session.state.schedule.phase
         if step == self._began[0]:
             self._recorder.forget_evaluation(step)
         self._recorder.metrics(step, phase, {"val_loss": loss})

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.api.memory import PeakMeter
+from neaptide.api.records import StepRecord
 from neaptide.api.steps import Outcome
 from neaptide.config import dumps, unstructure
 from neaptide.io.jsonable import jsonable
 from neaptide.io.logging import CONSOLE
 from neaptide.machine import facts as machine
+from neaptide.run.meter import PeakMeter
 
 from .rundir import RunDirectory
 
@@ -31,29 +32,11 @@ if TYPE_CHECKING:
     from neaptide.loop.state import Pending, TrainState
 
 
-@attrs.frozen
-class StepRecord:
-    """A row of steps.csv: one update whose loss has reached the host, or one accepted jump."""
-
-    step: int
-    """The update; for a jump the one it came before."""
-    phase: str
-    loss: float
-    """Mean training loss of the batch; for a jump the loss of its last probe."""
-    was_predicted: bool
-    """Whether this is a jump."""
-    grad_norm: float | None = None
-    """L2 norm before clipping, where measured."""
-    confidence: float | None = None
-    seconds: float = 0.0
-    device_bytes: int | None = None
-    host_bytes: int | None = None
-
-
 class Recorder:
     """Writes the run directory's files as they fill up, and shows observers what it writes."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, origins: Mapping[str, str] | None = None) -> None:
+        self._origins = origins
         self._config, self._every = config, config.run.log_every
         self._files = RunDirectory(Path(config.run.dir)) if config.run.dir else None
         self._hooks: HookManager | None = None
@@ -61,8 +44,6 @@ class Recorder:
         self._optimizer: torch.optim.Optimizer | None = None
         self._meter: PeakMeter | None = None
         self._phase: Phase | None = None
-        self.origins: Mapping[str, str] | None = None
-        """Where each setting came from, by dotted path; for origins.json where known."""
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
         self._early: list[MutableMapping[str, Any]] | None = []
@@ -107,8 +88,8 @@ class Recorder:
             self.peaks = self._files.peaks_of(resumed.step)
         self._files.whole("config.toml", dumps(unstructure(self._config)))
         self._files.whole("machine.json", _document(machine.facts()))
-        if self.origins is not None:
-            self._files.whole("origins.json", _document(dict(self.origins)))
+        if self._origins is not None:
+            self._files.whole("origins.json", _document(dict(self._origins)))
         self._write_early()
 
     def event(self, event: MutableMapping[str, Any]) -> None:

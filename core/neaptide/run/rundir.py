@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from .recorder import StepRecord
+    from neaptide.api.records import StepRecord
 
 COLUMNS = (
     "step",

@@ -8,23 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from neaptide.api import rng
-from neaptide.api.memory import sample
-from neaptide.api.parameters import ParameterStore
-from neaptide.api.task import Data, Run, Task
+from neaptide.api.task import Data, Task
 from neaptide.errors import suggest
 from neaptide.hooks.enabling import configured
-from neaptide.io.logging import run_logger
-from neaptide.loop.schedule import LearningRate
-from neaptide.loop.state import TrainState
-from neaptide.loop.step import Loop
-from neaptide_kernels.registry import KERNELS, KernelScope
 
-from . import assembly, saving
-from .arguments import check_optimizer, check_resume, check_trained, phase_named
+from . import assembly
+from .arguments import check_resume, check_trained, phase_named
 from .defaults import try_optimizer
 from .fit import Fit
-from .recorder import Recorder
-from .teardown import log_end, raise_teardown
+from .session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -77,7 +69,15 @@ class HybridTrainer:
     ) -> None:
         check_trained(model, optimizer, stateful)
         full, ordered = configured(config, plugins)
-        self._assemble(full, ordered, lambda _: Task(model, loss_fn), optimizer, stateful)
+        self._take(
+            Session(
+                full,
+                ordered,
+                lambda _: Task(model, loss_fn),
+                optimizer=optimizer,
+                stateful=stateful,
+            )
+        )
 
     @classmethod
     def from_config(
@@ -85,12 +85,15 @@ class HybridTrainer:
         config: RunConfig | Mapping[str, Any] | str | Path,
         *,
         plugins: Iterable[str | PluginSpec] = (),
+        origins: Mapping[str, str] | None = None,
     ) -> Self:
-        """Build the model and optimizer the config names, on the device it names."""
+        """Build the model and optimizer the config names, on the device it names.
+
+        `origins` says where each setting came from, by dotted path; the run directory keeps it.
+        """
         full, ordered = configured(config, plugins)
         device = assembly.choose_device(full.train.device, None)
         rng.seed_all(full.seed)
-        trainer = cls.__new__(cls)
 
         def build(hooks: HookManager) -> Task:
             if hooks.left_to_core("configure_optimizer"):
@@ -101,73 +104,14 @@ class HybridTrainer:
                 task.module.to(device)
             return task
 
-        trainer._assemble(full, ordered, build, None, None)  # noqa: SLF001 - another constructor
+        trainer = cls.__new__(cls)
+        trainer._take(Session(full, ordered, build, origins=origins))  # noqa: SLF001 - another constructor
         return trainer
 
-    def _assemble(
-        self,
-        config: RunConfig,
-        ordered: list[PluginSpec],
-        build: Any,
-        optimizer: torch.optim.Optimizer | None,
-        stateful: Mapping[str, Any] | None,
-    ) -> None:
-        self._error: BaseException | None = None
-        self._closed = False
-        self._begun = self._loaded = self._stepping = False
-        self.config = config
-        self._kernels = KernelScope(KERNELS)
-        self._recorder = Recorder(config)
-        log = run_logger(self._recorder.event)
-        try:
-            if config.train.deterministic:
-                torch.use_deterministic_algorithms(mode=True)
-            self.hooks = assembly.create_plugins(config, ordered, log)
-            task: Task = build(self.hooks)
-            self.model = task.module
-            placed = assembly.is_placed(self.hooks)
-            device = assembly.choose_device(
-                config.train.device if placed else "auto", None if placed else self.model
-            )
-            self.state = TrainState(assembly.schedule_of(config, ordered))
-            # From here on the model may be patched, and `on_run_end` runs whatever happens.
-            self.run = Run(config, self._recorder.directory, device, log, spans=self.hooks.spans)
-            self.hooks.register_kernels(self._kernels)
-            self.hooks.convert_model(self.model)
-            optimizer = optimizer or assembly.build_optimizer(config, self.model, self.hooks)
-            check_optimizer(optimizer, self.model)
-            self.store = self.hooks.first(
-                "provide_parameters",
-                ParameterStore,
-                model=self.model,
-                optimizer=optimizer,
-                run=self.run,
-            )
-            self.hooks.on_run_start(self.run, self.model, self.store, self._probe)
-            self._recorder.attach(self.hooks, self.store.optimizer, device)
-            self._loop = Loop(
-                task,
-                self.store,
-                self.hooks,
-                self.run,
-                self.state,
-                LearningRate(
-                    name=config.schedule.name,
-                    warmup_steps=config.schedule.warmup_steps,
-                    steps=config.train.steps,
-                ),
-                (lambda: sample(device)) if self._recorder.directory else None,
-                self._recorder.trained,
-                self._recorder.phase_ends,
-            )
-            self._save = self.hooks.around("around_save", self._write, self.run)
-            self._data_state: Any = None
-            self._parts = saving.Parts(
-                self.model, self.store, self.hooks, self.state, config, stateful or {}
-            )
-        except BaseException as error:
-            self._tear_down(error)
-            raise
+    def _take(self, session: Session) -> None:
+        self._session = session
+        self.config, self.hooks, self.run = session.config, session.hooks, session.run
+        self.model, self.store, self.state = session.model, session.store, session.state
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -190,26 +134,7 @@ class HybridTrainer:
             DivergedError: after `train.max_skipped` non-finite updates in a row.
             Exception: what the model, the loss or a plugin raises, with a note naming the plugin.
         """
-        if self._closed:
-            msg = "this trainer is closed; make a new one"
-            raise RuntimeError(msg)
-        self._check_not_stepping("step")
-        forced = None if phase is None else phase_named(phase)
-        self._begin()
-        if not self.model.training:
-            self.model.train()
-        self._stepping = True
-        try:
-            result = self._loop.step(batch, forced)
-        except BaseException as error:
-            self._error = error
-            self._loop.abandon()
-            raise
-        finally:
-            self._stepping = False
-        self._error = None  # whatever an earlier step raised, the run went on
-        self._recorder.stepped(result)
-        return result
+        return self._session.step(batch, None if phase is None else phase_named(phase))
 
     def fit(
         self,
@@ -240,7 +165,7 @@ class HybridTrainer:
         """
         check_resume(resume)
         source = data if isinstance(data, Data) else Data(data, validation)
-        return Fit(self, source, observe).run(resume, allow_changes=allow_changes)
+        return Fit(self._session, source, observe).run(resume, allow_changes=allow_changes)
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, nan where there are none.
@@ -248,10 +173,7 @@ class HybridTrainer:
         Model and random state are left untouched. `plain` evaluates the weights as they are,
         whatever plugins would put in their place, such as an average.
         """
-        return self._loop.evaluate(batches, plain=plain)
-
-    def _probe(self, batch: Any) -> float:
-        return self._loop.probe(batch)
+        return self._session.evaluate(batches, plain=plain)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -260,8 +182,7 @@ class HybridTrainer:
 
         Raises CheckpointError, leaving the older one intact.
         """
-        path: Path = self._save(directory=Path(directory))
-        return path
+        return self._session.save(Path(directory))
 
     def load(self, directory: str | Path, *, allow_changes: bool = False) -> None:
         """Take a checkpoint back; training goes on bit for bit as it would have.
@@ -269,13 +190,11 @@ class HybridTrainer:
         Raises CheckpointError before anything is changed when it is damaged, and the subclass
         WrongCheckpointError when it is not there or of another run.
         """
-        self._check_not_stepping("load")
-        self._data_state = saving.load(Path(directory), self._parts, allow_changes=allow_changes)
-        self._begun, self._loaded = False, True
+        self._session.load(Path(directory), allow_changes=allow_changes)
 
     def digest(self) -> str:
         """Return the sha256 over everything a result may depend on."""
-        return saving.digest(self._parts, self._data_state)
+        return self._session.digest()
 
     def estimate_memory(self, phase: str = "full") -> Ledger:
         """Return what core and plugins expect to hold in `phase`, activations left out."""
@@ -294,12 +213,7 @@ class HybridTrainer:
 
     def close(self) -> None:
         """End the run: the last row is written, plugins undo what they patched. Idempotent."""
-        if not self._closed:
-            self._check_not_stepping("close")
-            try:
-                self._loop.settle()
-            finally:
-                self._tear_down(self._error)
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -311,36 +225,4 @@ class HybridTrainer:
         traceback: TracebackType | None,
     ) -> None:
         """Close, telling the plugins of the error that ends the run."""
-        self._error = error or self._error
-        self.close()
-
-    def _check_not_stepping(self, method: str) -> None:
-        if self._stepping:
-            msg = (
-                f"trainer.{method} was called inside trainer.step, by a hook or loss_fn; call it "
-                f"between steps"
-            )
-            raise RuntimeError(msg)
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._recorder.begin(self.state if self._loaded else None)
-
-    def _write(self, *, directory: Path) -> Path:
-        return saving.save(directory, self._parts, self._data_state)
-
-    def _tear_down(self, error: BaseException | None) -> None:
-        self._closed = True
-        errors: list[BaseException] = []
-        if hasattr(self, "run"):
-            alone = self._begun and not self._recorder.summed_up
-            log_end(self.run.log, self.state.step, error, closed=alone)
-            if self.state.phase is not None:
-                errors += self.hooks.leave_phase(self.state.phase, self.state.step)
-            errors += self.hooks.on_run_end(self.run, error)
-        self._kernels.close()
-        self._recorder.close()
-        if self.config.train.deterministic:
-            torch.use_deterministic_algorithms(mode=False)
-        raise_teardown(errors, error)
+        self._session.close(error)

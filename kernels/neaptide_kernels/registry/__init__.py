@@ -1,7 +1,7 @@
 """Ops with an honest reference each, providers that make them fast, and the choice between them.
 
-`KERNELS` is the registry of this process; `neaptide_kernels.registry.define` adds an op to it. The core
-has no op of its own.
+`KERNELS` is the registry of this process; `define` adds an op to it. Runs find it by the entry point
+`neaptide.kernels`.
 """
 
 from .agreement import copied, disagreements, first_disagreement, outcome, relative_error, same_bits
@@ -18,6 +18,12 @@ from .timings import Timing
 
 KERNELS = Kernels()
 define = KERNELS.define
+
+
+def open_scope() -> KernelScope:
+    """Return what a run's plugins add to `KERNELS`, until it is closed."""
+    return KernelScope(KERNELS)
+
 
 __all__ = [
     "KERNELS",
@@ -42,6 +48,7 @@ __all__ = [
     "define",
     "disagreements",
     "first_disagreement",
+    "open_scope",
     "outcome",
     "relative_error",
     "same_bits",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neaptide.config import Source
+    from neaptide_toolkit.foreign import Source
 
 _SECTION = "activation_checkpointing"
 

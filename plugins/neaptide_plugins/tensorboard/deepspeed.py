@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neaptide.config import Source
+    from neaptide_toolkit.foreign import Source
 
 
 def convert(source: Source) -> dict[str, Any] | None:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neaptide.cli.progress import duration, size
-from neaptide_verbs.report.series import drawable
+from neaptide.io.units import duration, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 
+_LARGEST = 1e300  # so that differences of two values are finite
+_COLOURS = {
+    "finished": "32",
+    "running": "34",
+    "closed": "32",
+    "stopped": "33",
+    "interrupted": "33",
+    "failed": "31",
+    "diverged": "31",
+    "warmup": "33",
+    "full": "34",
+    "predict": "35",
+    "correct": "32",
+}
 _NAME = 60
 LONGEST = 300
 """Characters kept of one text."""
@@ -90,3 +106,38 @@ def in_unit(value: float | None, unit: str) -> str:
 def counted(count: int, one: str, many: str | None = None) -> str:
     """Write a count with its noun: `1 jump`, `2 jumps`."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def drawable(value: float) -> bool:
+    """Return whether a value has a place on a chart: not nan, not beyond all scales."""
+    return -_LARGEST <= value <= _LARGEST
+
+
+def aligned(rows: Sequence[Sequence[Any]], *, colour: bool = False) -> str:
+    """Return rows in columns, numbers to the right; phases are coloured where asked for."""
+    cells = [[c if isinstance(c, str) else figure(c) for c in row] for row in rows]
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(c[:1].isdigit() or c[:1] == "-" for c in column[1:]) for column in columns]
+    right[0] = False
+    lines = []
+    for row in cells:
+        padded = [
+            paint(cell, cell, colour=colour) + " " * (width - len(cell))
+            if not to_right
+            else cell.rjust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def bold(text: str, *, colour: bool) -> str:
+    """Return text in bold where colours are wanted."""
+    return f"\x1b[1m{text}\x1b[0m" if colour else text
+
+
+def paint(text: str, kind: str, *, colour: bool) -> str:
+    """Return text in the colour of a phase or status where colours are wanted."""
+    code = _COLOURS.get(kind)
+    return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .multipliers import Multiplier
-    from .protocol import Comparison, Run
+    from .runs import Comparison, Run
 
 KINDS = {"plain": "loss", "averaged": "averaged"}
 """How the weights were evaluated: as they are, and their average in their place."""

@@ -14,7 +14,7 @@ from .sides import BASELINE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .protocol import Run
+    from .runs import Run
 
 DIVERGED, BASELINE_DIVERGED = "diverged", "baseline diverged"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import attrs
 from neaptide.config.tables import at, leaves, nested, overlay
 
 from .multipliers import multiplier_of
+from .runs import STEP, Comparison, Run, Settings
 from .sides import BASELINE, CANDIDATE
 from .sweep import DECAY, INIT, LEARNING_RATE, WARMUP, Tuned, tune
 from .trials import Result, trial
@@ -25,51 +25,9 @@ if TYPE_CHECKING:
 
     Train = Callable[[Sequence[Trial]], Sequence[Result]]
 
-STEP = math.sqrt(2.0)
-"""Between two budgets."""
-BUDGETS = (1 / STEP, 1.0, STEP)
 _LONGEST = 4.0
 """Times the configured budget that a baseline is trained at most, to reach a candidate's loss."""
 KNOBS = (LEARNING_RATE, INIT, WARMUP, DECAY)
-
-
-@attrs.frozen
-class Settings:
-    """What is compared how."""
-
-    seeds: tuple[int, ...]
-    """Reported."""
-    tuning_seeds: tuple[int, ...] = (0,)
-    """Swept on; none of them is reported."""
-    sweeps: bool = True
-    budgets: tuple[float, ...] = BUDGETS
-    """Shares of the configured updates that the baseline is trained for."""
-    candidate_budgets: tuple[float, ...] = (1 / STEP, 1.0)
-
-
-@attrs.frozen
-class Run:
-    """One reported trial and what came of it."""
-
-    side: str
-    seed: int
-    fraction: float
-    result: Result
-
-
-@attrs.frozen
-class Comparison:
-    """Everything that was measured."""
-
-    settings: Settings
-    sides: tuple[Side, ...]
-    """With what was tuned laid over."""
-    tuned: Mapping[str, Tuned]
-    runs: tuple[Run, ...]
-
-    def of(self, side: str, fraction: float) -> list[Run]:
-        """Return the runs of a side at a budget, by seed."""
-        return [run for run in self.runs if run.side == side and run.fraction == fraction]
 
 
 def compare(sides: Sequence[Side], settings: Settings, train: Train) -> Comparison:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from neaptide.cli.progress import duration
 from neaptide.config import tables
-from neaptide_verbs.report.summary import aligned
+from neaptide.io.units import duration
+from neaptide_toolkit.pages.text import aligned
 
 from .sides import BASELINE
 

@@ -16,18 +16,20 @@ from cyclopts import Parameter
 
 from neaptide.cli.configs import loaded
 from neaptide.cli.output import AsJson, Preset, Sets, print_json, print_text
-from neaptide.cli.progress import duration
 from neaptide.errors import ConfigError, RunDirectoryError
 from neaptide.hooks.enabling import configured
 from neaptide.io.jsonable import jsonable
 from neaptide.io.replacing import replace_file
+from neaptide.io.units import duration
 from neaptide.machine import facts as machine
 from neaptide.run.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from . import Comparison, Result, Settings, Side, Trial
+    from .runs import Comparison, Settings
+    from .sides import Side
+    from .trials import Result, Trial
 
 
 def compare(
@@ -67,17 +69,21 @@ def compare(
         neaptide compare muon.toml --against adamw.toml   # a whole stack, with its parts
         neaptide compare my.toml --seeds 10 --baseline as-is
     """
-    from neaptide_verbs import compare as comparing  # noqa: PLC0415 - only this verb needs it
+    from .findings import findings  # noqa: PLC0415 - only this verb needs it
+    from .page import comparison_page  # noqa: PLC0415 - likewise
+    from .runs import Settings  # noqa: PLC0415 - likewise
+    from .sides import sides_of  # noqa: PLC0415 - likewise
+    from .text import summary  # noqa: PLC0415 - likewise
 
     if jobs < 0:
         msg = f"trials at once must be 0 or more (got {jobs}) @ --jobs"
         raise ConfigError(msg)
     name = _name_of(files, preset, against)
-    sides = comparing.sides_of(
+    sides = sides_of(
         configured(loaded(files, preset, set_).config)[0],
         configured(loaded((against,), None, None).config)[0] if against else None,
     )
-    settings = comparing.Settings(
+    settings = Settings(
         seeds=_seeds(seeds, "--seeds"),
         tuning_seeds=_seeds(tuning_seeds, "--tuning-seeds"),
         sweeps=baseline == "tuned",
@@ -87,18 +93,16 @@ def compare(
     sys.path.insert(0, str(Path.cwd()))
     root = out or Path("runs") / f"{name}-compare"
     many, threads = _shares(sides, jobs)
-    found = comparing.findings(
-        _compared(sides, settings, _prepared(root), many, threads, quiet=quiet)
-    )
+    found = findings(_compared(sides, settings, _prepared(root), many, threads, quiet=quiet))
     found["command"] = shlex.join(["neaptide", *sys.argv[1:]])
     found |= {"machine": machine.facts(), "jobs": many, "threads": threads}
     document = json_module.dumps(jsonable(found), indent=1)
     _write(root / "compare.json", document)
-    _write(root / "compare.html", comparing.comparison_page(found, f"Comparison of {name}"))
+    _write(root / "compare.html", comparison_page(found, f"Comparison of {name}"))
     if json:
         print_json(found)
         return
-    print_text(f"\n{comparing.summary(found)}\n\nfindings: {root / 'compare.json'}")
+    print_text(f"\n{summary(found)}\n\nfindings: {root / 'compare.json'}")
     print_text(f"page: {root / 'compare.html'}")
 
 
@@ -111,13 +115,14 @@ def _compared(
     *,
     quiet: bool,
 ) -> Comparison:
-    from neaptide_verbs import compare as comparing  # noqa: PLC0415 - see above
+    from .pool import Pool  # noqa: PLC0415 - see above
+    from .protocol import compare  # noqa: PLC0415 - likewise
 
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
         report = _silent if quiet else _Progress()
-        pool = stack.enter_context(comparing.Pool(root, jobs, threads, report, stop))
-        return comparing.compare(sides, settings, pool.train)
+        pool = stack.enter_context(Pool(root, jobs, threads, report, stop))
+        return compare(sides, settings, pool.train)
 
 
 def _shares(sides: Sequence[Side], jobs: int) -> tuple[int, int]:

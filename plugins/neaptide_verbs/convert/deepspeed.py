@@ -1,11 +1,10 @@
-"""What the core makes of a DeepSpeed configuration; plugins take the keys they stand for."""
+"""What becomes of a DeepSpeed configuration; plugins take the keys they stand for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .foreign import Source
+from neaptide_toolkit.foreign import Converter, Source
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "adam": {"betas": list[float], "eps": float, "weight_decay": float, "amsgrad": bool},
@@ -167,3 +166,6 @@ def _peak(source: Source, lr: float | None) -> float:
 
 def _present(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
+
+
+CONVERTER = Converter(convert, SIGNS)

@@ -6,87 +6,23 @@ Whoever has a counterpart takes the keys it stands for; what nobody takes is rep
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.config.hooks import structure_as
 from neaptide.config.tables import at, leaves
-from neaptide.config.values import Problem, dotted, gathering, got, hint, too_deep
+from neaptide.config.values import dotted, hint, too_deep
 from neaptide.errors import ConfigError, PluginError
-
-from . import deepspeed
+from neaptide.plugin import shipped
+from neaptide_toolkit.foreign import AUTO, Converter, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from neaptide.config.values import KeyPath
-    from neaptide.plugin import PluginSpec
+    from neaptide.plugin import PluginSpec, Shipped
 
-T = TypeVar("T")
-
-AUTO = "auto"
-
-
-class Source:
-    """The settings to convert, and what has been made of them so far.
-
-    Paths are dotted. A value of `"auto"`, which the Hugging Face Trainer fills in, is no value.
-    """
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.settings = settings
-        self.taken: set[str] = set()
-        self.notes: dict[str, str] = {}
-        self.problems: list[Problem] = []
-
-    def look(self, path: str, kind: type[T]) -> T | None:
-        """Return a value, or None where it is absent; one of another type becomes a problem."""
-        value = self._at(path)
-        if value is None or value == AUTO:
-            return None
-        if kind is int and isinstance(value, float) and value.is_integer():
-            value = int(value)  # other frameworks let a count be written as 1e4
-        found: list[Problem] = []
-        with gathering(found):
-            return structure_as(value, kind)
-        self.problems += [
-            attrs.evolve(problem, path=(*path.split("."), *problem.path)) for problem in found
-        ]
-        return None
-
-    def is_auto(self, path: str) -> bool:
-        """Return whether a value, or a table that would hold it, is left to somebody else."""
-        return bool(self._at(path) == AUTO)
-
-    def _at(self, path: str) -> Any:
-        value: Any = self.settings
-        keys = path.split(".")
-        for depth, key in enumerate(keys):
-            if value is None or value == AUTO:
-                return value
-            if not isinstance(value, Mapping):
-                problem = Problem(f"expected a table (got {got(value)})", tuple(keys[:depth]))
-                self.problems.append(problem)
-                return None
-            value = value.get(key)
-        return value
-
-    def take(self, path: str, kind: type[T]) -> T | None:
-        """Return a value as `look` does; it now has a counterpart."""
-        value = self.look(path, kind)
-        if value is not None:
-            self.taken.add(path)
-        return value
-
-    def refuse(self, path: str, text: str) -> None:
-        """Say why the settings cannot be converted, at one key."""
-        self.problems.append(Problem(text, tuple(path.split("."))))
-
-    def note(self, path: str, text: str) -> None:
-        """Say what differs, or why there is no counterpart, for a key or all keys below it."""
-        self.notes[path] = text
+GROUP = "neaptide.converters"
 
 
 @attrs.frozen
@@ -107,9 +43,9 @@ class Translation:
     remarks: tuple[Remark, ...]
 
 
-FRAMEWORKS: dict[str, Callable[[Source], dict[str, Any]]] = {"deepspeed": deepspeed.convert}
-"""What the core itself makes of each framework's settings."""
-_SIGNS = {"deepspeed": deepspeed.SIGNS}
+def frameworks() -> list[str]:
+    """Return the names of all frameworks that installed distributions convert."""
+    return list(shipped(GROUP))
 
 
 def translate(
@@ -121,14 +57,16 @@ def translate(
         ConfigError: for an unknown framework, or values of the wrong type, one line each.
         PluginError: if a plugin's converter cannot be loaded.
     """
-    if framework not in FRAMEWORKS:
-        msg = f"unknown framework {framework!r}{hint(framework, FRAMEWORKS)}"
+    known = shipped(GROUP)
+    if framework not in known:
+        msg = f"unknown framework {framework!r}{hint(framework, known)}"
         raise ConfigError(msg)
+    converter = _load(known[framework])
     if too_deep(settings):
         msg = f"the settings nest too deep to be {framework}'s"
         raise ConfigError(msg)
     source = Source(settings)
-    table = {"version": 1, **FRAMEWORKS[framework](source)}
+    table = {"version": 1, **converter.convert(source)}
     plugins = {
         name: values
         for name, spec in specs.items()
@@ -142,7 +80,26 @@ def translate(
 
 def framework_of(settings: Mapping[str, Any]) -> str | None:
     """Return the framework whose own top-level keys are among these settings, if any."""
-    return next((name for name, keys in _SIGNS.items() if keys & settings.keys()), None)
+    for name, entry in shipped(GROUP).items():
+        try:
+            converter = _load(entry)
+        except PluginError:  # it is told to whoever asks for that framework
+            continue
+        if converter.signs & settings.keys():
+            return name
+    return None
+
+
+def _load(entry: Shipped) -> Converter:
+    try:
+        converter = entry.load()
+    except PluginError as error:
+        msg = f"framework {entry.name!r} from {entry.distribution} cannot be converted: {error}"
+        raise PluginError(msg) from error
+    if not isinstance(converter, Converter):
+        msg = f"{entry.target!r} must be a Converter (got {type(converter).__name__})"
+        raise PluginError(msg)
+    return converter
 
 
 def _converter(spec: PluginSpec, framework: str) -> Callable[[Source], dict[str, Any] | None]:

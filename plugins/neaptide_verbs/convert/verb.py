@@ -12,8 +12,8 @@ import attrs
 from cyclopts import Parameter
 
 from neaptide import config as configuration
-from neaptide.cli.files import write_new
-from neaptide.cli.output import AsJson, print_json, print_text
+from neaptide.cli.files import COMMENTS, write_new
+from neaptide.cli.output import AsJson, Offers, print_json, print_text
 from neaptide.errors import ConfigError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 
     from neaptide.config import Format
 
-COMMENTS = "comments are not carried over"
 INCOMPLETE = "there is no model and no data in it: name them in [model] and [data], or pass yours"
+
+
+def _frameworks() -> list[str]:
+    from .foreign import frameworks  # noqa: PLC0415 - asked by completion alone
+
+    return frameworks()
 
 
 def convert(
@@ -33,11 +38,14 @@ def convert(
     /,
     *,
     to: Annotated[
-        str | None, Parameter(help="`toml`, `yaml` or `json`; else the suffix of TARGET says it.")
+        str | None,
+        Parameter(help="`toml`, `yaml` or `json`; else the suffix of TARGET says it."),
+        Offers(lambda: configuration.FORMATS),
     ] = None,
     from_: Annotated[
         str | None,
         Parameter(name="--from", help="Framework whose settings SOURCE is: `deepspeed`."),
+        Offers(_frameworks),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -57,7 +65,9 @@ def convert(
     remarks: list[dict[str, Any]] = []
     notes = [COMMENTS] if read_as.has_comments(text) else []
     if from_ is not None:
-        translation = configuration.translate(from_, table, installed_plugins().usable())
+        from .foreign import translate  # noqa: PLC0415 - most conversions do without
+
+        translation = translate(from_, table, installed_plugins().usable())
         table = translation.table
         configured(table)
         remarks = [attrs.asdict(remark) for remark in translation.remarks]
@@ -94,7 +104,9 @@ def _check(table: Mapping[str, Any]) -> None:
         own = {key: value for key, value in table.items() if key != "$schema"}
         configuration.structure(own, installed_plugins())
     except ConfigError as error:
-        framework = configuration.framework_of(table)
+        from .foreign import framework_of  # noqa: PLC0415 - as above
+
+        framework = framework_of(table)
         if framework is None:
             raise
         msg = f"these are settings of {framework}; add --from {framework}"

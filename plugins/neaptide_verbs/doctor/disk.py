@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide.api.diagnosis import Finding
-from neaptide.cli.progress import size
+from neaptide.io.units import size
 from neaptide.machine.cgroups import mounts
 
 if TYPE_CHECKING:

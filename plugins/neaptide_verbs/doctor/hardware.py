@@ -8,7 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from neaptide.api.diagnosis import Finding
-from neaptide.cli.progress import size
+from neaptide.io.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ from neaptide.cli.output import AsJson, print_json, print_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from . import Report
+    from .report import Report
 
 _COLOURS: dict[str, str] = {
     "title": "bold",
@@ -37,7 +37,7 @@ def doctor(
     json: AsJson = False,
 ) -> int:
     """Examine machine, installation and plugins; exit code 1 where something cannot work."""
-    from . import examine  # noqa: PLC0415 - the other verbs do without
+    from .examine import examine  # noqa: PLC0415 - the other verbs do without
 
     report = examine(directory, trial=disk)
     if json:

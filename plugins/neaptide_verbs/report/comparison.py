@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from neaptide_toolkit.pages.html import page, paragraph, section, table
 from neaptide_toolkit.pages.svg import Series
-from neaptide_toolkit.pages.text import in_unit
+from neaptide_toolkit.pages.text import aligned, bold, in_unit
 
 from . import facts
 from .charts import dotted, overlaid
-from .summary import aligned, bold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,11 +11,11 @@ import attrs
 
 from neaptide.checkpoint import checkpoints, read_manifest
 from neaptide.errors import CheckpointError, RunDirectoryError
-from neaptide_toolkit.pages.text import clean, safe, scalar
+from neaptide_toolkit.pages.text import clean, drawable, safe, scalar
 
 from .files import flat, json_file, kept, number_of, objects, step_of, toml_file
 from .memory import MemoryTable, memory_tables
-from .series import Course, Ends, Track, drawable
+from .series import Course, Ends, Track
 from .status import ENDINGS, Status, locked, status_of
 from .steps import Steps, read_steps
 

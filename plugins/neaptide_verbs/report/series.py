@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neaptide_toolkit.pages.text import drawable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,7 +17,6 @@ Point = tuple[int, float]
 
 BUCKETS = 400
 """Buckets a course keeps at most, four points each."""
-_LARGEST = 1e300  # so that differences of two values are finite
 _PHASES, _MARKED = 16, 200
 OTHER = "(other)"
 
@@ -229,11 +230,6 @@ class Ends:
     def left_out(self) -> int:
         """How many are not kept."""
         return self.count - len(self.head) - len(self.tail[-self.limit :])
-
-
-def drawable(value: float) -> bool:
-    """Return whether a value has a place on a chart: not nan, not beyond all scales."""
-    return -_LARGEST <= value <= _LARGEST
 
 
 def _step(point: Point) -> int:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide_toolkit.pages.text import name
+from neaptide_toolkit.pages.text import drawable, name
 
 from .files import number_of, rows, step_of
 from .memory import MemoryTable, tiers
-from .series import Course, Stretches, Track, drawable
+from .series import Course, Stretches, Track
 
 if TYPE_CHECKING:
     from collections import Counter

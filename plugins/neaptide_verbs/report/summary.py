@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neaptide_toolkit.pages.text import counted, figure
+from neaptide_toolkit.pages.text import aligned, bold, counted, paint
 
 from . import facts
 
@@ -13,19 +13,6 @@ if TYPE_CHECKING:
 
     from .reading import RunFacts
 
-_COLOURS = {
-    "finished": "32",
-    "running": "34",
-    "closed": "32",
-    "stopped": "33",
-    "interrupted": "33",
-    "failed": "31",
-    "diverged": "31",
-    "warmup": "33",
-    "full": "34",
-    "predict": "35",
-    "correct": "32",
-}
 _JUMPS = 10
 
 
@@ -70,33 +57,3 @@ def _titled(
     if not rows:
         return ""
     return f"{bold(title, colour=colour)}\n{aligned([header, *rows], colour=colour)}"
-
-
-def aligned(rows: Sequence[Sequence[Any]], *, colour: bool = False) -> str:
-    """Return rows in columns, numbers to the right; phases are coloured where asked for."""
-    cells = [[c if isinstance(c, str) else figure(c) for c in row] for row in rows]
-    columns = list(zip(*cells, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(c[:1].isdigit() or c[:1] == "-" for c in column[1:]) for column in columns]
-    right[0] = False
-    lines = []
-    for row in cells:
-        padded = [
-            paint(cell, cell, colour=colour) + " " * (width - len(cell))
-            if not to_right
-            else cell.rjust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
-
-
-def bold(text: str, *, colour: bool) -> str:
-    """Return text in bold where colours are wanted."""
-    return f"\x1b[1m{text}\x1b[0m" if colour else text
-
-
-def paint(text: str, kind: str, *, colour: bool) -> str:
-    """Return text in the colour of a phase or status where colours are wanted."""
-    code = _COLOURS.get(kind)
-    return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text

@@ -13,16 +13,6 @@ from neaptide.cli.output import AsJson, print_json, print_text
 from neaptide.errors import ConfigError, RunDirectoryError
 from neaptide.io.replacing import replace_file
 
-from . import (
-    as_json,
-    comparison_json,
-    comparison_page,
-    comparison_summary,
-    read_run,
-    run_page,
-    run_summary,
-)
-
 _PAGE = "report.html"
 
 
@@ -44,6 +34,16 @@ def report(
     if output is not None and not html:
         msg = f"--output {output} names a page and --no-html refuses one; give one of them"
         raise ConfigError(msg)
+    from .comparison import (  # noqa: PLC0415 - the other verbs do without
+        comparison_json,
+        comparison_page,
+        comparison_summary,
+    )
+    from .facts import as_json  # noqa: PLC0415 - likewise
+    from .reading import read_run  # noqa: PLC0415 - likewise
+    from .single import run_page  # noqa: PLC0415 - likewise
+    from .summary import run_summary  # noqa: PLC0415 - likewise
+
     runs = [read_run(path) for path in (run, *others)]
     several = len(runs) > 1
     written = None

@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neaptide.api.memory import (
-    MOMENTS,
-    Ledger,
-    PeakMeter,
-    nested_tensors,
-    sample,
-    tensor_bytes,
-    tier_of,
-)
+from neaptide.api.memory import MOMENTS, Ledger, nested_tensors, tensor_bytes, tier_of
+from neaptide.run.meter import PeakMeter, sample
 
 CPU = torch.device("cpu")
 

@@ -159,7 +159,7 @@ def test_a_halved_jump_stands_for_half_as_many_updates() -> None:
     )
     with trainer:
         first = trainer.model.first.bias.detach().clone()
-        trainer._loop._loss_fn = lambda model, batch: (
+        trainer._session.loop._loss_fn = lambda model, batch: (
             (model.first.bias.detach() - first).mean().clamp(min=0.6) + 0.0 * model.head.bias.sum()
         )
         result = trainer.step(batches[0], phase="predict")

@@ -325,8 +325,8 @@ def test_an_update_that_is_skipped_is_saved_and_evaluated_where_due(tmp_path: Pa
         skipped = model.training and trainer.state.step in {1, 2}
         return Loss(loss.sum * float("nan"), loss.count) if skipped else loss
 
-    trainer_loss = trainer._loop._loss_fn
-    trainer._loop._loss_fn = loss_fn
+    trainer_loss = trainer._session.loop._loss_fn
+    trainer._session.loop._loss_fn = loss_fn
     with trainer:
         trainer.fit(batches, validation=batches[10:12])
     assert [2, 4, 6] == [int(path.name[-8:]) for path in checkpoints(tmp_path / "run/checkpoints")]

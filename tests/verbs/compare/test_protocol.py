@@ -9,12 +9,15 @@ import attrs
 from neaptide.config import unstructure
 from neaptide.config.tables import overlay
 from neaptide.hooks.enabling import configured
-from neaptide_verbs.compare import Result, Settings, Side, compare
+from neaptide_verbs.compare.protocol import compare
+from neaptide_verbs.compare.runs import Settings
+from neaptide_verbs.compare.sides import Side
+from neaptide_verbs.compare.trials import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from neaptide_verbs.compare import Trial
+    from neaptide_verbs.compare.trials import Trial
 
 TASK = {
     "model": {"name": "builtin:mlp"},

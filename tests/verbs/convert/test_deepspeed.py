@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.config import Source, translate
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
 from neaptide.errors import ConfigError, NeaptideError, PluginError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 from neaptide.plugin import PluginSpec
+from neaptide_toolkit.foreign import Source
+from neaptide_verbs.convert.foreign import translate
 
 INSTALLED = installed_plugins().usable()
 HUGGING_FACE: dict[str, Any] = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from neaptide import Finding
 from neaptide.api.diagnosis import LEVELS, Level
-from neaptide_verbs.doctor import Report, Section
+from neaptide_verbs.doctor.report import Report, Section
 
 
 def report_of(*levels: Level) -> Report:

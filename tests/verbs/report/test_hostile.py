@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from neaptide.cli import main
 from neaptide.errors import NeaptideError
 from neaptide.run.rundir import jsonable
-from neaptide_verbs.report import (
-    as_json,
-    comparison_page,
-    comparison_summary,
-    read_run,
-    run_page,
-    run_summary,
-)
+from neaptide_verbs.report.comparison import comparison_page, comparison_summary
+from neaptide_verbs.report.facts import as_json
+from neaptide_verbs.report.reading import read_run
+from neaptide_verbs.report.single import run_page
+from neaptide_verbs.report.summary import run_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide_verbs.report import as_json, read_run, run_page, run_summary
+from neaptide_verbs.report.facts import as_json
+from neaptide_verbs.report.reading import read_run
+from neaptide_verbs.report.single import run_page
+from neaptide_verbs.report.summary import run_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

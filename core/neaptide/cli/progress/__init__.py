@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from neaptide.io.streams import Tolerant
 
-from .figures import Budget, Figures, budget_of, duration, size
+from .figures import Budget, Figures, budget_of
 from .lines import Plain, Quiet
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide.loop.state import TrainState
 
-__all__ = ["Budget", "Figures", "Progress", "budget_of", "duration", "progress", "size"]
+__all__ = ["Budget", "Figures", "Progress", "budget_of", "progress"]
 
 
 class Progress(Protocol):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neaptide.io.units import duration, size_of
+
 if TYPE_CHECKING:
     from neaptide.api.history import History
     from neaptide.api.memory import MemorySample
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from neaptide.loop.state import TrainState
 
 _SMOOTHING = 0.9
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @attrs.frozen
@@ -38,32 +39,6 @@ def budget_of(device: Any) -> Budget:
 
         total = int(torch.cuda.get_device_properties(device).total_memory)
     return Budget(machine.memory().limit, total)
-
-
-def size(nbytes: float) -> str:
-    """Write bytes for people: `1.5 GiB`."""
-    power = _power(nbytes)
-    return f"{nbytes / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
-
-
-def size_of(nbytes: float, limit: float | None) -> str:
-    """Write bytes against a limit, in its unit: `0.42/23.5 GiB`."""
-    if limit is None:
-        return size(nbytes)
-    power = _power(limit)
-    return f"{nbytes / 1024**power:.2f}/{limit / 1024**power:.1f} {_UNITS[power]}"
-
-
-def duration(seconds: float) -> str:
-    """Write a time for people: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
-    # What a unit rounds up to its whole is written in the next one: 59.97 s is 1:00.
-    if round(seconds * 1000) < 1000:  # noqa: PLR2004 - a second
-        return f"{seconds * 1000:.0f} ms"
-    if round(seconds, 1) < 60:  # noqa: PLR2004 - a minute
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 @attrs.define(eq=False)
@@ -130,10 +105,3 @@ def verdict(result: StepResult) -> str:
     if jump.accepted:
         return f"jump over {jump.horizon} updates accepted"
     return f"jump over {jump.horizon} updates refused: {jump.reason}"
-
-
-def _power(nbytes: float) -> int:
-    last = len(_UNITS) - 1
-    power = min(int(math.log2(max(nbytes, 1))) // 10, last)
-    written = round(nbytes / 1024**power, 1 if power else 0)
-    return power + 1 if written >= 1024 and power < last else power  # noqa: PLR2004 - the next unit

@@ -11,7 +11,8 @@ from neaptide.api.memory import tier_of
 from neaptide.api.norms import norm_dtype, norm_of, on_device, total_norm
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.spans import Change, Keeper, Mode, Span
-from neaptide_toolkit.offload import Aside, is_whole, movable
+
+from .aside import Aside, is_whole, movable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -1,0 +1,40 @@
+"""Bytes and seconds, written for people."""
+
+from __future__ import annotations
+
+import math
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(nbytes: float) -> str:
+    """Write bytes for people: `1.5 GiB`."""
+    power = _power(nbytes)
+    return f"{nbytes / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
+
+
+def size_of(nbytes: float, limit: float | None) -> str:
+    """Write bytes against a limit, in its unit: `0.42/23.5 GiB`."""
+    if limit is None:
+        return size(nbytes)
+    power = _power(limit)
+    return f"{nbytes / 1024**power:.2f}/{limit / 1024**power:.1f} {_UNITS[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
+    # What a unit rounds up to its whole is written in the next one: 59.97 s is 1:00.
+    if round(seconds * 1000) < 1000:  # noqa: PLR2004 - a second
+        return f"{seconds * 1000:.0f} ms"
+    if round(seconds, 1) < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _power(nbytes: float) -> int:
+    last = len(_UNITS) - 1
+    power = min(int(math.log2(max(nbytes, 1))) // 10, last)
+    written = round(nbytes / 1024**power, 1 if power else 0)
+    return power + 1 if written >= 1024 and power < last else power  # noqa: PLR2004 - the next unit

@@ -1,0 +1,221 @@
+"""One assembled run: its plugins, store, loop and recorder, from assembly to teardown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide.api.parameters import ParameterStore
+from neaptide.api.task import Run
+from neaptide.io.logging import run_logger
+from neaptide.loop.schedule import LearningRate
+from neaptide.loop.state import TrainState
+from neaptide.loop.step import Loop
+
+from . import assembly, saving
+from .arguments import check_optimizer
+from .meter import sample
+from .recorder import Recorder
+from .teardown import log_end, raise_teardown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from neaptide.api.kernels import KernelScope
+    from neaptide.api.phases import Phase
+    from neaptide.api.steps import StepResult
+    from neaptide.api.task import Task
+    from neaptide.config import RunConfig
+    from neaptide.hooks.manager import HookManager
+    from neaptide.plugin import PluginSpec
+
+
+class Session:
+    """What a trainer and a fit drive. Assembly that fails undoes what it has done.
+
+    Args:
+        config: the combined config.
+        ordered: the enabled plugins in resolved order.
+        build: makes the model and loss, once the plugins exist.
+        optimizer: over the model's parameters; left out, the config's is built.
+        stateful: further objects to keep in checkpoints.
+        origins: where each setting came from, by dotted path, for the run directory.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ordered: Sequence[PluginSpec],
+        build: Callable[[HookManager], Task],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        stateful: Mapping[str, Any] | None = None,
+        origins: Mapping[str, str] | None = None,
+    ) -> None:
+        self.config = config
+        self.recorder = Recorder(config, origins)
+        self.data_state: Any = None
+        """The place in the data, as a checkpoint keeps it."""
+        self._error: BaseException | None = None
+        self._closed = self._begun = self._loaded = self._stepping = False
+        self._kernels: KernelScope | None = None
+        self._deterministic = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        try:
+            self._assemble(ordered, build, optimizer, stateful or {})
+        except BaseException as error:
+            self._tear_down(error)
+            raise
+
+    def _assemble(
+        self,
+        ordered: Sequence[PluginSpec],
+        build: Callable[[HookManager], Task],
+        optimizer: torch.optim.Optimizer | None,
+        stateful: Mapping[str, Any],
+    ) -> None:
+        config, log = self.config, run_logger(self.recorder.event)
+        if config.train.deterministic:
+            torch.use_deterministic_algorithms(mode=True)
+        self.hooks = hooks = assembly.create_plugins(config, ordered, log)
+        task = build(hooks)
+        self.model = task.module
+        placed = assembly.is_placed(hooks)
+        device = assembly.choose_device(
+            config.train.device if placed else "auto", None if placed else self.model
+        )
+        self.state = TrainState(assembly.schedule_of(config, ordered))
+        # From here on the model may be patched, and `on_run_end` runs whatever happens.
+        self.run = Run(config, self.recorder.directory, device, log, spans=hooks.spans)
+        if hooks.implements("register_kernels"):
+            self._kernels = assembly.kernel_scope()
+            hooks.notify("register_kernels", kernels=self._kernels)
+        hooks.notify("convert_model", model=self.model)
+        optimizer = optimizer or assembly.build_optimizer(config, self.model, hooks)
+        check_optimizer(optimizer, self.model)
+        self.store: ParameterStore = hooks.first(
+            "provide_parameters",
+            ParameterStore,
+            model=self.model,
+            optimizer=optimizer,
+            run=self.run,
+        )
+        hooks.notify(
+            "on_run_start", run=self.run, model=self.model, store=self.store, probe=self._probe
+        )
+        self.recorder.attach(hooks, self.store.optimizer, device)
+        self.loop = Loop(
+            task,
+            self.store,
+            hooks,
+            self.run,
+            self.state,
+            LearningRate(
+                name=config.schedule.name,
+                warmup_steps=config.schedule.warmup_steps,
+                steps=config.train.steps,
+            ),
+            (lambda: sample(device)) if self.recorder.directory else None,
+            self.recorder.trained,
+            self.recorder.phase_ends,
+        )
+        self._save = hooks.around("around_save", self._write, self.run)
+        self._parts = saving.Parts(self.model, self.store, hooks, self.state, config, stateful)
+
+    def _probe(self, batch: Any) -> float:
+        return self.loop.probe(batch)
+
+    # -- training -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Prepare the run directory, before the first step; idempotent."""
+        if not self._begun:
+            self._begun = True
+            self.recorder.begin(self.state if self._loaded else None)
+
+    def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
+        """Train on one batch, after a jump where one is due; `phase` forces the choice."""
+        if self._closed:
+            msg = "this trainer is closed; make a new one"
+            raise RuntimeError(msg)
+        self._check_not_stepping("step")
+        self.begin()
+        if not self.model.training:
+            self.model.train()
+        self._stepping = True
+        try:
+            result = self.loop.step(batch, phase)
+        except BaseException as error:
+            self._error = error
+            self.loop.abandon()
+            raise
+        finally:
+            self._stepping = False
+        self._error = None  # whatever an earlier step raised, the run went on
+        self.recorder.stepped(result)
+        return result
+
+    def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
+        """Return the mean loss over `batches`; see `HybridTrainer.evaluate`."""
+        return self.loop.evaluate(batches, plain=plain)
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def save(self, directory: Path) -> Path:
+        """Write a checkpoint, inside what plugins put around it."""
+        path: Path = self._save(directory=directory)
+        return path
+
+    def _write(self, *, directory: Path) -> Path:
+        return saving.save(directory, self._parts, self.data_state)
+
+    def load(self, directory: Path, *, allow_changes: bool) -> None:
+        """Take a checkpoint back."""
+        self._check_not_stepping("load")
+        self.data_state = saving.load(directory, self._parts, allow_changes=allow_changes)
+        self._begun, self._loaded = False, True
+
+    def digest(self) -> str:
+        """Return the sha256 over everything a result may depend on."""
+        return saving.digest(self._parts, self.data_state)
+
+    # -- end ------------------------------------------------------------------------------------
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the run, by `error` if one is given or the last step raised one. Idempotent."""
+        if not self._closed:
+            self._check_not_stepping("close")
+            self._error = error or self._error
+            try:
+                self.loop.settle()
+            finally:
+                self._tear_down(self._error)
+
+    def _check_not_stepping(self, method: str) -> None:
+        if self._stepping:
+            msg = (
+                f"trainer.{method} was called inside trainer.step, by a hook or loss_fn; call it "
+                f"between steps"
+            )
+            raise RuntimeError(msg)
+
+    def _tear_down(self, error: BaseException | None) -> None:
+        self._closed = True
+        errors: list[BaseException] = []
+        if hasattr(self, "run"):
+            alone = self._begun and not self.recorder.summed_up
+            log_end(self.run.log, self.state.step, error, closed=alone)
+            if self.state.phase is not None:
+                errors += self.hooks.leave_phase(self.state.phase, self.state.step)
+            errors += self.hooks.on_run_end(self.run, error)
+        if self._kernels is not None:
+            self._kernels.close()
+        self.recorder.close()
+        if self.config.train.deterministic:
+            mode, warn_only = self._deterministic
+            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+        raise_teardown(errors, error)

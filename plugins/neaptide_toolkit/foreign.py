@@ -1,0 +1,93 @@
+"""Another framework's settings, as whoever converts them reads them.
+
+A distribution offers a framework as an entry point of the group `neaptide.converters`, its name the
+framework's, its value a `Converter`. A plugin takes the keys it stands for by its manifest's
+`converts`: a function of a `Source` that returns its table, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from neaptide.config.hooks import structure_as
+from neaptide.config.values import Problem, gathering, got
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+
+AUTO = "auto"
+
+
+class Source:
+    """The settings to convert, and what has been made of them so far.
+
+    Paths are dotted. A value of `"auto"`, which the Hugging Face Trainer fills in, is no value.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
+        self.taken: set[str] = set()
+        self.notes: dict[str, str] = {}
+        self.problems: list[Problem] = []
+
+    def look(self, path: str, kind: type[T]) -> T | None:
+        """Return a value, or None where it is absent; one of another type becomes a problem."""
+        value = self._at(path)
+        if value is None or value == AUTO:
+            return None
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # other frameworks let a count be written as 1e4
+        found: list[Problem] = []
+        with gathering(found):
+            return structure_as(value, kind)
+        self.problems += [
+            attrs.evolve(problem, path=(*path.split("."), *problem.path)) for problem in found
+        ]
+        return None
+
+    def is_auto(self, path: str) -> bool:
+        """Return whether a value, or a table that would hold it, is left to somebody else."""
+        return bool(self._at(path) == AUTO)
+
+    def _at(self, path: str) -> Any:
+        value: Any = self.settings
+        keys = path.split(".")
+        for depth, key in enumerate(keys):
+            if value is None or value == AUTO:
+                return value
+            if not isinstance(value, Mapping):
+                problem = Problem(f"expected a table (got {got(value)})", tuple(keys[:depth]))
+                self.problems.append(problem)
+                return None
+            value = value.get(key)
+        return value
+
+    def take(self, path: str, kind: type[T]) -> T | None:
+        """Return a value as `look` does; it now has a counterpart."""
+        value = self.look(path, kind)
+        if value is not None:
+            self.taken.add(path)
+        return value
+
+    def refuse(self, path: str, text: str) -> None:
+        """Say why the settings cannot be converted, at one key."""
+        self.problems.append(Problem(text, tuple(path.split("."))))
+
+    def note(self, path: str, text: str) -> None:
+        """Say what differs, or why there is no counterpart, for a key or all keys below it."""
+        self.notes[path] = text
+
+
+@attrs.frozen
+class Converter:
+    """What makes a configuration of one framework's settings."""
+
+    convert: Callable[[Source], dict[str, Any]]
+    """Returns the core's sections; what plugins stand for is left to them."""
+    signs: frozenset[str] = frozenset()
+    """Top-level keys that this framework's settings have and no other's."""

@@ -105,7 +105,9 @@ class Shipped:
     def load(self) -> Any:
         """Import it. Raises PluginError with what kept it from that, a rival included."""
         if self.rival is not None:
-            msg = f"{self.rival} and {self.distribution} both ship one of this name; uninstall one"
+            kind = self.entry.group.rpartition(".")[2].removesuffix("s")
+            both = f"{self.rival} and {self.distribution}"
+            msg = f"{both} both ship a {kind} of this name; uninstall one"
             raise PluginError(msg)
         try:
             return self.entry.load()
@@ -119,7 +121,9 @@ def shipped(group: str) -> dict[str, Shipped]:
     found: dict[str, Shipped] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         dist = entry.dist
-        current = Shipped(entry, f"{dist.name} {dist.version}" if dist else "an unknown one")
+        current = Shipped(
+            entry, f"{dist.name} {dist.version}" if dist else "an unknown distribution"
+        )
         previous = found.get(entry.name)
         if previous is not None and previous.target != current.target:
             current = attrs.evolve(current, rival=previous.distribution)

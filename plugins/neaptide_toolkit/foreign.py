@@ -8,15 +8,12 @@ framework's, its value a `Converter`. A plugin takes the keys it stands for by i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
 from neaptide.config.hooks import structure_as
 from neaptide.config.values import Problem, gathering, got
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from neaptide.config import FORMATS, presets, unstructure
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
 from neaptide.hooks.registry import installed_plugins
-from neaptide_verbs.schema import json_schema
+from neaptide_verbs.schema.json_schema import json_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

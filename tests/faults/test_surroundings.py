@@ -28,7 +28,7 @@ RUN = """
     from pathlib import Path
     from support import tiny_trainer
     from neaptide import NeaptideError
-    from neaptide.rng import seed_all
+    from neaptide.api.rng import seed_all
     seed_all(0)
     def train(directory, **train):
         config = {

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cyclopts import App
-
 from neaptide.errors import PluginError
 from neaptide.plugin import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from cyclopts import App
 
     from neaptide.plugin import Shipped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from neaptide import checkpoint
@@ -15,7 +16,6 @@ from .signals import Interrupted, StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from neaptide.api.steps import StepResult
     from neaptide.api.task import Data
@@ -124,7 +124,7 @@ class Fit:
                     msg = f"no checkpoint in {root} can be loaded; remove it to start anew"
                     raise CheckpointError(msg)
                 return False
-        self._session.load(path, allow_changes=allow_changes)
+        self._session.load(Path(path), allow_changes=allow_changes)
         return True
 
     def _save_if_due(self) -> None:

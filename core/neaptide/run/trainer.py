@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
 from neaptide.api import rng
 from neaptide.api.task import Data, Task
 from neaptide.errors import suggest
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
+    import torch
     from torch import nn
 
     from neaptide.api.memory import Ledger

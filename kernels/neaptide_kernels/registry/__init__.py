@@ -1,7 +1,7 @@
 """Ops with an honest reference each, providers that make them fast, and the choice between them.
 
-`KERNELS` is the registry of this process; `define` adds an op to it. Runs find it by the entry point
-`neaptide.kernels`.
+`KERNELS` is the registry of this process; `define` adds an op to it. Runs find it by an entry point
+of the group `neaptide.kernels`.
 """
 
 from .agreement import copied, disagreements, first_disagreement, outcome, relative_error, same_bits

@@ -9,7 +9,7 @@ from attrs.validators import ge, gt, in_
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.low_precision.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
+from neaptide_toolkit.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
 
 Trained = Literal["warmup", "full", "correct"]
 """Phases that have a backward."""

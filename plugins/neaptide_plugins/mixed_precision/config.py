@@ -10,7 +10,7 @@ from attrs.validators import and_, ge, gt, in_, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.low_precision.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
+from neaptide_toolkit.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
 
 from .scaling import LARGEST, SMALLEST, LossScale
 

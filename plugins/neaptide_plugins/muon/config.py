@@ -9,7 +9,7 @@ from attrs.validators import and_, ge, gt, in_, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.low_precision.sensitive import SENSITIVE_WEIGHTS
+from neaptide_toolkit.sensitive import SENSITIVE_WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The contract every plugin must keep, as checks anyone can run on theirs.
 
-from neaptide.testing import check_plugin
+from neaptide_toolkit.testing import check_plugin
 
 def test_contract():
     check_plugin("my-plugin")

@@ -58,7 +58,7 @@ def python(site: Path, code: str, **environment: str) -> Any:
 
 
 PROBLEMS = """
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 found = installed_plugins().installed
 print(json.dumps({name: found[name].problem for name in found if name.startswith("x-")}))
 """
@@ -149,7 +149,7 @@ def test_a_scheme_has_one_builder(tmp_path: Path) -> None:
     distribution(tmp_path, "x-b", sound("x-b", ("model:zoo",)))
     code = """
 from neaptide.errors import PluginError
-from neaptide.registry import installed_plugins
+from neaptide.hooks.registry import installed_plugins
 def ask(scheme):
     try:
         return installed_plugins().for_scheme(scheme, "model.name").name

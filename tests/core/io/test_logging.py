@@ -121,7 +121,7 @@ def test_a_programs_structlog_and_logging_stay_as_they_are() -> None:
 
 CLOSED = """
 import os, sys
-from neaptide.logging import json_lines, run_logger
+from neaptide.io.logging import json_lines, run_logger
 reading, writing = os.pipe()
 os.close(reading)
 os.dup2(writing, 2)

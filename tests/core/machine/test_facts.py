@@ -54,7 +54,7 @@ def strings(tree: object) -> list[str]:
 def test_reading_the_host_does_not_import_torch() -> None:
     code = """
 import sys
-from neaptide import machine
+from neaptide.machine import facts as machine
 machine.processor(), machine.memory(), machine.driver_version(), machine.distributions()
 sys.exit("torch" in sys.modules)
 """

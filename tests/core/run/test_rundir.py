@@ -27,7 +27,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from neaptide import StepRecord
-from neaptide.rundir import RunDirectory
+from neaptide.run.rundir import RunDirectory
 directory = RunDirectory(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -18,8 +18,8 @@ from support import digest_after, tiny_trainer
 from neaptide import Interrupted
 from neaptide.run.signals import stop_on_signals
 
-TESTS = Path(__file__).parents[1]
-SCRIPT = TESTS / "core" / "training_run.py"
+TESTS = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("training_run.py")
 STEPS = 24
 
 

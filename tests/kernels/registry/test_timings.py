@@ -20,8 +20,8 @@ def timing(seconds: float) -> Timing:
 WRITER = """
 import sys
 from pathlib import Path
-from neaptide.kernels import Timing
-from neaptide.kernels.timings import merge
+from neaptide_kernels.registry import Timing
+from neaptide_kernels.registry.timings import merge
 
 for number in range(20):
     timing = Timing("mine", "1", {"warps": 4}, number + 1.0)

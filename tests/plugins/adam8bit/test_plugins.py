@@ -14,7 +14,7 @@ from neaptide.run.assembly import build_data
 from neaptide_plugins.adam8bit.optimizer import Adam8bit
 from neaptide_plugins.lion8bit.optimizer import Lion8bit
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
-from neaptide_verbs.schema import json_schema
+from neaptide_verbs.schema.json_schema import json_schema
 
 CLASSES = {"adam8bit": Adam8bit, "lion8bit": Lion8bit}
 BYTES = {"adam8bit": 2 + 8 / 256, "lion8bit": 1 + 4 / 256}

@@ -146,7 +146,7 @@ def test_what_cannot_be_reserved_is_one_line() -> None:
 def test_a_forked_child_has_no_copy_of_pinned_pages_and_has_one_of_others() -> None:
     script = """
         import os, signal, sys
-        from neaptide.offload import Slab
+        from neaptide_toolkit.offload import Slab
         class Driver:
             cudaHostRegister = lambda self, *range: 0
             cudaHostUnregister = lambda self, address: 0
@@ -168,7 +168,7 @@ def test_filling_takes_the_size_and_closing_gives_it_back() -> None:
     script = """
         import sys
         from pathlib import Path
-        from neaptide.offload import Slab
+        from neaptide_toolkit.offload import Slab
 
         def kib(what):
             lines = Path("/proc/self/status").read_text().splitlines()

@@ -15,8 +15,7 @@ from neaptide.io.jsonable import jsonable
 from neaptide_verbs.compare.findings import findings
 from neaptide_verbs.compare.page import comparison_page
 from neaptide_verbs.compare.protocol import KNOBS
-from neaptide_verbs.compare.runs import BUDGETS, Run
-from neaptide_verbs.compare.runs import Comparison, Settings
+from neaptide_verbs.compare.runs import BUDGETS, Comparison, Run, Settings
 from neaptide_verbs.compare.sides import Side
 from neaptide_verbs.compare.sweep import Tuned
 from neaptide_verbs.compare.text import headline, level_rows, number, summary, verdict

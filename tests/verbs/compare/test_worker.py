@@ -7,7 +7,7 @@ import sys
 
 WORKER = """
 import os, time
-from neaptide.compare.worker import stop_when_orphaned
+from neaptide_verbs.compare.worker import stop_when_orphaned
 
 stop_when_orphaned(os.getppid(), look=0.01)
 print("watching", flush=True)

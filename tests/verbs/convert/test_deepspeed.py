@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -15,8 +15,10 @@ from neaptide.errors import ConfigError, NeaptideError, PluginError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.foreign import Source
 from neaptide_verbs.convert.foreign import translate
+
+if TYPE_CHECKING:
+    from neaptide_toolkit.foreign import Source
 
 INSTALLED = installed_plugins().usable()
 HUGGING_FACE: dict[str, Any] = {

@@ -113,11 +113,13 @@ def test_the_schema_is_printed(neaptide: Any) -> None:
 BROKEN = """
 import sys
 from importlib.metadata import EntryPoint
-from neaptide import registry
+from neaptide import plugin
 
-entries = registry.entry_points
+entries = plugin.entry_points
 broken = EntryPoint("broken", "no_such_module:SPEC", "neaptide.plugins")
-registry.entry_points = lambda **group: [*entries(**group), broken]
+plugin.entry_points = lambda group: [
+    *entries(group=group), *([broken] if group == "neaptide.plugins" else [])
+]
 from neaptide.cli import main
 sys.exit(main(sys.argv[1:]))
 """

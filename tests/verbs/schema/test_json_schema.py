@@ -23,6 +23,7 @@ from attrs.validators import (
     min_len,
     optional,
 )
+from config_strategies import SPECS, configs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -32,15 +33,13 @@ from neaptide.config import field, structure, unstructure
 from neaptide.errors import ConfigError, PluginError
 from neaptide.hooks.registry import Installed, Registry, installed_plugins
 from neaptide.plugin import PluginSpec
-from neaptide_verbs.schema import json_schema
+from neaptide_verbs.schema.json_schema import json_schema
 from neaptide_verbs.schema.type_schema import class_schema
-
-from . import test_laws
 
 INSTALLED = installed_plugins()
 SCHEMA, LEFT_OUT = json_schema(INSTALLED)
 VALIDATOR = Draft202012Validator(SCHEMA)
-LAWS = Draft202012Validator(json_schema(test_laws.SPECS)[0])
+LAWS = Draft202012Validator(json_schema(SPECS)[0])
 
 
 SIMPLE = re.compile(r"expected |unknown key |'\w+' must be (>=|>|<=|<|in) ")
@@ -101,7 +100,7 @@ def test_every_plugin_can_be_enabled_and_offers_its_presets() -> None:
         assert [*spec.presets, None] == offered
 
 
-@given(test_laws.configs)
+@given(configs)
 def test_every_effective_configuration_is_valid(config: Any) -> None:
     LAWS.validate(unstructure(config))
 

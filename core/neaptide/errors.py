@@ -58,10 +58,6 @@ class DivergedError(NeaptideError):
     exit_code = 5
 
 
-class UnsupportedModuleError(NeaptideError, RuntimeError):
-    """A module does something the named plugin cannot reproduce exactly."""
-
-
 class DoesNotFitError(NeaptideError):
     """What is asked for needs more memory than there is; nothing has been allocated."""
 

@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Tier = Literal["device", "host", "disk"]
+Tier = Literal["device", "host"]
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
 
 MOMENTS: tuple[Moment, ...] = ("forward", "backward", "update", "predict", "evaluate", "save")

@@ -1,7 +1,7 @@
 """ParameterStore: the only way to touch weights, gradients and optimizer state.
 
-Weights may live on the device, in RAM, on disk, split or quantized; nobody but the store's
-provider assumes where. What works on loans alone works on all of them.
+Weights may live on the device, in RAM, split or quantized; nobody but the store's provider
+assumes where. What works on loans alone works on all of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -131,7 +130,6 @@ class TrainState:
     history: History = attrs.field(factory=History)
     accumulation: Accumulation = attrs.field(factory=Accumulation)
     pending: Pending | None = None
-    started: float = attrs.field(factory=time.perf_counter)
 
     @property
     def backward_skipped(self) -> float:

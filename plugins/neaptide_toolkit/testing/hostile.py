@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from neaptide.api.spans import Mode, Span
 
-_TIERS: tuple[Tier, ...] = ("host", "device", "disk")
+_TIERS: tuple[Tier, ...] = ("host", "device")
 
 
 class HostileStore(ParameterStore):

@@ -1,4 +1,4 @@
-"""HookManager: one typed method a hook; names the guilty plugin, quarantines failing observers.
+"""HookManager: calls the hooks, names the guilty plugin, quarantines failing observers.
 
 pluggy declares, validates and orders the implementations; the calls are made here over its own
 list of them, because pluggy's call cannot say which plugin raised or returned nonsense.
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from neaptide.api.history import History
-    from neaptide.api.kernels import KernelScope
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import PhaseSchedule
-    from neaptide.api.steps import Probe
     from neaptide.api.task import Run
     from neaptide.plugin import Plugin, PluginSpec
 
@@ -161,29 +159,9 @@ class HookManager:
 
     # -- the hooks whose answers the core works with ----------------------------------------------
 
-    def register_kernels(self, kernels: KernelScope) -> None:
-        """Let every plugin add its providers of ops."""
-        self.notify("register_kernels", kernels=kernels)
-
-    def convert_model(self, model: Any) -> None:
-        """Let every plugin patch the model."""
-        self.notify("convert_model", model=model)
-
-    def on_run_start(self, run: Run, model: Any, store: ParameterStore, probe: Probe) -> None:
-        """Tell every plugin that assembly is done."""
-        self.notify("on_run_start", run=run, model=model, store=store, probe=probe)
-
     def on_run_end(self, run: Run, error: BaseException | None) -> list[BaseException]:
         """Tear down plugin by plugin in reverse; return what went wrong meanwhile."""
         return self._teardown("on_run_end", run=run, error=error)
-
-    def on_phase_enter(self, phase: Phase, previous: Phase | None, step: int) -> None:
-        """Tell every plugin that a phase begins."""
-        self.notify("on_phase_enter", phase=phase, previous=previous, step=step)
-
-    def on_phase_exit(self, phase: Phase, following: Phase | None, step: int) -> None:
-        """Tell every plugin that a phase ends."""
-        self.notify("on_phase_exit", phase=phase, following=following, step=step)
 
     def leave_phase(self, phase: Phase, step: int) -> list[BaseException]:
         """End the last phase of the run on every plugin, whatever the others raise."""

@@ -107,8 +107,8 @@ class Loop:
         previous, state.phase = state.phase, phase
         self._changing(previous)
         if previous is not None:
-            self.hooks.on_phase_exit(previous, phase, state.step)
-        self.hooks.on_phase_enter(phase, previous, state.step)
+            self.hooks.notify("on_phase_exit", phase=previous, following=phase, step=state.step)
+        self.hooks.notify("on_phase_enter", phase=phase, previous=previous, step=state.step)
 
     def _finish(
         self, trained: Trained, phase: Phase, jump: Jump | None, seconds: float

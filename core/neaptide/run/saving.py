@@ -119,7 +119,7 @@ def _leave_phase(parts: Parts) -> None:
     # Who has weights in another form in this phase puts them back: it may not be the saved one.
     phase, parts.state.phase = parts.state.phase, None
     if phase is not None:
-        parts.hooks.on_phase_exit(phase, None, parts.state.step)
+        parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
 
 
 def _load_tensors(

@@ -21,6 +21,7 @@ from neaptide_toolkit.testing import HOSTILE_STORE, tiny_task
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -230,12 +231,40 @@ def test_a_report_comes_from_its_plugin() -> None:
             trainer.report("doktor")
 
 
-def test_deterministic_algorithms_are_asked_for_while_the_run_lasts() -> None:
+@pytest.fixture
+def determinism() -> Iterator[Callable[[], tuple[bool, bool]]]:
+    """Give what reads torch's flag and its `warn_only`; leave them as they were."""
+
+    def read() -> tuple[bool, bool]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    before = read()
+    yield read
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.mark.parametrize("before", [(False, False), (True, False), (True, True)])
+def test_a_deterministic_run_leaves_torchs_flag_as_the_user_had_it(
+    before: tuple[bool, bool], determinism: Callable[[], tuple[bool, bool]]
+) -> None:
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     trainer, batches = tiny_trainer({"train": {"deterministic": True}})
     with trainer:
         trainer.step(batches[0])
-        assert torch.are_deterministic_algorithms_enabled()
-    assert not torch.are_deterministic_algorithms_enabled()
+        assert (True, False) == determinism()
+    assert before == determinism()
+
+    @hookimpl
+    def convert_model(self: Any, model: nn.Module) -> None:
+        raise ValueError(determinism())
+
+    spec = stranger(plugin_with(convert_model=convert_model))
+    with pytest.raises(ValueError, match=r"\(True, False\)"):
+        tiny_trainer({"train": {"deterministic": True}}, plugins=[spec])
+    assert before == determinism()
 
 
 def test_stepping_trains_even_after_the_user_evaluated() -> None:

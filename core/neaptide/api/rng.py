@@ -50,6 +50,21 @@ def restore(state: dict[str, Any]) -> None:
         np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002 - the global state
 
 
+def rehearse(state: dict[str, Any]) -> None:
+    """Raise what `restore` would raise for `state`; no generator in use is touched."""
+    torch.Generator().set_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.Random().setstate((version, tuple(numbers), gauss))  # noqa: S311 - draws nothing
+    for index, one in enumerate(state.get("cuda", ())):
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            torch.Generator(f"cuda:{index}").set_state(one)
+    if "numpy" in state:
+        import numpy as np  # noqa: PLC0415 - only where the saved run had it loaded
+
+        name, keys, *rest = state["numpy"]
+        np.random.RandomState().set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
 @contextmanager
 def preserved() -> Iterator[None]:
     """Leave every generator as it was on entry."""

@@ -118,6 +118,11 @@ class TensorFile(Mapping[str, torch.Tensor]):
         entry = self._entries[name]
         return entry.dtype, entry.shape
 
+    def outline(self, name: str) -> torch.Tensor:
+        """Return a tensor without values, on the device `meta`, of that dtype and shape."""
+        dtype, shape = self.info(name)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
         raw = torch.empty(entry.stop - entry.start, dtype=torch.uint8)

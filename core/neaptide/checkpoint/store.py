@@ -19,11 +19,11 @@ from .safetensors_stream import (
     resident,
     write_tensors,
 )
-from .tree import flatten, unflatten
+from .tree import GetTensor, flatten, unflatten
 from .verify import Identity, examine, read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from .manifest import Manifest
@@ -46,15 +46,23 @@ class Loaded:
 
     def section(self, name: str) -> Any:
         """Return the tree saved as the section `name`, its tensors in CPU memory."""
+        return self._tree(name, lambda tensors: tensors.__getitem__)
+
+    def outline(self, name: str) -> Any:
+        """Return the section `name` with dtypes and shapes alone: its tensors are on `meta`."""
+        return self._tree(name, lambda tensors: tensors.outline)
+
+    def _tree(self, name: str, how: Callable[[TensorFile], GetTensor]) -> Any:
         identity = self._identity(name, _STRUCTURE)
         path = self.directory / f"{name}{_STRUCTURE}"
         text = read_bytes(path, identity.bytes, identity)
         total = sum(entry.bytes for entry in self.manifest.files.values())
         structure = canonical.loads(text, str(path), total)
         has_tensors = f"{name}{_TENSORS}" in self._identities
-        tensors: Mapping[str, Any] = self.tensors(name) if has_tensors else {}
+        none: Mapping[str, Any] = {}
+        get_tensor = how(self.tensors(name)) if has_tensors else none.__getitem__
         try:
-            return unflatten(structure, tensors.__getitem__)
+            return unflatten(structure, get_tensor)
         except CheckpointError as error:
             msg = f"{path}: {error}"
             raise CheckpointError(msg) from error

@@ -16,6 +16,8 @@ from neaptide.config import unstructure
 from neaptide.errors import WrongCheckpointError
 from neaptide.hooks.middleware import blame
 
+from .saved_form import check_large_sections, formed, small_sections
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
@@ -83,27 +85,30 @@ def save(directory: Path, parts: Parts, data: Any) -> Path:
 def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     """Take a checkpoint back into `parts`; return the data's state.
 
-    Before anything is touched it raises CheckpointError when the checkpoint is damaged, and its
-    WrongCheckpointError when there is none or it belongs to another config, model or set of
-    plugins; `allow_changes` lets the config and plugins differ.
+    Before anything is touched it raises CheckpointError when the checkpoint is damaged or a section
+    is not of the form that is saved, and its WrongCheckpointError when there is none or it
+    belongs to another config, model or set of plugins; `allow_changes` lets the config and plugins
+    differ.
     """
     loaded = checkpoints.load(directory)
-    _check_plugins(loaded, parts, allow_changes=allow_changes)
+    with formed(loaded, "manifest"):
+        _check_plugins(loaded, parts, allow_changes=allow_changes)
     if not allow_changes:
-        _check_config(loaded.section("config"), unstructure(parts.config))
-    weights = loaded.tensors("weights")
+        with formed(loaded, "config"):
+            _check_config(loaded.section("config"), unstructure(parts.config))
+    weights, small = loaded.tensors("weights"), small_sections(loaded)
     _check_weights(weights, parts.store)
-    optimizer, training = loaded.section("optimizer"), loaded.section("training")
-    _check_optimizer(optimizer, parts.store.optimizer)
-    saved_buffers = loaded.section("buffers")
-    _check_buffers(saved_buffers, dict(buffers(parts.model)), allow_changes=allow_changes)
+    _check_optimizer(small["optimizer"], parts.store.optimizer)
+    _check_buffers(small["buffers"], dict(buffers(parts.model)), allow_changes=allow_changes)
+    both = loaded.manifest.facts["plugins"].keys() & parts.hooks.plugins.keys()
+    check_large_sections(loaded, parts.store, both)
 
     store = parts.store
     _leave_phase(parts)
-    _load_tensors(parts, weights, saved_buffers, loaded.section("gradients"))
+    _load_tensors(parts, weights, small["buffers"], loaded.section("gradients"))
     with store.compute():
-        store.load_optimizer_state_dict(optimizer)
-    parts.state.load_state_dict(training)
+        store.load_optimizer_state_dict(small["optimizer"])
+    parts.state.load_state_dict(small["training"])
     for name, state in loaded.section("plugins").items():
         if name in parts.hooks.plugins:
             load_state = partial(parts.hooks.plugins[name].load_state_dict, state)
@@ -111,8 +116,8 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     for name, state in loaded.section("extra").items():
         if name in parts.extra:
             parts.extra[name].load_state_dict(state)
-    rng.restore(loaded.section("rng"))
-    return loaded.section("data")
+    rng.restore(small["rng"])
+    return small["data"]
 
 
 def _leave_phase(parts: Parts) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 import attrs
 
@@ -29,6 +29,11 @@ PREDICT = Phase("predict", runs_backward=False, updates_optimizer=False, applies
 CORRECT = Phase("correct", runs_backward=True, updates_optimizer=True, applies_prediction=False)
 
 PHASES = {phase.name: phase for phase in (WARMUP, FULL, PREDICT, CORRECT)}
+
+TrainedPhase = Literal["warmup", "full", "correct"]
+"""A phase that runs a backward, as the type of a setting."""
+TRAINED = tuple(cast("TrainedPhase", name) for name, phase in PHASES.items() if phase.runs_backward)
+"""Names of the phases that run a backward, in the order of the cycle."""
 
 
 @attrs.frozen(kw_only=True)

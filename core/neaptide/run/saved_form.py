@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide.api import rng
-from neaptide.errors import CheckpointError
 from neaptide.api.phases import PHASES
+from neaptide.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from neaptide.checkpoint import Loaded
     from neaptide.api.parameters import ParameterStore
+    from neaptide.checkpoint import Loaded
 
 _Number = int | float
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
 from attrs.validators import and_, ge, gt, le
 
+from neaptide.api.phases import TRAINED, TrainedPhase
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-
-Trained = Literal["warmup", "full", "correct"]
 
 
 @attrs.frozen(kw_only=True)
@@ -36,9 +33,7 @@ class ActivationCheckpointingConfig:
         help="ops whose outputs are kept and not computed again: `matmul`, `attention`, or "
         "names such as `aten.convolution`",
     )
-    phases: tuple[Trained, ...] = field(
-        ("warmup", "full", "correct"), help="phases in which to checkpoint"
-    )
+    phases: tuple[TrainedPhase, ...] = field(TRAINED, help="phases in which to checkpoint")
 
 
 SPEC = PluginSpec(
@@ -47,7 +42,7 @@ SPEC = PluginSpec(
     config=ActivationCheckpointingConfig,
     summary="Keeps only the inputs of segments of blocks and computes the rest again, exactly.",
     claims={"activations"},
-    phases={"warmup", "full", "correct"},
+    phases=TRAINED,
     converts={"deepspeed": "neaptide_plugins.activation_checkpointing.deepspeed:convert"},
     numerics="exact",
 )

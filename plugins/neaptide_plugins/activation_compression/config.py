@@ -7,13 +7,13 @@ from typing import Any, Literal
 import attrs
 from attrs.validators import ge
 
+from neaptide.api.phases import TRAINED, TrainedPhase
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 
 Family = Literal[
     "activation", "attention", "convolution", "matmul", "norm", "pool", "product", "softmax"
 ]
-Trained = Literal["warmup", "full", "correct"]
 _SMALLEST, _LARGEST = 16, 4096
 
 
@@ -47,8 +47,8 @@ class ActivationCompressionConfig:
         help="kinds of operations that keep what they save: `matmul`, `convolution`, `product`, "
         "`norm`, `activation`, `softmax`, `attention`, `pool`",
     )
-    phases: tuple[Trained, ...] = field(
-        ("warmup", "full", "correct"), validator=_some, help="phases in which to compress"
+    phases: tuple[TrainedPhase, ...] = field(
+        TRAINED, validator=_some, help="phases in which to compress"
     )
     check_every: int = field(
         100,
@@ -66,6 +66,6 @@ SPEC = PluginSpec(
     claims={"saved-tensors"},
     # Its measurements run backwards, which belong outside of autocast.
     before={"mixed-precision", "activation-checkpointing"},
-    phases={"warmup", "full", "correct"},
+    phases=TRAINED,
     numerics="changes-training",
 )

@@ -7,14 +7,13 @@ from typing import Any, Literal
 import attrs
 from attrs.validators import and_, ge, gt, in_, le, optional
 
+from neaptide.api.phases import TRAINED
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 
 Precision = Literal["full", "int8"]
 
 BLOCK = 64
-TRAINED = ("warmup", "full", "correct")
-"""Phases that have updates."""
 
 _precision = in_(("full", "int8"))
 

@@ -10,9 +10,10 @@ import attrs
 from neaptide import ConfigError, Plugin, hookimpl
 from neaptide.api import buffers, rng
 from neaptide.api.memory import MOMENTS
+from neaptide.api.phases import TRAINED
 
 from .accounting import OWNER, Footprint, held, trained
-from .config import TRAINED, Int8Config
+from .config import Int8Config
 from .grid import check_trainable
 from .holding import Holding, Quantizer
 from .measuring import Measuring

@@ -7,12 +7,10 @@ from typing import Any, Literal
 import attrs
 from attrs.validators import ge, gt, in_
 
+from neaptide.api.phases import TrainedPhase
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 from neaptide_toolkit.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
-
-Trained = Literal["warmup", "full", "correct"]
-"""Phases that have a backward."""
 
 
 def _distinct(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
@@ -34,7 +32,7 @@ class LowPrecisionBackwardConfig:
         help="what the factors are rounded to: int8 stochastically (unbiased), or fp8 to the "
         "nearest, e5m2 for gradients and e4m3 for weights and activations",
     )
-    phases: tuple[Trained, ...] = field(
+    phases: tuple[TrainedPhase, ...] = field(
         ("full",),
         validator=_distinct,
         help="phases whose backward is in low precision: `warmup`, `full`, `correct`",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 from attrs.validators import and_, ge, gt, in_, le, lt
 
+from neaptide.api.phases import PHASES
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 from neaptide_toolkit.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
@@ -81,8 +82,8 @@ SPEC = PluginSpec(
     summary="Autocast with a dtype per phase, fp8 products; loss scaling in fp16.",
     claims={"autocast"},
     presets={
-        "conservative": {"warmup": "fp32", "full": "fp32", "predict": "bf16", "correct": "fp32"},
-        "aggressive": {"warmup": "auto", "full": "auto", "predict": "auto", "correct": "auto"},
+        "conservative": dict.fromkeys(PHASES, "fp32") | {"predict": "bf16"},
+        "aggressive": dict.fromkeys(PHASES, "auto"),
     },
     converts={"deepspeed": "neaptide_plugins.mixed_precision.deepspeed:convert"},
     numerics="changes-training",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from neaptide.api.phases import PHASES
+
 if TYPE_CHECKING:
     from neaptide_toolkit.foreign import Source
 
-_PLACES = ("warmup", "full", "predict", "correct", "evaluate")
+_PLACES = (*PHASES, "evaluate")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 _AUTOCAST = "weights stay in fp32 and forwards run under autocast; DeepSpeed casts the weights"
 

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from neaptide import Outcome, Plugin, hookimpl
+from neaptide.api.phases import TRAINED
 from neaptide_toolkit.gradient_error import is_measured
 from neaptide_toolkit.low_precision import Chosen, choose_weights, intercepting
 
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
     from neaptide import Finding, ParameterStore, Phase, Run
 
-_TRAINED = ("warmup", "full", "correct")
-_SETTINGS = (*_TRAINED, "predict", "evaluate")
+_SETTINGS = (*TRAINED, "predict", "evaluate")
 _AT = {"probe": "predict", "evaluate": "evaluate"}
 """Moments with a setting of their own; any other takes its phase's."""
 
@@ -68,7 +68,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         """Resolve the settings for the device; refuse fp16 and fp8 where they do not work."""
         self._store = store
         self._dtypes = {name: resolve(getattr(self.config, name), run.device) for name in _SETTINGS}
-        self._fp16 = tuple(name for name in _TRAINED if self._dtypes[name] is torch.float16)
+        self._fp16 = tuple(name for name in TRAINED if self._dtypes[name] is torch.float16)
         if self._fp16:
             check_scalable(self._fp16[0], run, store)
         self._products = Fp8Products(self._chosen.names, torch.bfloat16)

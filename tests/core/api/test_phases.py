@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+import neaptide_plugins
 from neaptide import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
+from neaptide.api.phases import PHASES, TRAINED, TrainedPhase
 
 schedules = st.builds(
     PhaseSchedule,
@@ -23,6 +26,18 @@ def schedule(**changes: Any) -> PhaseSchedule:
     """Return a short cycle: 2 warmup, 3 full, 2 correct."""
     lengths = {"warmup_steps": 2, "full_steps": 3, "correct_steps": 2, "correction_interval": 10}
     return PhaseSchedule(**{**lengths, "predicts": True, **changes})
+
+
+def test_the_trained_phases_are_those_with_a_backward_by_name_and_by_type() -> None:
+    assert tuple(name for name, phase in PHASES.items() if phase.runs_backward) == TRAINED
+    assert get_args(TrainedPhase) == TRAINED
+
+
+def test_no_plugin_writes_the_trained_phases_down_again() -> None:
+    plugins = Path(next(iter(neaptide_plugins.__path__)))
+    sources = {path: path.read_text(encoding="utf-8") for path in plugins.rglob("*.py")}
+    assert sources
+    assert [] == [path for path, text in sources.items() if '"warmup", "full", "correct"' in text]
 
 
 def walk(at: PhaseSchedule, steps: int, horizon: int | None = 10) -> list[str]:

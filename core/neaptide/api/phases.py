@@ -36,6 +36,29 @@ TRAINED = tuple(cast("TrainedPhase", name) for name, phase in PHASES.items() if 
 """Names of the phases that run a backward, in the order of the cycle."""
 
 
+@attrs.frozen
+class Colour:
+    """How a phase is coloured."""
+
+    terminal: str
+    """Name of the colour in a terminal."""
+    ansi: int
+    """The same as a terminal's code."""
+    light: str
+    """Hexadecimal, on light ground."""
+    dark: str
+    """Hexadecimal, on dark ground."""
+
+
+COLOURS = {
+    "warmup": Colour("yellow", 33, "#b7791f", "#e9b44c"),
+    "full": Colour("blue", 34, "#2563eb", "#6ea2ff"),
+    "predict": Colour("magenta", 35, "#b423c4", "#e07bf0"),
+    "correct": Colour("green", 32, "#16803c", "#4fc87a"),
+}
+"""The colour of every phase, wherever one is drawn, in the order of the cycle."""
+
+
 @attrs.frozen(kw_only=True)
 class PhaseSchedule:
     """The fixed cycle Warmup, then Full -> Predict -> Correct -> Full …, as an immutable value.

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from neaptide.api.phases import COLOURS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
@@ -21,7 +23,7 @@ _LINES = {
     "reserved_bytes": "reserved",
     "nvml_bytes": "all processes (NVML)",
 }
-_BANDS = {"warmup": "tab:gray", "full": "tab:blue", "predict": "tab:red", "correct": "tab:green"}
+_STRANGE = "tab:purple"
 
 Row = dict[str, str]
 
@@ -61,9 +63,8 @@ def draw(source: Path, target: Path) -> None:
     for phase, start, end in bands(rows):
         label = "_nolegend_" if phase in named else phase
         named.add(phase)
-        axes.axvspan(
-            start, end, color=_BANDS.get(phase, "tab:purple"), alpha=0.15, lw=0, label=label
-        )
+        colour = COLOURS[phase].light if phase in COLOURS else _STRANGE
+        axes.axvspan(start, end, color=colour, alpha=0.15, lw=0, label=label)
     axes.set(xlabel="step", ylabel=name, title="Memory, highest sample of each step")
     axes.margins(x=0)
     axes.set_ylim(0, 1.08 * highest / unit)

@@ -6,6 +6,8 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from neaptide.api.phases import COLOURS
+
 from .text import counted, figure
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ _FOLD = 12
 def page(title: str, body: Iterable[str]) -> str:
     """Return a whole document. It loads nothing: style and drawings are in it."""
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    style += _palette()
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -27,6 +30,17 @@ def page(title: str, body: Iterable[str]) -> str:
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _palette() -> str:
+    """Return the colours of the phases, which charts know by number."""
+    light = "".join(f" --c{i}: {one.light};" for i, one in enumerate(COLOURS.values()))
+    dark = "".join(f" --c{i}: {one.dark};" for i, one in enumerate(COLOURS.values()))
+    return (
+        f":root {{{light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{{dark} }} }}\n"
+        f"@media print {{ :root {{{light} }} }}\n"
     )
 
 

@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from neaptide.api.phases import COLOURS
 from neaptide.io.units import duration, size
 
 if TYPE_CHECKING:
@@ -22,10 +23,7 @@ _COLOURS = {
     "interrupted": "33",
     "failed": "31",
     "diverged": "31",
-    "warmup": "33",
-    "full": "34",
-    "predict": "35",
-    "correct": "32",
+    **{name: str(colour.ansi) for name, colour in COLOURS.items()},
 }
 _NAME = 60
 LONGEST = 300

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neaptide_toolkit.pages.html import figure_of, legend
-from neaptide_toolkit.pages.svg import Axis, Series, axis, chart, step_axis
-from neaptide_toolkit.pages.text import counted, figure
+from neaptide.api.phases import PHASES
+
+from .html import figure_of, legend
+from .svg import Axis, Series, axis, chart, step_axis
+from .text import counted, figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from .reading import RunFacts
     from .series import Course, Track
 
-PHASES = ("warmup", "full", "predict", "correct")
 _VALIDATION, _BANDS, _MARKS = 5, 120, 80
 
 

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
 from rich.table import Column
 
+from neaptide.api.phases import COLOURS
+
 from .figures import evaluation, verdict
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from .figures import Figures
 
-_COLOURS = {"warmup": "yellow", "full": "blue", "predict": "magenta", "correct": "green"}
 _WIDEST, _NARROWEST = 20, 4
 
 
@@ -68,11 +69,12 @@ class Live:
         self._figures.take(result.step, state.history)
         if result.jump is not None:
             self._line(result.step, verdict(result))
+        colour = COLOURS.get(result.phase.name)
         self._bar.update(
             self._task,
             completed=result.step,
             phase=result.phase.name,
-            colour=_COLOURS.get(result.phase.name, "white"),
+            colour=colour.terminal if colour else "white",
             figures=self._figures.text(result, state),
         )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from neaptide.checkpoint import load, read_manifest, save, verify
+from neaptide.checkpoint import load, newest_valid, read_manifest, save, verify
 from neaptide.checkpoint.verify import opened
 from neaptide.errors import CheckpointError
 
@@ -53,6 +53,19 @@ def test_truncated_anywhere(checkpoint: Path, name: str) -> None:
     assert verify(checkpoint)
     path.write_bytes(whole)
     assert [] == verify(checkpoint)
+
+
+def test_a_manifest_that_lost_its_last_byte(checkpoint: Path) -> None:
+    earlier = shutil.copytree(checkpoint, checkpoint.with_name("step-00000300"))
+    path = checkpoint / "manifest.json"
+    whole = path.read_bytes()
+    why = "not byte for byte what was written"
+    for text in (whole.removesuffix(b"\n"), whole[:-1] + b" ", whole + b"\n", b" " + whole):
+        path.write_bytes(text)
+        refused(checkpoint, why)
+        newest, warnings = newest_valid(checkpoint.parent)
+        assert (earlier, 1) == (newest, len(warnings))
+        assert why in warnings[0]
 
 
 def test_a_flipped_bit_in_every_byte_of_the_manifest(checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-"""The row of steps.csv."""
+"""What a run records of an update or a jump, and the columns this has in steps.csv. No torch."""
 
 from __future__ import annotations
 
@@ -22,3 +22,7 @@ class StepRecord:
     seconds: float = 0.0
     device_bytes: int | None = None
     host_bytes: int | None = None
+
+
+COLUMNS = tuple(field.name for field in attrs.fields(StepRecord))
+"""The columns of steps.csv."""

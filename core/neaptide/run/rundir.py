@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
 from neaptide.api.memory import MemorySample
+from neaptide.api.records import COLUMNS
 from neaptide.config.values import shorten
 from neaptide.errors import RunDirectoryError
 from neaptide.io.appending import LONGEST_LINE, AppendedFile
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 
     from neaptide.api.records import StepRecord
 
-COLUMNS = (
-    "step",
-    "phase",
-    "loss",
-    "was_predicted",
-    "grad_norm",
-    "confidence",
-    "seconds",
-    "device_bytes",
-    "host_bytes",
-)
 _cells = attrgetter(*COLUMNS)
 _DIGITS = 15  # of a step; a longer number is damage
 _LONGEST_TEXT = 1000  # in a line that is too long

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from neaptide.api.phases import PHASES
-
-from .html import figure_of, legend
-from .svg import Axis, Series, axis, chart, step_axis
-from .text import counted, figure
+from neaptide_toolkit.pages.html import figure_of, legend
+from neaptide_toolkit.pages.svg import Axis, Series, axis, chart, step_axis
+from neaptide_toolkit.pages.text import counted, figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

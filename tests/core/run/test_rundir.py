@@ -11,14 +11,17 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 from support import tiny_trainer
 
 from neaptide import RunDirectoryError, StepRecord
+from neaptide.api.records import COLUMNS
 from neaptide.io.appending import LONGEST_LINE
 from neaptide.io.replacing import replace_file
-from neaptide.run.rundir import COLUMNS, RunDirectory, jsonable
+from neaptide.run.rundir import RunDirectory, jsonable
 from neaptide_verbs.report.files import objects
+from neaptide_verbs.report.steps import _columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,6 +108,16 @@ def test_rows_have_every_column_and_keep_every_bit(directory: RunDirectory) -> N
         "1,full,0.30000000000000004,false,,,0.1,,7",
         "2,full,nan,true,1e-300,,0.1,,7",
     ) == tuple((directory.path / "steps.csv").read_text(encoding="utf-8").splitlines())
+
+
+def test_the_columns_are_the_records_fields_and_the_report_finds_all_it_looks_for() -> None:
+    assert COLUMNS == tuple(attrs.asdict(row(1)))
+    found = _columns(COLUMNS)
+    assert found is not None
+    known = attrs.asdict(found)
+    tiers = known.pop("tiers")
+    assert {"device", "host"} == set(tiers.values())
+    assert None not in known.values()
 
 
 def test_a_row_cut_short_by_a_kill_is_dropped(directory: RunDirectory) -> None:

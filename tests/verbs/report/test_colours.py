@@ -7,8 +7,8 @@ from importlib import resources
 
 from neaptide.api.phases import COLOURS, PHASES
 from neaptide_toolkit.pages.html import page
+from neaptide_toolkit.pages.text import paint
 from neaptide_verbs.report.charts import phase_colours
-from neaptide_verbs.report.summary import paint
 
 
 def test_every_phase_has_a_colour_and_no_two_have_the_same() -> None:
@@ -30,5 +30,5 @@ def test_a_terminal_shows_the_phases_in_their_colours() -> None:
 
 
 def test_the_style_sheet_leaves_the_colours_of_phases_to_the_table() -> None:
-    style = resources.files("neaptide.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = resources.files("neaptide_toolkit.pages").joinpath("page.css").read_text(encoding="utf-8")
     assert [] == [one for one in COLOURS.values() if one.light in style or one.dark in style]

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _PIECE = 2**20
 # O_NONBLOCK: opening a named pipe for reading would wait for a writer that never comes.
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Of these Windows has O_BINARY alone, and nothing else has that one.
+_NAMES = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in _NAMES)
 
 
 @attrs.frozen

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,11 @@ import attrs
 import psutil
 
 from neaptide.hooks.registry import installed_plugins
+
+try:
+    import resource
+except ImportError:  # Windows: a process has no such limits there
+    resource = None  # type: ignore[assignment]
 
 from . import cgroups
 
@@ -113,13 +117,20 @@ def memory(root: Path = cgroups.ROOT) -> Memory:
     with suppress(OSError, RuntimeError, ValueError, KeyError):
         swap = psutil.swap_memory()
         swap_total, swap_free = int(swap.total), int(swap.free)
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    locked = None if soft == resource.RLIM_INFINITY else soft
     group = cgroups.memory(root)
-    return Memory(total, available, group, swap_total, swap_free, locked, _process_room())
+    return Memory(total, available, group, swap_total, swap_free, _locked_limit(), _process_room())
+
+
+def _locked_limit() -> int | None:
+    if resource is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _process_room() -> int | None:
+    if resource is None:
+        return None
     rooms = []
     with suppress(OSError, ValueError):  # not Linux
         text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

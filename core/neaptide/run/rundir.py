@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from neaptide.config.values import shorten
 from neaptide.errors import RunDirectoryError
 from neaptide.io.appending import LONGEST_LINE, AppendedFile
 from neaptide.io.jsonable import jsonable
+from neaptide.io.locking import lock
 from neaptide.io.logging import CONSOLE
 from neaptide.io.replacing import replace_file
 
@@ -177,13 +177,15 @@ def _locked(path: Path) -> IO[str]:
         path.mkdir(parents=True, exist_ok=True)
         file = (path / ".lock").open("a+", encoding="utf-8")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = lock(file)
     except OSError:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
         msg = f"another process (pid {holder}) trains in {path}; wait for it or set run.dir"
         raise RunDirectoryError(msg) from None
+    if not held:
+        CONSOLE.warning("this system locks no files: let no other process train in %s", path)
     with suppress(OSError):  # held all the same: who holds it is for the message above
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), f"{os.getpid()}\n".encode())

@@ -100,4 +100,5 @@ def _forget_in_child() -> None:
             signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget_in_child)

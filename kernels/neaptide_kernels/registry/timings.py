@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import warnings
@@ -14,6 +13,7 @@ import attrs
 import torch
 
 from neaptide.errors import NeaptideError
+from neaptide.io.locking import lock
 from neaptide.io.replacing import replace_file
 
 from .faults import KernelWarning
@@ -164,5 +164,5 @@ def merge(path: Path, measured: Mapping[str, tuple[Timing, ...]]) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file, wait=True)  # without locks, what two write at once may be one's alone
         yield

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import torch
+
+try:
+    import resource
+except ImportError:  # Windows: the mark is not read there
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from .nvml import Nvml
@@ -60,6 +64,8 @@ class ResidentSet:
         if self._descriptor < 0:
             return int(self._process.memory_info().rss), None
         now = int(os.pread(self._descriptor, 128, 0).split()[1]) * self._page
+        if resource is None:
+            return now, None
         return now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def close(self) -> None:

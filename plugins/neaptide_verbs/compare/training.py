@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import math
 import shutil
@@ -17,6 +16,7 @@ from neaptide.config import RunConfig, structure
 from neaptide.config.tables import overlay
 from neaptide.errors import DataError, DivergedError
 from neaptide.hooks.registry import installed_plugins
+from neaptide.io.locking import lock
 from neaptide.run import assembly
 from neaptide.run.trainer import HybridTrainer
 
@@ -44,7 +44,7 @@ def train(trial: Trial, directory: Path) -> Result:
 def _alone(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".trial").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the process that holds it is gone
+        lock(file, wait=True)  # without locks, two comparisons may train the same trial
         yield
 
 

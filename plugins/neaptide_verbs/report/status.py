@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neaptide.io.locking import lock
 from neaptide_toolkit.pages.text import clean
 
 from .files import number_of, step_of
@@ -34,11 +34,11 @@ class Status:
 
 
 def locked(directory: Path) -> bool:
-    """Return whether a process trains in the directory now."""
+    """Return whether a process trains in the directory now, where the system locks files."""
     try:
         with (directory / ".lock").open("rb") as file:
             # Shared and for an instant: two reports do not see each other as a run.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(file, shared=True)
     except BlockingIOError:
         return True
     except OSError:

@@ -30,5 +30,7 @@ def test_a_terminal_shows_the_phases_in_their_colours() -> None:
 
 
 def test_the_style_sheet_leaves_the_colours_of_phases_to_the_table() -> None:
-    style = resources.files("neaptide_toolkit.pages").joinpath("page.css").read_text(encoding="utf-8")
+    style = (
+        resources.files("neaptide_toolkit.pages").joinpath("page.css").read_text(encoding="utf-8")
+    )
     assert [] == [one for one in COLOURS.values() if one.light in style or one.dark in style]

@@ -19,9 +19,10 @@ IMPORTING = """
 import importlib, pkgutil
 for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_DIRECTORY", "register_at_fork"):
     delattr(os, name)  # nor has Windows these
-import neaptide, neaptide_kernels, neaptide_plugins
+import neaptide, neaptide_kernels, neaptide_plugins, neaptide_toolkit, neaptide_verbs
 imported = 0
-for package in (neaptide, neaptide_kernels, neaptide_plugins):
+packages = (neaptide, neaptide_kernels, neaptide_toolkit, neaptide_plugins, neaptide_verbs)
+for package in packages:
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
@@ -31,9 +32,9 @@ print(imported)
 
 RUNNING = """
 from neaptide import HybridTrainer
-from neaptide.machine import facts, memory
-from neaptide.report import read_run
-from neaptide.testing.tiny import tiny_loss, tiny_task
+from neaptide.machine.facts import facts, memory
+from neaptide_verbs.report.reading import read_run
+from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 from pathlib import Path
 
 task = tiny_task()

@@ -11,8 +11,12 @@ from support import same_bits
 from torch import nn, optim
 
 from neaptide_kernels.adamw_split.split_master import split
-from neaptide_plugins.layer_streaming.stepping import Item, adoptable, state_layout, step_away
-from neaptide_toolkit.offload import Layout
+from neaptide_plugins.layer_streaming.updates.stepping import (
+    Item,
+    adoptable,
+    state_layout,
+    step_away,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .recompute import Recomputed
+from .calls.recompute import Recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

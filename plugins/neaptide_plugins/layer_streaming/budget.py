@@ -9,9 +9,9 @@ import torch
 
 from neaptide_toolkit.offload import Layout
 
-from .blocks import owned_parameters
 from .sizes import size
-from .updates import state_tensors
+from .updates.blockwise import state_tensors
+from .weights.blocks import owned_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

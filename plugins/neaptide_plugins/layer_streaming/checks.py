@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .blocks import owned_parameters, parameters_outside
+from .weights.blocks import owned_parameters, parameters_outside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from neaptide.machine.facts import memory
 
-from .blocks import parameters_outside
 from .budget import free_bytes, least, plan, shortage
 from .settings import Settings
-from .stepping import adoptable
+from .updates.stepping import adoptable
+from .weights.blocks import parameters_outside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

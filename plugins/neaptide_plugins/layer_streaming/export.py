@@ -19,7 +19,7 @@ from neaptide.checkpoint.recovery import sync_directory, temporary_of
 from neaptide.checkpoint.safetensors_stream import write_tensors
 from neaptide.errors import CheckpointError
 
-from .shards import INDEX, SINGLE
+from .weights.shards import INDEX, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

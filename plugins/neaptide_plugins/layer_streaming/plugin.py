@@ -16,10 +16,10 @@ from .budget import spare_bytes
 from .checks import check_blocks, check_modules, check_slots
 from .choices import chosen, shortage_of
 from .config import LayerStreamingConfig
-from .loading import check_values
 from .oom import explanation, is_out_of_memory
 from .store import StreamedStore
 from .streaming import Streaming
+from .weights.loading import check_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 if TYPE_CHECKING:
-    from .applying import Clip
+    from .updates.applying import Clip
 
 
 @attrs.frozen(kw_only=True)

@@ -12,7 +12,7 @@ from neaptide.api.memory import Tier, tier_of
 from neaptide.run.resident.store import parameter_names
 from neaptide_toolkit.offload import Aside, movable
 
-from .blocks import owners_of
+from .weights.blocks import owners_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

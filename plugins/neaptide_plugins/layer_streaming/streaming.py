@@ -10,16 +10,16 @@ from weakref import WeakMethod
 from neaptide_toolkit.offload import Lane, Slab, lane_for
 from neaptide_toolkit.recompute import Buffers, Patch
 
-from .applying import Applying
-from .blocks import make_blocks, shared_parameters
+from .calls.graph import Preserved
+from .calls.inputs import Inputs
+from .calls.recompute import Recomputed
 from .checks import looks_across_samples
-from .gradients import Gradients
-from .graph import Preserved
-from .inputs import Inputs
-from .loading import FromFiles, from_model, place_rest
-from .recompute import Recomputed
-from .residency import Residency
-from .updates import Updates
+from .updates.applying import Applying
+from .updates.blockwise import Updates
+from .updates.gradients import Gradients
+from .weights.blocks import make_blocks, shared_parameters
+from .weights.loading import FromFiles, from_model, place_rest
+from .weights.residency import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from neaptide_toolkit.offload import Listener
 
-    from .block import Block
     from .settings import Settings
+    from .weights.block import Block
 
 
 class Streaming:

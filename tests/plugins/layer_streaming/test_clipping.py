@@ -10,7 +10,7 @@ from support import same_bits
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from neaptide_plugins.layer_streaming.clipping import (
+from neaptide_plugins.layer_streaming.updates.clipping import (
     add_squares,
     clip_per_tensor,
     coefficient,

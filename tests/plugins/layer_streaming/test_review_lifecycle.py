@@ -10,9 +10,11 @@ import torch
 from streamed import CPU, WAYS, Sleepy, assert_idle, batch_of, blocks_of, optimizer_of
 from zoo_blocks import linear, stacked
 
-from neaptide_plugins.layer_streaming import residency, streaming, updates
+from neaptide_plugins.layer_streaming import streaming
 from neaptide_plugins.layer_streaming.settings import Settings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_plugins.layer_streaming.updates import blockwise
+from neaptide_plugins.layer_streaming.weights import residency
 from neaptide_toolkit.offload import ThreadLane
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def test_lanes_wait_for_what_is_computed_in_memory_they_are_given(
         return Computed()
 
     monkeypatch.setattr(residency, "computed", computed)
-    monkeypatch.setattr(updates, "computed", computed)
+    monkeypatch.setattr(blockwise, "computed", computed)
     one = streamed(lambda _, name: Asking(name), on_device=True, resident=1, poison=False)
     x = torch.zeros(1, 8)
     for block in one.blocks:

@@ -23,7 +23,7 @@ from support import same_bits, same_tensors
 from neaptide import CheckpointError
 from neaptide.checkpoint import TensorItem
 from neaptide_plugins.layer_streaming.export import export
-from neaptide_plugins.layer_streaming.shards import Shards
+from neaptide_plugins.layer_streaming.weights.shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -358,7 +358,7 @@ def test_reading_and_writing_take_no_more_memory_than_the_targets(tmp_path: Path
         import torch
         from neaptide.checkpoint import TensorItem
         from neaptide_plugins.layer_streaming.export import export
-        from neaptide_plugins.layer_streaming.shards import Shards
+        from neaptide_plugins.layer_streaming.weights.shards import Shards
 
         def kib(what):
             lines = Path("/proc/self/status").read_text().splitlines()

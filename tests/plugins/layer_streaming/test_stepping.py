@@ -26,7 +26,7 @@ from support import same_bits
 from torch import nn, optim
 
 from neaptide_kernels.adamw_split.split_master import split
-from neaptide_plugins.layer_streaming.stepping import ADOPTED, step_away
+from neaptide_plugins.layer_streaming.updates.stepping import ADOPTED, step_away
 
 
 def test_every_adopted_class_is_tried() -> None:

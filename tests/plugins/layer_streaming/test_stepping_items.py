@@ -18,7 +18,12 @@ from stepped_away import (
 from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from neaptide_plugins.layer_streaming.stepping import Item, adoptable, state_layout, step_away
+from neaptide_plugins.layer_streaming.updates.stepping import (
+    Item,
+    adoptable,
+    state_layout,
+    step_away,
+)
 
 
 def one_adam(**options: Any) -> tuple[optim.Adam, nn.Parameter, Away]:

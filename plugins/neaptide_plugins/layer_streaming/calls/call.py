@@ -9,7 +9,7 @@ import torch
 
 from neaptide_toolkit.recompute import Arguments, Kept, Surroundings
 
-from .oom import is_out_of_memory
+from ..oom import is_out_of_memory
 from .pieces import Batch
 from .tensors import Found, replaced
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ..weights.order import Moment
     from .captured import Outside
     from .hidden import Hidden
     from .inputs import Waiting
-    from .order import Moment
     from .recompute import Recomputed
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"

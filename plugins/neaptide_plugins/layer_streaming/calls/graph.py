@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-    from .block import Block
-    from .gradients import Gradients
-    from .residency import Residency
+    from ..updates.gradients import Gradients
+    from ..weights.block import Block
+    from ..weights.residency import Residency
 
 
 @attrs.frozen(eq=False)

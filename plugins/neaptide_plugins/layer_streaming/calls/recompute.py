@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from neaptide_toolkit.recompute import Arguments, Buffers
 
-    from .block import Block
-    from .gradients import Gradients
+    from ..updates.gradients import Gradients
+    from ..weights.block import Block
+    from ..weights.order import Moment
+    from ..weights.residency import Residency
     from .inputs import Inputs
-    from .order import Moment
-    from .residency import Residency
 
 
 @attrs.define(eq=False)

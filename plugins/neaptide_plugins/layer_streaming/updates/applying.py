@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .block import Block
-    from .updates import Updates
+    from ..weights.block import Block
+    from .blockwise import Updates
 
 Clip = Literal["per_tensor", "lagged", "none"]
 

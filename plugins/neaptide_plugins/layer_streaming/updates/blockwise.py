@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .block import Block
-    from .residency import Residency
+    from ..weights.block import Block
+    from ..weights.residency import Residency
 
 _AT_ONCE = 32 << 20
 """Elements stepped in one call: what the optimizer allocates meanwhile is a few times as much."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from neaptide_toolkit.offload import Lane
 
-    from .block import Block
+    from ..weights.block import Block
 
     Gradient = torch.Tensor | None
 

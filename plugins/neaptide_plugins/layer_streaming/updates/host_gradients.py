@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .block import Block
+    from ..weights.block import Block
 
     Gradient = torch.Tensor | None
 

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import attrs
 import torch
 
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_kernels.int8.reference import in_groups
 
-if TYPE_CHECKING:
-    from .scheme import Scheme
+from .scheme import Ranges, Scheme
 
 Calibration = Literal["minmax", "percentile", "mse"]
 
 _SHARES = tuple(1.0 - step / 40 for step in range(21))
 """Of the full range, tried for the least squared error: from all of it to half."""
-
-
-@attrs.frozen(eq=False)
-class Ranges:
-    """The least and greatest value of each group that is not clipped: float32 `[groups]`."""
-
-    low: torch.Tensor
-    high: torch.Tensor
-
-    def clip(self, values: torch.Tensor, group: int) -> torch.Tensor:
-        """Return `values`, whose flattened order makes the groups, with outliers at the limits."""
-        rows = in_groups(values, group).float()
-        low, high = (limit.to(values.device)[:, None] for limit in (self.low, self.high))
-        clipped = torch.where(rows.isfinite(), torch.minimum(torch.maximum(rows, low), high), rows)
-        return clipped.view(-1)[: values.numel()].view(values.shape)
-
-    def scaled(self, share: torch.Tensor | float) -> Ranges:
-        """Return ranges of a share of the size."""
-        return Ranges(self.low * share, self.high * share)
 
 
 def calibrated(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import torch
 
-from .calibration import Calibration, Ranges, calibrated
-from .scheme import Codes, Scheme, encode
+from .calibration import Calibration, calibrated
+from .scheme import Codes, Ranges, Scheme, encode
 from .weight import Int8Weight
 
 if TYPE_CHECKING:

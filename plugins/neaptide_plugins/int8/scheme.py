@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import attrs
 import torch
 
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
-
-if TYPE_CHECKING:
-    from .calibration import Ranges
+from neaptide_kernels.int8.reference import in_groups
 
 Granularity = Literal["tensor", "channel", "block"]
 
@@ -46,6 +44,25 @@ class Scheme:
             msg = f"blocks of {self.block} do not divide its channels of {row} elements"
             raise ValueError(msg)
         return self.block
+
+
+@attrs.frozen(eq=False)
+class Ranges:
+    """The least and greatest value of each group that is not clipped: float32 `[groups]`."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def clip(self, values: torch.Tensor, group: int) -> torch.Tensor:
+        """Return `values`, whose flattened order makes the groups, with outliers at the limits."""
+        rows = in_groups(values, group).float()
+        low, high = (limit.to(values.device)[:, None] for limit in (self.low, self.high))
+        clipped = torch.where(rows.isfinite(), torch.minimum(torch.maximum(rows, low), high), rows)
+        return clipped.view(-1)[: values.numel()].view(values.shape)
+
+    def scaled(self, share: torch.Tensor | float) -> Ranges:
+        """Return ranges of a share of the size."""
+        return Ranges(self.low * share, self.high * share)
 
 
 @attrs.frozen(eq=False)

@@ -146,11 +146,11 @@ class Streaming:
             forward,
             self.residency,
             self.gradients,
-            shared_parameters(block),
             Buffers(block.module),
-            self.inputs,
             self.settings.micro_batches,
             splittable=not any(map(looks_across_samples, block.module.modules())),
+            shared=shared_parameters(block),
+            inputs=self.inputs,
         )
 
     def step(self) -> None:

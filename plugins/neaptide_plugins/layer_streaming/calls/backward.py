@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .call import Call
+    from .inputs import Inputs
 
 
 def backward(
-    call: Call, gradients: Sequence[torch.Tensor | None], *, own_too: bool
+    call: Call,
+    inputs: Inputs | None,
+    gradients: Sequence[torch.Tensor | None],
+    *,
+    own_too: bool,
 ) -> list[torch.Tensor | None]:
     """Compute again, with a graph; return the gradients of what was passed.
 
@@ -28,8 +33,8 @@ def backward(
     unit, arrived = call.unit, list(gradients)
     unit.check_weights(call.weights)
     own = [parameter for owner in unit.block.needs for parameter in owner.parameters]
-    if unit.inputs is not None:
-        unit.inputs.bring(call)
+    if inputs is not None:
+        inputs.bring(call)
     leaves = [kept.leaf() for kept in call.kept]
     passed_on = before_accumulation(leaves)
     asked: list[torch.Tensor] | None = None

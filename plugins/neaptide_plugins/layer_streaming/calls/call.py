@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide_toolkit.offload import DONE, Ticket
 from neaptide_toolkit.recompute import Arguments, Kept, Surroundings
 
 from ..oom import is_out_of_memory
 from .pieces import Batch
 from .tensors import Found, replaced
+from .unit import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,18 +23,30 @@ if TYPE_CHECKING:
     from ..weights.order import Moment
     from .captured import Outside
     from .hidden import Hidden
-    from .inputs import Waiting
-    from .recompute import Recomputed
+    from .unit import Unit
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"
 """What torch.func says inside a forward whose graph is let go as it is made."""
 
 
 @attrs.define(eq=False)
+class Waiting:
+    """One tensor in RAM; several blocks may have been passed it."""
+
+    host: torch.Tensor
+    """uint8, at least as large."""
+    like: torch.Tensor
+    """Without storage: shape, strides and dtype."""
+    left: Ticket
+    device: torch.Tensor | None = None
+    arrival: Ticket = DONE
+
+
+@attrs.define(eq=False)
 class Call:
     """What is known of one call between its forward and its backward."""
 
-    unit: Recomputed
+    unit: Unit
     arguments: Arguments
     args: Any
     kwargs: Any
@@ -74,7 +88,7 @@ class Call:
         were passed (a cache).
         """
         versions = [tensor._version for tensor in inputs]
-        result = self.unit.apart(self.unit.forward(*args, **kwargs))
+        result = apart(self.unit.forward(*args, **kwargs), self.unit.residency)
         found = Found().look(result)
         for tensor, version in zip(inputs, versions, strict=True):
             if tensor._version != version:
@@ -93,8 +107,6 @@ class Call:
         added = {key: new for key, new in others.items() if key not in known}
         if added:
             replaced((self.args, self.kwargs), added)
-        if self.unit.inputs is not None:
-            self.unit.inputs.leave(self)
         self.arguments.settle()
         self.args = self.kwargs = self.result = None
         self.inputs, self.came = [], []

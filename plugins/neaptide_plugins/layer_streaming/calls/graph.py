@@ -15,8 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from neaptide_toolkit.recompute import ChangedInPlaceError
 
-from .recompute import weights_changed
-from .tensors import Found, replaced
+from .tensors import Found
+from .unit import apart, weights_changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,13 +72,13 @@ class Preserved:
     def _called(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             with self.residency.use(self.block, "infer"):
-                return self._apart(self.forward(*args, **kwargs))
+                return apart(self.forward(*args, **kwargs), self.residency)
         self._hook_parameters()
         with (
             self.residency.use(self.block, "forward"),
             saved_tensors_hooks(self._pack, self._unpack),
         ):
-            returned = self._apart(self.forward(*args, **kwargs))
+            returned = apart(self.forward(*args, **kwargs), self.residency)
         for tensor in Found().look(returned).tensors:
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -126,12 +126,3 @@ class Preserved:
             )
             raise ChangedInPlaceError(msg)
         return saved.tensor
-
-    def _apart(self, returned: Any) -> Any:
-        """Return it with copies of what lies in a slot, which is given to another block next."""
-        others = {
-            id(tensor): tensor.clone()
-            for tensor in Found().look(returned).tensors
-            if self.residency.holds(tensor)
-        }
-        return replaced(returned, others) if others else returned

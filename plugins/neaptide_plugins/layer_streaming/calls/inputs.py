@@ -5,30 +5,18 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-import attrs
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from neaptide_toolkit.offload import DONE, Lane, Ticket, computed
 from neaptide_toolkit.recompute import ChangedInPlaceError, Kept
 
+from .call import Waiting
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .call import Call
-
-
-@attrs.define(eq=False)
-class Waiting:
-    """One tensor in RAM; several blocks may have been passed it."""
-
-    host: torch.Tensor
-    """uint8, at least as large."""
-    like: torch.Tensor
-    """Without storage: shape, strides and dtype."""
-    left: Ticket
-    device: torch.Tensor | None = None
-    arrival: Ticket = DONE
 
 
 class Inputs:

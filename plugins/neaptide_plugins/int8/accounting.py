@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from neaptide.api.memory import MOMENTS
 
-    from neaptide import Ledger
+from .scheme import bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from neaptide import Ledger, Phase
     from neaptide.api.memory import Moment, Tier
+
+    from .config import Int8Config
+    from .reach import Reach
+    from .scheme import Scheme
+    from .targets import Target
 
 OWNER = "int8"
 
@@ -24,6 +33,50 @@ class Footprint:
     codes: int
     tier: Tier
     """Where the codes lie."""
+
+
+def footprints(
+    targets: Iterable[Target], scheme: Scheme, reach: Reach, *, trained: bool
+) -> list[Footprint]:
+    """Return what each weight takes.
+
+    Args:
+        targets: the weights that are quantized.
+        scheme: how.
+        reach: tells where they lie.
+        trained: they are set aside already, and counted where they are.
+    """
+    return [
+        Footprint(
+            target.parameter.nbytes if trained or reach.frees(target) else 0,
+            bytes_of(target.parameter.shape, scheme, target.channel),
+            "device" if reach.is_resident(target) else "host",
+        )
+        for target in targets
+    ]
+
+
+def estimated(
+    ledger: Ledger, phase: Phase, config: Int8Config, entries: Iterable[Footprint]
+) -> Ledger:
+    """Return a phase's ledger, with codes in the place of weights where the settings say so."""
+    before = "full" if phase.applies_prediction else phase.name  # Predict has what Full left
+    if config.is_int8(before):
+        return trained(ledger, entries)
+    moments: set[Moment] = set()
+    if phase.applies_prediction and config.is_int8("predict"):
+        moments.update(MOMENTS)  # a jump is all there is of Predict
+    moments.discard("evaluate")
+    if config.is_int8("evaluate"):
+        moments.add("evaluate")
+    return held(ledger, entries, frozenset(moments))
+
+
+def summary(targets: Sequence[Target], among: int, entries: Iterable[Footprint]) -> str:
+    """Return how many of `among` weights are quantized, and what they take."""
+    full = sum(target.parameter.nbytes for target in targets)
+    codes = sum(entry.codes for entry in entries)
+    return f"{len(targets)} of {among} weights as int8: {codes} bytes in place of {full}"
 
 
 def held(ledger: Ledger, footprints: Iterable[Footprint], moments: frozenset[Moment]) -> Ledger:

@@ -75,6 +75,15 @@ class Int8Config:
         "weights with the largest errors keep their precision from then on",
     )
 
+    @property
+    def trains_int8(self) -> bool:
+        """Whether any phase with updates is int8."""
+        return any(self.is_int8(name) for name in TRAINED)
+
+    def is_int8(self, setting: str) -> bool:
+        """Return whether a phase, or evaluations, are int8; what has no setting is full."""
+        return bool(getattr(self, setting, "full") == "int8")
+
     @predict.validator
     def _does_something(self, attribute: attrs.Attribute[str], value: str) -> None:
         if all(getattr(self, name) == "full" for name in (*TRAINED, "predict", "evaluate")):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
+    from .config import Int8Config
     from .targets import Target
 
 
@@ -39,6 +40,15 @@ class Quantizer:
     calibration: Calibration | None
     """How ranges are measured once a holding, to stay; None measures them at each encoding."""
     percentile: float
+
+    @classmethod
+    def of(cls, config: Int8Config) -> Quantizer:
+        """Return what the settings say."""
+        return cls(
+            scheme=Scheme.of(config),
+            calibration=None if config.dynamic_range else config.calibration,
+            percentile=config.percentile,
+        )
 
     def ranges(self, weight: torch.Tensor, channel: int) -> Ranges | None:
         """Return the ranges that `weight` fixes, if any."""

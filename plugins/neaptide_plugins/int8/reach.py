@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neaptide import ConfigError
 from neaptide_toolkit.offload import Layout, Slab
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -61,6 +62,19 @@ class Reach:
     def stored(self, target: Target, codes: Codes) -> Codes:
         """Return the codes where they belong."""
         return codes if self.is_resident(target) else _in_ram(codes)
+
+
+def check_kept(reach: Reach, targets: Sequence[Target]) -> None:
+    """Raise ConfigError where a weight cannot be trained in int8, as it cannot be set aside."""
+    stuck = [target.name for target in targets if not reach.frees(target)]
+    if stuck:
+        msg = (
+            f"training in int8 needs weights that stay on the device and share no memory, and "
+            f"{stuck[0]!r} does not (of {len(stuck)} such); use 'full' there, exclude their "
+            f"modules, do without streaming, or drop the state dicts that hold them "
+            f"@ plugins.int8.full"
+        )
+        raise ConfigError(msg)
 
 
 def _in_ram(codes: Codes) -> Codes:

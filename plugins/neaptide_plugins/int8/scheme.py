@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import torch
 
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_kernels.int8.reference import in_groups
+
+if TYPE_CHECKING:
+    from .config import Int8Config
 
 Granularity = Literal["tensor", "channel", "block"]
 
@@ -28,6 +31,11 @@ class Scheme:
     block: int
     """Elements in a block; only with that granularity."""
     symmetric: bool
+
+    @classmethod
+    def of(cls, config: Int8Config) -> Scheme:
+        """Return the scheme of the settings."""
+        return cls(config.granularity, config.block, config.symmetric)
 
     def group(self, shape: torch.Size, channel: int) -> int:
         """Return how many consecutive elements share a scale, `channel` being the first dim.

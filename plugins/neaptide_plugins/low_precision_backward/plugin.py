@@ -1,4 +1,4 @@
-"""Sends the products of training forwards through a low-precision backward, and meters it."""
+"""Wires the lowering of training's products to the run, and accounts for it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import ConfigError, Outcome, Plugin, hookimpl
+from neaptide import ConfigError, Plugin, hookimpl
 from neaptide.api.memory import tensor_bytes
-from neaptide_toolkit.gradient_error import is_measured
 from neaptide_toolkit.low_precision import Chosen, choose_weights
 
+from . import telling
 from .config import LowPrecisionBackwardConfig
 from .lowering import Lowering
+from .passes import Passes
 from .refusals import check_hardware, measured
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide import Ledger, ParameterStore, Phase, Run, WeighedLoss
-
-    from .meter import Verdict
+    from neaptide import Ledger, Outcome, ParameterStore, Phase, Run, WeighedLoss
 
 _NAME = "low-precision-backward"
 
@@ -33,7 +32,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     _chosen: Chosen = attrs.field(init=False)
     _lowering: Lowering = attrs.field(init=False)
-    _store: ParameterStore = attrs.field(init=False)
+    _passes: Passes = attrs.field(init=False)
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
@@ -55,107 +54,43 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         """Refuse what would be slower, choose what is measured, and say what was decided."""
         config, chosen = self.config, self._chosen
         check_hardware(config, run.device)
-        sampled = measured(model, store, chosen)
-        self._store = store
         self._lowering = Lowering(
             config.dtype,
             run.config.seed,
             chosen,
-            sampled,
+            measured(model, store, chosen),
             run.device,
             config.min_rows,
             config.check_every,
             config.limit,
         )
-        facts = {"dtype": config.dtype, "left_out": chosen.left_out}
-        if chosen.names:
-            weights = len(chosen.names)
-            run.log.info(
-                "low-precision-backward.started", weights=weights, sampled=sampled.elements, **facts
-            )
-        else:
-            advice = "it does nothing here: lower min_elements, or name weights in include"
-            run.log.warning("low-precision-backward.no_weights", advice=advice, **facts)
+        self._passes = Passes(self._lowering, config.phases, store, run.log)
+        telling.started(run.log, self._lowering)
 
     @hookimpl
-    def around_forward(self, run: Run) -> Callable[..., WeighedLoss]:
+    def around_forward(self) -> Callable[..., WeighedLoss]:
         """Run training forwards so that their backward is lowered; measure first where due."""
-        lowering = self._lowering
-
-        def forward(
-            following: Callable[..., WeighedLoss],
-            *,
-            model: nn.Module,
-            phase: Phase,
-            moment: str,
-            **arguments: Any,
-        ) -> WeighedLoss:
-            def call() -> WeighedLoss:
-                return following(model=model, phase=phase, moment=moment, **arguments)
-
-            if moment != "train" or not self._active(phase) or is_measured():
-                return call()
-            if lowering.meter.due:
-                found = lowering.measure(model, self._store, call)
-                if found is not None:
-                    _tell(run, *found)
-            if lowering.refused:
-                return call()
-            with lowering.lowered():
-                return call()
-
-        return forward
+        return self._passes.forward
 
     @hookimpl
     def around_backward(self) -> Callable[..., None]:
         """Lower what is computed again inside of it, too."""
-
-        def backward(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
-            if not self._active(phase):
-                following(phase=phase, **arguments)
-                return
-            with self._lowering.lowered():
-                following(phase=phase, **arguments)
-
-        return backward
+        return self._passes.backward
 
     @hookimpl
-    def around_optimizer_step(self, run: Run) -> Callable[..., Outcome]:
+    def around_optimizer_step(self) -> Callable[..., Outcome]:
         """Count the updates between two measurements; tell once of weights nobody multiplied."""
-        told = False
-
-        def update(following: Callable[..., Outcome], *, phase: Phase, **arguments: Any) -> Outcome:
-            nonlocal told
-            outcome = following(phase=phase, **arguments)
-            if outcome is Outcome.APPLIED and self._active(phase):
-                self._lowering.meter.updates += 1
-                unmet = set(self._chosen.names.values()) - self._lowering.handler.met
-                if unmet and not told:
-                    run.log.warning(
-                        "low-precision-backward.not_met", weights=len(unmet), one=min(unmet)
-                    )
-                told = True
-            return outcome
-
-        return update
-
-    def _active(self, phase: Phase) -> bool:
-        lowering = self._lowering
-        return (
-            bool(self._chosen.names) and not lowering.refused and phase.name in self.config.phases
-        )
+        return self._passes.update
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
         """Add the gradients kept for the meter, the largest weight in 8 bits, and its rounding."""
-        kept = tensor_bytes(self._lowering.held)
-        ledger = ledger.add(_NAME, "measured.gradients", "device", kept)
-        if not self._active(phase):
+        lowering = self._lowering
+        ledger = ledger.add(_NAME, "measured.gradients", "device", tensor_bytes(lowering.held))
+        if not self._passes.active(phase):
             return ledger
-        codes = self._chosen.largest
-        return ledger.add(
-            _NAME, "rounded.weight", "device", codes + self._lowering.workspace, ("backward",)
-        )
+        nbytes = self._chosen.largest + lowering.workspace
+        return ledger.add(_NAME, "rounded.weight", "device", nbytes, ("backward",))
 
     @hookimpl
     def collect_metrics(self, phase: Phase) -> Mapping[str, float]:
@@ -164,20 +99,14 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         ratio = {} if lowering.ratio is None else {"extra_variance": lowering.ratio}
         return {
             **ratio,
-            "low_precision_active": float(self._active(phase)),
+            "low_precision_active": float(self._passes.active(phase)),
             "products_low": float(lowering.handler.low),
             "products_exact": float(lowering.handler.exact),
         }
 
     def report(self) -> str | None:
         """Return how many products were lowered, and what was measured."""
-        lowering, handler = self._lowering, self._lowering.handler
-        text = f"{handler.low} products with a backward in {self.config.dtype}"
-        if handler.exact:
-            text += f", {handler.exact} exact (few rows, or other dtypes)"
-        if lowering.ratio is not None:
-            text += f"; extra variance {lowering.ratio:.2%}, as last measured"
-        return f"{text}; fell back: {lowering.refused}" if lowering.refused else text
+        return telling.summary(self._lowering)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeds drawn, the meter, and whether it has refused to go on."""
@@ -186,16 +115,3 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
         self._lowering.load_state_dict(state)
-
-
-def _tell(run: Run, verdict: Verdict, metric: str) -> None:
-    if verdict.passed:
-        run.log.info("low-precision-backward.measured", extra_variance=verdict.ratio, metric=metric)
-    else:
-        run.log.warning(
-            "low-precision-backward.fell_back",
-            extra_variance=verdict.ratio,
-            metric=metric,
-            reason=verdict.reason,
-            backward="exact for the rest of the run",
-        )

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from neaptide.phases import CORRECT, FULL, PREDICT
-from neaptide.steps import WeighedLoss
+from neaptide.api.phases import CORRECT, FULL, PREDICT
+from neaptide.api.steps import WeighedLoss
 from neaptide_plugins.int8.config import Int8Config
 from neaptide_plugins.int8.scheme import Scheme
 from neaptide_plugins.int8.switch import Switch

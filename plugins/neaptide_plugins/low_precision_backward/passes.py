@@ -1,0 +1,92 @@
+"""Sends the forwards, backwards and updates of some phases through a lowering."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import Outcome
+from neaptide_toolkit.gradient_error import is_measured
+
+from . import telling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    import structlog
+    from torch import nn
+
+    from neaptide import ParameterStore, Phase, WeighedLoss
+
+    from .lowering import Lowering
+
+
+@attrs.define(eq=False)
+class Passes:
+    """Lowers the backward in the phases of the config, until it is measured to be too coarse.
+
+    Args:
+        lowering: what is lowered, and measured.
+        phases: names of those in which it is.
+        store: of the weights.
+        log: is told what was measured, and of weights that nobody multiplied.
+    """
+
+    lowering: Lowering
+    phases: Collection[str]
+    store: ParameterStore
+    log: structlog.BoundLogger
+    _looked: bool = attrs.field(init=False, default=False)
+    """Whether it is known which weights are multiplied."""
+
+    def active(self, phase: Phase) -> bool:
+        """Return whether the backward of a phase is lowered."""
+        lowering = self.lowering
+        return bool(lowering.chosen.names) and not lowering.refused and phase.name in self.phases
+
+    def forward(
+        self,
+        following: Callable[..., WeighedLoss],
+        *,
+        model: nn.Module,
+        phase: Phase,
+        moment: str,
+        **arguments: Any,
+    ) -> WeighedLoss:
+        """Run a training forward so that its backward is lowered; measure first where due."""
+        lowering = self.lowering
+
+        def call() -> WeighedLoss:
+            return following(model=model, phase=phase, moment=moment, **arguments)
+
+        if moment != "train" or not self.active(phase) or is_measured():
+            return call()
+        if lowering.meter.due:
+            found = lowering.measure(model, self.store, call)
+            if found is not None:
+                telling.measured(self.log, *found)
+        if lowering.refused:
+            return call()
+        with lowering.lowered():
+            return call()
+
+    def backward(self, following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
+        """Lower what is computed again inside of it, too."""
+        if not self.active(phase):
+            following(phase=phase, **arguments)
+            return
+        with self.lowering.lowered():
+            following(phase=phase, **arguments)
+
+    def update(
+        self, following: Callable[..., Outcome], *, phase: Phase, **arguments: Any
+    ) -> Outcome:
+        """Count the updates between two measurements; tell once of weights nobody multiplied."""
+        outcome = following(phase=phase, **arguments)
+        if outcome is Outcome.APPLIED and self.active(phase):
+            self.lowering.meter.updates += 1
+            if not self._looked:
+                telling.not_met(self.log, self.lowering)
+            self._looked = True
+        return outcome

@@ -1,0 +1,59 @@
+"""What is said of a lowered backward: as it begins, when it was measured, and in the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import structlog
+
+    from .lowering import Lowering
+    from .meter import Verdict
+
+
+def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
+    """Say what was decided."""
+    chosen = lowering.chosen
+    facts = {"dtype": lowering.dtype, "left_out": chosen.left_out}
+    if chosen.names:
+        log.info(
+            "low-precision-backward.started",
+            weights=len(chosen.names),
+            sampled=lowering.sampled.elements,
+            **facts,
+        )
+    else:
+        advice = "it does nothing here: lower min_elements, or name weights in include"
+        log.warning("low-precision-backward.no_weights", advice=advice, **facts)
+
+
+def measured(log: structlog.BoundLogger, verdict: Verdict, metric: str) -> None:
+    """Say what was measured, and what follows."""
+    if verdict.passed:
+        log.info("low-precision-backward.measured", extra_variance=verdict.ratio, metric=metric)
+    else:
+        log.warning(
+            "low-precision-backward.fell_back",
+            extra_variance=verdict.ratio,
+            metric=metric,
+            reason=verdict.reason,
+            backward="exact for the rest of the run",
+        )
+
+
+def not_met(log: structlog.BoundLogger, lowering: Lowering) -> None:
+    """Warn of chosen weights that no product has met."""
+    unmet = set(lowering.chosen.names.values()) - lowering.handler.met
+    if unmet:
+        log.warning("low-precision-backward.not_met", weights=len(unmet), one=min(unmet))
+
+
+def summary(lowering: Lowering) -> str:
+    """Return how many products were lowered, and what was measured."""
+    handler = lowering.handler
+    text = f"{handler.low} products with a backward in {lowering.dtype}"
+    if handler.exact:
+        text += f", {handler.exact} exact (few rows, or other dtypes)"
+    if lowering.ratio is not None:
+        text += f"; extra variance {lowering.ratio:.2%}, as last measured"
+    return f"{text}; fell back: {lowering.refused}" if lowering.refused else text

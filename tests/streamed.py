@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import pytest
 import torch
 from support import same_bits
 
@@ -169,3 +170,12 @@ def assert_close(expected: Trace, found: Trace, tolerance: float = 1e-6) -> None
         size = float(one[name].abs().max()) if one[name].numel() else 0.0
         error = float((one[name] - other[name]).abs().max()) if one[name].numel() else 0.0
         assert error <= tolerance * max(size, 1e-2 * scale), (name, error, size)
+
+
+def refusal(make: Any, **settings: Any) -> str:
+    """Return the one line that training ends with."""
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        train(make, settings)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line

@@ -9,11 +9,17 @@ import torch
 from streamed import WAYS, assert_same, batch_of, train
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from zoo_blocks import linear, stacked
 from zoo_layers import WIDTH, Stack
 
 from neaptide import ConfigError, HybridTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+GRAPH: dict[str, dict[str, Any]] = {
+    "graph": {"mode": "graph"},
+    "graph, device": {"mode": "graph", "on_device": True},
+}
 
 
 class Block(nn.Module):
@@ -68,6 +74,18 @@ def test_a_model_that_is_compiled_as_a_whole(way: str) -> None:
     resident = train(lambda: Stack(Block), None, call=call)
     torch._dynamo.reset()
     assert_same(resident, train(lambda: Stack(Block), WAYS[way], call=call))
+
+
+@pytest.mark.parametrize("way", GRAPH)
+def test_a_model_compiled_as_a_whole_whose_graph_is_kept(way: str) -> None:
+    def call(model: nn.Module, step: int) -> torch.Tensor:
+        return torch.compile(model, backend="aot_eager")(batch_of(step))
+
+    plain = stacked(linear)
+    torch._dynamo.reset()
+    resident = train(plain, None, call=call)
+    torch._dynamo.reset()
+    assert_same(resident, train(plain, GRAPH[way], call=call))
 
 
 def lowered(model: nn.Module, step: int) -> torch.Tensor:

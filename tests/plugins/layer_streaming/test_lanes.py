@@ -1,4 +1,4 @@
-"""What is left behind: memory on a lane's way, lanes, and a model when something fails."""
+"""Copies on lanes: what they wait for, and what is left of them when one fails or all is over."""
 
 from __future__ import annotations
 

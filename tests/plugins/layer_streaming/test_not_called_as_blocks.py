@@ -1,4 +1,4 @@
-"""Weights that are used without their block's forward: told, not left without their gradient."""
+"""Blocks that are not called as such: a part's gradient is told of, containers' contents stream."""
 
 from __future__ import annotations
 

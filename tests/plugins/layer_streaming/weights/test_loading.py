@@ -17,7 +17,7 @@ from torch import nn
 from neaptide import CheckpointError, ConfigError, HybridTrainer
 from neaptide_plugins.layer_streaming.export import export_model
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 
 
 class Net(nn.Module):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from .calls.recompute import Recomputed
+from .oom import explanation, is_out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from neaptide import Ledger
 
@@ -95,6 +97,23 @@ def savings(streaming: Streaming) -> dict[str, int]:
         pieces = max(unit.micro_batches for unit in units)
         saved[f"micro_batches = {2 * pieces}"] = max(0, activations) // 2
     return saved
+
+
+@contextmanager
+def explained(streaming: Streaming, where: str) -> Iterator[None]:
+    """Raise OutOfMemoryError that says who holds what, and what would help, where memory runs out.
+
+    Args:
+        streaming: what is running.
+        where: phase and moment.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        text = explanation(str(error), where, held(streaming), savings(streaming))
+        raise torch.OutOfMemoryError(text) from error
 
 
 def _recomputed(streaming: Streaming) -> list[Recomputed]:

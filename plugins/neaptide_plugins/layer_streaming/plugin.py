@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
-from neaptide import ConfigError, DoesNotFitError, Plugin, hookimpl
-from neaptide_toolkit.recompute import find_blocks
+from neaptide import Plugin, hookimpl
 
-from .accounting import account, held, savings
+from .accounting import account, explained
 from .budget import spare_bytes
-from .checks import check_blocks, check_modules, check_slots
-from .choices import chosen, shortage_of
+from .building import NAME, build, decided
 from .config import LayerStreamingConfig
-from .oom import explanation, is_out_of_memory
 from .store import StreamedStore
-from .streaming import Streaming
-from .weights.loading import check_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
+    import torch
     from torch import nn
 
     from neaptide import Ledger, Outcome, Phase, Run
 
-_NAME = "layer-streaming"
-_WHERE = f"@ plugins.{_NAME}"
+    from .streaming import Streaming
+
 _SETTLED = 3
 """Updates after which the peak of a step is known: the optimizer's state is there by then."""
 
@@ -48,29 +42,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Run
     ) -> StreamedStore:
         """Move the blocks' parameters to the host and patch their forwards."""
-        try:
-            blocks = find_blocks(model, self.config.blocks, self.config.exclude)
-            check_blocks(model, blocks)
-            check_values(model, self.config.weights)
-            check_modules(blocks, self.config)
-            check_slots(model, blocks, self.config.max_active_layers)
-            settings = chosen(self.config, optimizer, run.config.train, run.device)
-            problem = shortage_of(self.config, settings, model, blocks, optimizer, run.device)
-            if problem is not None:
-                msg = f"{problem} {_WHERE}"
-                raise DoesNotFitError(msg)
-            streaming = Streaming(
-                model,
-                blocks,
-                optimizer,
-                run.device,
-                settings,
-                pin=self.config.pin,
-                weights=self.config.weights,
-            )
-        except ValueError as error:
-            msg = f"{error} {_WHERE}"
-            raise ConfigError(msg) from error
+        streaming = build(model, optimizer, run, self.config)
         self._store = StreamedStore(model, streaming, run.device)
         self._held = streaming.buffers()
         return self._store
@@ -80,18 +52,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         """Say what was decided."""
         self._run = run
         streaming = self._streaming()
-        settings, train = streaming.settings, run.config.train
-        clip = "none" if train.clip_norm is None else self.config.clip
-        run.log.info(
-            "streaming.started",
-            blocks=len(streaming.blocks),
-            host_bytes=sum(block.host.nbytes for block in streaming.blocks),
-            slot_bytes=sum(slot.nbytes for slot in streaming.residency.buffers()),
-            optimizer_on="device" if settings.on_device else "cpu",
-            update=self.config.update,
-            clip=clip,
-            micro_batches=settings.micro_batches,
-        )
+        run.log.info("streaming.started", **decided(streaming, run, self.config))
         if streaming.unpinned is not None:
             run.log.warning("streaming.not_pinned", reason=streaming.unpinned)
 
@@ -125,37 +86,28 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     @hookimpl
     def around_backward(self) -> Callable[..., None]:
         """Gather the gradients that have left the device."""
-        gradients = self._streaming().gradients
+        streaming = self._streaming()
 
         def gathered(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
-            with self._explained(phase, "backward"):
+            with explained(streaming, f"{phase.name}, backward"):
                 following(phase=phase, **arguments)
-                gradients.flush()
+                streaming.gradients.flush()
 
         return gathered
 
     @hookimpl
     def around_forward(self) -> Callable[..., Any]:
         """Say who holds what where a forward runs out of memory."""
+        streaming = self._streaming()
 
-        def explained(
+        def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
         ) -> Any:
-            with self._explained(phase, "forward" if moment == "train" else moment):
+            what = "forward" if moment == "train" else moment
+            with explained(streaming, f"{phase.name}, {what}"):
                 return following(phase=phase, moment=moment, **arguments)
 
-        return explained
-
-    @contextmanager
-    def _explained(self, phase: Phase, moment: str) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            streaming, where = self._streaming(), f"{phase.name}, {moment}"
-            text = explanation(str(error), where, held(streaming), savings(streaming))
-            raise torch.OutOfMemoryError(text) from error
+        return forward
 
     @hookimpl
     def around_optimizer_step(self) -> Callable[..., Outcome] | None:
@@ -177,7 +129,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         streaming = self._streaming()
         self._held = streaming.buffers()
         all_stay = self._stays_whole(phase)
-        return account(ledger, _NAME, streaming, backward=phase.runs_backward, all_stay=all_stay)
+        return account(ledger, NAME, streaming, backward=phase.runs_backward, all_stay=all_stay)
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:

@@ -1,0 +1,66 @@
+"""From a model, its optimizer and the settings to blocks that stream, or an error that says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neaptide import ConfigError, DoesNotFitError
+from neaptide_toolkit.recompute import find_blocks
+
+from .checks import check_blocks, check_modules, check_slots
+from .choices import chosen, shortage_of
+from .streaming import Streaming
+from .weights.loading import check_values
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from neaptide import Run
+
+    from .config import LayerStreamingConfig
+
+NAME = "layer-streaming"
+_WHERE = f"@ plugins.{NAME}"
+
+
+def build(
+    model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, config: LayerStreamingConfig
+) -> Streaming:
+    """Move the blocks' parameters to the host and patch their forwards.
+
+    Raises:
+        ConfigError: something cannot stream as asked for.
+        DoesNotFitError: it would not fit.
+    """
+    try:
+        blocks = find_blocks(model, config.blocks, config.exclude)
+        check_blocks(model, blocks)
+        check_values(model, config.weights)
+        check_modules(blocks, config)
+        check_slots(model, blocks, config.max_active_layers)
+        settings = chosen(config, optimizer, run.config.train, run.device)
+        problem = shortage_of(config, settings, model, blocks, optimizer, run.device)
+        if problem is not None:
+            msg = f"{problem} {_WHERE}"
+            raise DoesNotFitError(msg)
+        return Streaming(
+            model, blocks, optimizer, run.device, settings, pin=config.pin, weights=config.weights
+        )
+    except ValueError as error:
+        msg = f"{error} {_WHERE}"
+        raise ConfigError(msg) from error
+
+
+def decided(streaming: Streaming, run: Run, config: LayerStreamingConfig) -> dict[str, Any]:
+    """Return what the settings came to, for the log."""
+    settings = streaming.settings
+    return {
+        "blocks": len(streaming.blocks),
+        "host_bytes": sum(block.host.nbytes for block in streaming.blocks),
+        "slot_bytes": sum(slot.nbytes for slot in streaming.residency.buffers()),
+        "optimizer_on": "device" if settings.on_device else "cpu",
+        "update": config.update,
+        "clip": "none" if run.config.train.clip_norm is None else config.clip,
+        "micro_batches": settings.micro_batches,
+    }

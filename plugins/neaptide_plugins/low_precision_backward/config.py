@@ -7,7 +7,7 @@ from typing import Any, Literal
 import attrs
 from attrs.validators import ge, gt, in_
 
-from neaptide.api.phases import TrainedPhase
+from neaptide.api.phases import TrainedPhase  # noqa: TC001 - the type of a setting is read
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 from neaptide_toolkit.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS

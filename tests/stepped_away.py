@@ -17,6 +17,7 @@ from neaptide_plugins.layer_streaming.updates.stepping import (
     state_layout,
     step_away,
 )
+from neaptide_toolkit.offload import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,6 +16,7 @@ from torch.nn import functional
 from neaptide import HybridTrainer
 from neaptide_kernels.adamw_split import adamw_split_step
 from neaptide_kernels.adamw_split.split_master import split
+from neaptide_kernels.registry import KERNELS, Provider
 from neaptide_plugins.layer_streaming.updates.kernel_step import left_by_kernels
 
 if TYPE_CHECKING:

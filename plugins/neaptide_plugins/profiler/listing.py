@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -31,45 +32,107 @@ class Entry:
     bytes: int = 0
 
 
+@attrs.frozen
+class Listing:
+    """What `live_tensors` found."""
+
+    entries: list[Entry]
+    """The largest first."""
+    left_out: dict[str, int]
+    """Tensors whose memory torch does not show, by kind: fake, meta, sparse, wrappers of others."""
+
+
+@attrs.frozen
+class _Seen:
+    """One tensor, and the storage it lies in."""
+
+    storage: Storage
+    bytes: int
+    dtype: str
+    shape: list[int]
+    rank: tuple[bool, int]
+    """Orders the tensors of a storage; one that repeats it (expanded, overlapping) is least."""
+
+
 def live_tensors(
     model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
-) -> list[Entry]:
-    """Return what the tensors that Python can see hold, the largest first.
+) -> Listing:
+    """Return what the tensors that Python can see hold.
 
     Not among them is what autograd keeps for backward in C++, and what libraries allocate outside
     torch. A storage is counted once, as the largest tensor that lies in it.
     """
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as its documentation shows; no subclass answers for itself
-        return _listed(_categories(model, optimizer), _largest_of_each_storage())
+        left_out: dict[int, str] = {}
+        largest = _largest_of_each_storage(left_out)
+        entries = _listed(_categories(model, optimizer), largest)
+        return Listing(entries, dict(Counter(sorted(left_out.values()))))
 
 
-def _largest_of_each_storage() -> dict[Storage, torch.Tensor]:
-    largest: dict[Storage, torch.Tensor] = {}
+def _largest_of_each_storage(left_out: dict[int, str]) -> Iterable[_Seen]:
+    largest: dict[Storage, _Seen] = {}
     for tensor in _visible():
-        storage = _storage(tensor)
-        if storage is None:
+        try:
+            seen = _seen(tensor)
+        except Exception:  # noqa: BLE001 - a subclass of somebody's may raise anything
+            left_out[id(tensor)] = _kind(tensor)
             continue
-        known = largest.get(storage)
-        if known is None or _size(tensor) > _size(known):
-            largest[storage] = tensor
-    return largest
+        if seen is None:
+            continue
+        known = largest.get(seen.storage)
+        if known is None or seen.rank > known.rank:
+            largest[seen.storage] = seen
+    return largest.values()
 
 
-def _size(tensor: torch.Tensor) -> tuple[bool, int]:
-    """Return the elements; a view that repeats its storage (expanded, overlapping) is smallest."""
-    return tensor.nbytes <= tensor.untyped_storage().nbytes(), tensor.numel()
+def _seen(tensor: torch.Tensor) -> _Seen | None:
+    """Return where a tensor lies, None where it is empty; raise where torch shows no memory."""
+    place = _place(tensor)
+    if place is None:
+        return None
+    # Nested tensors have no shape.
+    shape = [tensor.numel()] if tensor.is_nested else list(tensor.shape)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    nbytes = tensor.untyped_storage().nbytes()
+    return _Seen(place, nbytes, dtype, shape, (tensor.nbytes <= nbytes, tensor.numel()))
 
 
-def _listed(categories: dict[Storage, str], largest: dict[Storage, torch.Tensor]) -> list[Entry]:
+def _place(tensor: torch.Tensor) -> Storage | None:
+    """Return where a tensor's storage lies, None where it is empty; raise where torch shows none.
+
+    A fake tensor says it is on the CPU. Its storage says it is a meta one, and warns or raises when
+    asked for its address.
+    """
+    storage = tensor.untyped_storage()
+    if storage.device.type != "meta":
+        if not storage.nbytes():
+            return None
+        address = storage.data_ptr()
+        if address:
+            return str(tensor.device), address
+    msg = "torch shows no memory of it"
+    raise RuntimeError(msg)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """Return what to call a tensor that is left out."""
+    if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
+        return type(tensor).__name__
+    if tensor.is_meta:
+        return "meta"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    return "wrapper"
+
+
+def _listed(categories: dict[Storage, str], largest: Iterable[_Seen]) -> list[Entry]:
     entries: dict[tuple[Any, ...], Entry] = {}
-    for storage, tensor in largest.items():
-        category = categories.get(storage, "other")
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        shape = list(tensor.shape)
-        key = (storage[0], dtype, tuple(shape), category)
-        entry = entries.setdefault(key, Entry(storage[0], dtype, shape, category))
+    for seen in largest:
+        device, category = seen.storage[0], categories.get(seen.storage, "other")
+        key = (device, seen.dtype, tuple(seen.shape), category)
+        entry = entries.setdefault(key, Entry(device, seen.dtype, seen.shape, category))
         entry.count += 1
-        entry.bytes += tensor.untyped_storage().nbytes()
+        entry.bytes += seen.bytes
     return sorted(entries.values(), key=lambda entry: entry.bytes, reverse=True)
 
 
@@ -87,8 +150,15 @@ def _visible() -> Iterator[torch.Tensor]:
         if not issubclass(type(held), torch.Tensor):
             continue
         yield held
-        if held.is_leaf and held.grad is not None:
-            yield held.grad
+        gradient = _gradient(held)
+        if gradient is not None:
+            yield gradient
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    with contextlib.suppress(Exception):  # a subclass of somebody's may raise anything
+        return tensor.grad if tensor.is_leaf else None
+    return None
 
 
 def _categories(
@@ -113,9 +183,7 @@ def _categories(
 
 
 def _storage(tensor: torch.Tensor) -> Storage | None:
-    """Return where a tensor lies; None for those without memory (meta, fake, sparse, wrappers)."""
-    try:
-        address = tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return None
-    return (str(tensor.device), address) if address else None
+    """Return where a tensor lies; None where it is empty or torch does not show it."""
+    with contextlib.suppress(Exception):  # as above
+        return _place(tensor)
+    return None

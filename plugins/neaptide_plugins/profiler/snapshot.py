@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from .listing import live_tensors, totals
+from .listing import Listing, live_tensors, totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,15 +70,16 @@ class Snapshots:
             return None
         self._left -= 1
         path = self._directory / f"snapshot-{step:08}-{phase}-{moment}.json"
-        entries = live_tensors(self._model, self._optimizer)
+        listing = live_tensors(self._model, self._optimizer)
         content: dict[str, Any] = {
             "step": step,
             "phase": phase,
             "moment": moment,
             "reason": reason,
             "rss_bytes": rss,
-            "listed_bytes": totals(entries),
-            "tensors": [attrs.asdict(entry) for entry in entries],
+            "listed_bytes": totals(listing.entries),
+            **_left_out(listing),
+            "tensors": [attrs.asdict(entry) for entry in listing.entries],
         }
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         self.written.append(path)
@@ -87,6 +88,14 @@ class Snapshots:
             _dump(os.fspath(pickle))
             self.written.append(pickle)
         return path
+
+
+def _left_out(listing: Listing) -> dict[str, str]:
+    """Return the line that says what is not listed; nothing if everything is."""
+    if not listing.left_out:
+        return {}
+    kinds = ", ".join(f"{count} {kind}" for kind, count in listing.left_out.items())
+    return {"left_out": f"tensors whose memory torch does not show: {kinds}"}
 
 
 def _dump(path: str) -> None:

@@ -4,91 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from support import tiny_trainer, touched
-from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from neaptide_plugins.profiler import SPEC
-from neaptide_plugins.profiler.listing import Entry, live_tensors, totals
 from neaptide_plugins.profiler.snapshot import History, Snapshots
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CPU = torch.device("cpu")
-
-
-def of_shape(entries: list[Entry], *shape: int) -> list[Entry]:
-    return [entry for entry in entries if entry.shape == list(shape)]
-
-
-def test_a_tensor_is_listed_with_its_bytes() -> None:
-    held = torch.zeros(7, 11, 13, dtype=torch.float16)
-    (entry,) = of_shape(live_tensors(), 7, 11, 13)
-    assert Entry("cpu", "float16", [7, 11, 13], "other", 1, held.nbytes) == entry
-
-
-def test_tensors_alike_are_one_entry() -> None:
-    held = [torch.zeros(7, 11, 13) for _ in range(3)]
-    (entry,) = of_shape(live_tensors(), 7, 11, 13)
-    assert (3, 3 * held[0].nbytes) == (entry.count, entry.bytes)
-
-
-def test_views_of_one_storage_are_counted_once_as_the_largest() -> None:
-    held = torch.zeros(7, 11, 13)
-    views = [held[0], held[:3], held.view(77, 13)[:5], held.detach()]
-    entries = live_tensors()
-    (entry,) = of_shape(entries, 7, 11, 13)
-    assert (1, held.nbytes) == (entry.count, entry.bytes)
-    assert [] == [found for view in views[:3] for found in of_shape(entries, *view.shape)]
-
-
-def test_a_view_that_repeats_its_storage_does_not_stand_for_it() -> None:
-    held = torch.zeros(7, 1, 13)
-    views = [held.expand(7, 11, 13), held.view(-1).unfold(0, 5, 1)]
-    entries = live_tensors()
-    assert [] == [found for view in views for found in of_shape(entries, *view.shape)]
-    assert held.nbytes == sum(entry.bytes for entry in of_shape(entries, 7, 1, 13))
-
-
-def test_a_tensor_that_is_gone_is_not_listed() -> None:
-    held = torch.zeros(7, 11, 13)
-    del held
-    assert [] == of_shape(live_tensors(), 7, 11, 13)
-
-
-def test_tensors_without_memory_are_passed_over() -> None:
-    held = [
-        torch.zeros(7, 11, 13, device="meta"),
-        torch.zeros(7, 11, 13).to_sparse(),
-        torch.zeros(0, 11, 13),
-        nn.UninitializedParameter(),
-    ]
-    entries = live_tensors()
-    assert len(held) == 4
-    assert [] == of_shape(entries, 7, 11, 13) + of_shape(entries, 0, 11, 13)
-
-
-def test_categories_are_told_apart() -> None:
-    model = nn.Sequential(nn.Linear(7, 11, bias=False), nn.BatchNorm1d(11, affine=False))
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(3, 7)).sum().backward()
-    optimizer.step()
-    entries = live_tensors(model, optimizer)
-    assert {"parameter": 1, "gradient": 1, "optimizer_state": 2} == {
-        entry.category: entry.count for entry in of_shape(entries, 11, 7)
-    }
-    assert ["buffer"] == [e.category for e in of_shape(entries, 11) if e.category != "other"]
-    assert 11 * 7 * 4 == totals(entries)["cpu"]["gradient"]
-
-
-def test_a_gradient_nobody_holds_but_its_tensor_is_listed() -> None:
-    held = torch.ones(7, 11, 13, requires_grad=True)
-    held.sum().backward()
-    assert 2 == sum(entry.count for entry in of_shape(live_tensors(), 7, 11, 13))
 
 
 def test_a_snapshot_is_json_that_adds_up(tmp_path: Path) -> None:
@@ -104,6 +34,16 @@ def test_a_snapshot_is_json_that_adds_up(tmp_path: Path) -> None:
     assert listed == sum(sizes)
     assert sorted(sizes, reverse=True) == sizes
     assert [path] == snapshots.written
+
+
+def test_a_snapshot_says_in_a_line_what_it_leaves_out(tmp_path: Path) -> None:
+    with FakeTensorMode():
+        held = torch.zeros(7, 11, 13)
+    path = Snapshots(tmp_path, CPU, 1).take(1, "full", "step", "request", 0)
+    assert held.shape == (7, 11, 13)
+    assert path is not None
+    said = json.loads(path.read_text(encoding="utf-8"))["left_out"]
+    assert re.match(r"tensors whose memory torch does not show: .*\d+ FakeTensor", said)
 
 
 def test_there_are_no_more_than_allowed(tmp_path: Path) -> None:
@@ -159,6 +99,17 @@ def test_a_run_writes_them_after_the_updates_asked_for(tmp_path: Path) -> None:
     ]
     content = json.loads((tmp_path / "plugins/profiler" / expected[0]).read_text(encoding="utf-8"))
     assert {"parameter", "buffer", "optimizer_state"} <= set(content["listed_bytes"]["cpu"])
+
+
+def test_a_run_whose_process_holds_a_fake_tensor_has_its_snapshot(tmp_path: Path) -> None:
+    with FakeTensorMode():
+        held = torch.zeros(7, 11, 13)
+    trainer, batches = profiled(tmp_path, snapshot_at=[2])
+    with trainer:
+        for batch in batches[:3]:
+            trainer.step(batch)
+    assert held.shape == (7, 11, 13)
+    assert ["snapshot-00000002-warmup-step.json"] == snapshots_in(tmp_path)
 
 
 def test_a_deferred_update_has_one_when_it_is_made(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Tier = Literal["device", "host"]
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
@@ -131,12 +132,38 @@ def tier_of(device: torch.device, compute: torch.device) -> Tier:
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the distinct storages behind `tensors`."""
-    storages = {
-        (storage.device, storage.data_ptr()): storage.nbytes()
-        for storage in (tensor.untyped_storage() for tensor in tensors)
-    }
-    return sum(storages.values())
+    """Return the bytes of the distinct storages behind `tensors`.
+
+    Of a wrapper of other tensors and of a sparse tensor the parts count. What has no memory (meta,
+    fake) counts as if it had.
+    """
+    return sum(dict(storage for tensor in tensors for storage in _storages(tensor)).values())
+
+
+def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
+    """Yield what tells a storage from others, and its bytes."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from _storages(tensor._indices())  # noqa: SLF001 - the public one refuses duplicates
+        yield from _storages(tensor._values())  # noqa: SLF001 - as above
+    else:
+        yield _storage(tensor)
+
+
+def _storage(tensor: torch.Tensor) -> tuple[object, int]:
+    try:
+        storage = tensor.untyped_storage()
+    except NotImplementedError:  # of another layout than strided
+        return id(tensor), tensor.numel() * tensor.element_size()
+    address: int | None = None
+    if storage.device.type != "meta":  # where a fake tensor's lies, which warns when asked
+        with contextlib.suppress(RuntimeError):  # of a wrapper that does not show its parts
+            address = storage.data_ptr()
+    if address is None:
+        return storage._cdata, storage.nbytes()  # noqa: SLF001 - the storage's identity
+    return (storage.device, address), storage.nbytes()
 
 
 def nested_tensors(tree: object) -> Iterable[torch.Tensor]:

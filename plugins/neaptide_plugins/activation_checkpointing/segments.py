@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from neaptide.api.memory import tensor_bytes
 from neaptide_toolkit.recompute import (
     Arguments,
     Buffers,
@@ -238,7 +240,9 @@ class Segments:
 
     def _drop(self, segment: _Segment, seen: set[int], tensor: torch.Tensor) -> _Holder:
         segment.saved.append((tensor.shape, tensor.dtype))
-        if not isinstance(tensor, torch.nn.Parameter) and tensor.data_ptr() not in seen:
+        if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+            self.dropped_bytes += tensor_bytes([tensor])  # it has no address
+        elif not isinstance(tensor, torch.nn.Parameter) and tensor.data_ptr() not in seen:
             seen.add(tensor.data_ptr())
             self.dropped_bytes += tensor.nbytes
         return _Holder(segment, len(segment.saved) - 1)

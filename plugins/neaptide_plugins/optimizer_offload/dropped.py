@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.api.memory import tensor_bytes
+
 from .restarting import Restart, made_again, remembered, tried
 from .state_tensors import Room, is_on, tensors_in
 
@@ -89,9 +91,9 @@ class Dropped:
 
     def room(self, state: State) -> Room:
         """Return what would be given up."""
-        storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        leaves = tensor_bytes(
+            tensor
             for tensor in tensors_in(state.entries)
             if tensor.layout is torch.strided and is_on(tensor.device, state.device)
-        }
-        return Room(leaves=sum(storages.values()))
+        )
+        return Room(leaves=leaves)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 from neaptide.api.memory import MOMENTS, Ledger, nested_tensors, tensor_bytes, tier_of
 from neaptide.run.meter import PeakMeter, sample
@@ -62,6 +64,21 @@ def test_storages_are_counted_once() -> None:
     whole = torch.zeros(100)
     assert 400 == tensor_bytes([whole, whole[:10], whole.view(10, 10)])
     assert 800 == tensor_bytes([whole, torch.zeros(100)])
+
+
+def test_tensors_without_memory_count_as_if_they_had_it() -> None:
+    with FakeTensorMode():
+        fake = torch.zeros(100)
+    metas = [torch.zeros(100, device="meta") for _ in range(2)]
+    assert 1200 == tensor_bytes([fake, fake[:10], *metas])
+
+
+def test_of_a_sparse_tensor_and_of_a_wrapper_the_parts_are_counted() -> None:
+    sparse = torch.eye(10).to_sparse()
+    whole = torch.zeros(100)
+    assert 10 * 2 * 8 + 10 * 4 == tensor_bytes([sparse])
+    assert 800 == tensor_bytes([TwoTensor(whole, torch.zeros(100)), whole])
+    assert 40 == tensor_bytes([torch._to_functional_tensor(torch.zeros(10))])
 
 
 def test_tensors_are_found_in_nested_trees() -> None:

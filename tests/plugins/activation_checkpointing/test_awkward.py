@@ -310,3 +310,27 @@ def test_a_large_buffer_that_always_changes_is_changed_once(patch: Any) -> None:
         return model(batch(step))
 
     assert [] == differing(trace(make, loss_of), trace(make, loss_of, segments=patch))
+
+
+class OnAGraph(nn.Module):
+    """Multiplies by a sparse matrix, which the backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        neighbours = torch.eye(6).roll(1, 0).to_sparse()
+        self.register_buffer("neighbours", neighbours, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(self.neighbours, self.linear(x)).tanh()
+
+
+def test_a_block_may_save_sparse_tensors(patch: Any) -> None:
+    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+        loss: torch.Tensor = model(batch(step))
+        return loss
+
+    plain, patched = (
+        trace(lambda: Net(OnAGraph), loss_of, segments=segments) for segments in (None, patch)
+    )
+    assert [] == differing(plain, patched)

@@ -139,7 +139,7 @@ class Residency:
         """Return whether `tensor` lies in a slot, or in a block's place on the host."""
         try:
             storage = tensor.untyped_storage().data_ptr()
-        except NotImplementedError:  # sparse tensors have none
+        except RuntimeError:  # sparse tensors and wrappers of others have none
             return False
         return storage in self._storages
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from configs.golden import FILES, VERSIONS, effective_file, loaded, stored
+from golden import FILES, VERSIONS, effective_file, loaded, stored
 from jsonschema import Draft202012Validator
 from pages import ROOT as REPOSITORY
 

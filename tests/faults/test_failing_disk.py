@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import environment
 
 HERE = Path(__file__).parent
 DIGEST = 64
@@ -45,7 +45,7 @@ def sweep(shim: Path, root: Path, sweeps: list[tuple[str, ...]], stride: int) ->
     words = [",".join((*one, str(stride))) for one in sweeps]
     done = subprocess.run(
         [sys.executable, HERE / "failing_disk.py", shim, root, *words],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), "LD_PRELOAD": str(shim)},
+        env=environment(LD_PRELOAD=str(shim)),
         capture_output=True,
         text=True,
         check=False,

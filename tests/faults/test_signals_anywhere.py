@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import environment
 
 HERE = Path(__file__).parent
 
@@ -20,7 +20,7 @@ def sweep(root: Path, name: str, times: int, stride: int) -> tuple[str, list[dic
     arguments = [root, name, times, 1, stride]
     done = subprocess.run(
         [sys.executable, HERE / "signalled.py", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,

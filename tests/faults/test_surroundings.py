@@ -6,20 +6,20 @@ import csv
 import os
 import subprocess
 import sys
-from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import tiny_trainer
+from support import environment, tiny_trainer
 from torch.utils.data import DataLoader, Dataset
 
 from neaptide import RunDirectoryError
 from neaptide.api.rng import seed_all
 from neaptide.checkpoint import verify
 
-TESTS = Path(__file__).parents[1]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RUN = """
     import os, sys, threading, time
@@ -45,7 +45,7 @@ RUN = """
 def script(body: str, *arguments: object, prefix: tuple[str, ...] = ()) -> str:
     done = subprocess.run(
         [*prefix, sys.executable, "-c", dedent(RUN) + dedent(body), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,

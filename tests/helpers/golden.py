@@ -1,4 +1,9 @@
-"""The stored configurations: where they are, and what one comes to."""
+"""The stored configurations: where they are, and what one comes to.
+
+    python tests/helpers/golden.py
+
+writes what those of the coming version come to; released ones are left alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import Any
 from neaptide.config import FORMATS, Loaded, load, unstructure
 from neaptide.hooks.registry import installed_plugins
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1] / "configs"
 VERSIONS = sorted(path for path in ROOT.iterdir() if (path / "effective").is_dir())
 SUFFIXES = {suffix for notation in FORMATS.values() for suffix in notation.suffixes}
 FILES = sorted(
@@ -35,3 +40,9 @@ def effective_text(path: Path) -> str:
 def stored(path: Path) -> Any:
     """Return what a configuration came to when it was stored."""
     return json.loads(effective_file(path).read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    for coming in FILES:
+        if coming.parent == VERSIONS[-1]:
+            effective_file(coming).write_text(effective_text(coming), encoding="utf-8")

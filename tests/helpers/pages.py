@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import attrs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins" / "neaptide_plugins"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 READMES = sorted(PLUGINS.glob("*/README.md"))

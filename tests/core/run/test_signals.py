@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import digest_after, tiny_trainer
+from support import digest_after, environment, tiny_trainer
 
 from neaptide import Interrupted
 from neaptide.run.signals import stop_on_signals
 
-TESTS = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("training_run.py")
+SCRIPT = Path(__file__).parent / "training_run.py"
 STEPS = 24
 
 
@@ -27,7 +26,7 @@ def start(directory: Path, seconds: float, *flags: str) -> subprocess.Popen[str]
     """Start the run; the reader of its output is told of every step."""
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), str(directory), str(STEPS), str(seconds), *flags],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiny_trainer
+from support import environment, tiny_trainer
 
 from neaptide import DoesNotFitError
 from neaptide_plugins.layer_streaming.budget import least, shortage, size
-
-TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer_on": "device"}, {"update": "in_backward"}])
@@ -109,7 +105,7 @@ LIMITED = """
 def test_a_limit_of_the_process_is_respected(mebibytes: int, expected: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", dedent(LIMITED), str(mebibytes)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         check=False,

@@ -6,11 +6,13 @@ import csv
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from support import HELPERS
 
-TESTS = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RUN = """
 import os, signal, sys
@@ -37,7 +39,7 @@ with trainer:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no kill that cannot be caught")
 def test_no_row_is_missing_or_there_twice(tmp_path: Path) -> None:
     for dies_at, code in ((6, -signal.SIGKILL), (11, -signal.SIGKILL), (0, 0)):
-        command = [sys.executable, "-c", RUN, str(TESTS), str(tmp_path), str(dies_at)]
+        command = [sys.executable, "-c", RUN, str(HELPERS), str(tmp_path), str(dies_at)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert code == done.returncode, done.stderr
     with (tmp_path / "plugins" / "profiler" / "memory.csv").open(encoding="utf-8") as file:

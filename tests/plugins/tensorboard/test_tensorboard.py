@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import signal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from support import CYCLE, tiny_trainer
+from support import CYCLE, environment, tiny_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from neaptide import ConfigError, Interrupted
@@ -226,14 +225,11 @@ with trainer:
 
 
 def test_a_full_disk_costs_the_events_that_came_after(tmp_path: Path) -> None:
-    from pages import ROOT
-
     assert resource.RLIM_INFINITY == resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     done = [
         subprocess.run(
             [sys.executable, "-c", FULL_DISK, *arguments],
-            env=environment,
+            env=environment(OMP_NUM_THREADS="1"),
             capture_output=True,
             text=True,
             check=False,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_model, save_file, save_model
+from support import environment
 from torch import nn
 
 from neaptide import CheckpointError, ConfigError, HybridTrainer
 from neaptide_plugins.layer_streaming.export import export_model
 
-TESTS = Path(__file__).parents[3]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Net(nn.Module):
@@ -141,7 +141,7 @@ def test_the_peak_is_the_plan_and_one_block(tmp_path: Path) -> None:
     save_file({name: torch.zeros(2048, 2048) for name in names}, str(tmp_path / "w.safetensors"))
     done = subprocess.run(
         [sys.executable, "-c", dedent(PEAK), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         check=False,

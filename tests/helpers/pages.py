@@ -13,7 +13,22 @@ PLUGINS = ROOT / "plugins" / "neaptide_plugins"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 READMES = sorted(PLUGINS.glob("*/README.md"))
 CONTRIB = sorted((ROOT / "contrib").glob("*/README.md"))
-PAGES = [ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md", *DOCS, *READMES, *CONTRIB]
+ROOMS = [
+    ROOT / folder / "README.md"
+    for folder in (
+        "core/neaptide",
+        "plugins",
+        "kernels/neaptide_kernels",
+        "contrib",
+        "bench",
+        "tests",
+    )
+]
+"""What each big folder holds; they are read in the repository, and are not on the site."""
+PAGES = [
+    *(ROOT / page for page in ("README.md", ".github/CONTRIBUTING.md")),
+    *(*DOCS, *READMES, *CONTRIB, *ROOMS),
+]
 
 _FENCE = re.compile(
     r"^(?P<indent> *)(?:<!-- file: (?P<file>\S+) -->\n *)?```(?P<language>[^`\n]*)\n"

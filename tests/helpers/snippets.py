@@ -31,9 +31,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 ENVIRONMENTS = {
     name.removeprefix("testenv:")
     for name in re.findall(
-        r"^\[(testenv:\w+)\]", (ROOT / "tox.ini").read_text("utf-8"), re.MULTILINE
+        r"^\[(testenv:[\w-]+)\]", (ROOT / "tox.ini").read_text("utf-8"), re.MULTILINE
     )
-} | {"py311", "py312"}
+} | {"py311", "py312", "py313"}
 
 _LOOKS = {
     ("config", "schema"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import environment
 
 Sections = dict[str, dict[str, dict[str, Any]]]
 
@@ -17,9 +17,9 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(BENCH), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    env = environment(BENCH, CUDA_VISIBLE_DEVICES="")
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 @pytest.fixture(scope="module")

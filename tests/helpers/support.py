@@ -29,10 +29,10 @@ CYCLE: dict[str, Any] = {
 HELPERS = Path(__file__).resolve().parent
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment for one that imports the helpers, too."""
-    path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, **more}
+def environment(*folders: Path, **more: str) -> dict[str, str]:
+    """Return an environment like this process's that imports from `folders` and the helpers."""
+    found = [*map(str, folders), str(HELPERS), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found)), **more}
 
 
 def stranger(cls: type[Plugin[Any]], name: str = "stranger", **manifest: Any) -> PluginSpec:

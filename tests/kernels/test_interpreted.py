@@ -1,7 +1,6 @@
 """Triton kernels in the interpreter, a process for each op: numerics, over-reads, races."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support import environment
 
 from neaptide_kernels.catalogue import triton_providers
 
@@ -23,7 +23,7 @@ OPS = sorted({provider.op for provider in triton_providers()})
 def interpreted(op: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(HERE / "interpreting.py"), op],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)} | ONE_THREAD,
+        env=environment(HERE, TRITON_INTERPRET="1", **ONE_THREAD),
         capture_output=True,
         text=True,
         check=False,

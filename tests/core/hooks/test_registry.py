@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,11 +44,11 @@ def sound(name: str, schemes: tuple[str, ...] = ()) -> str:
     return SOUND.replace("{name!r}", repr(name)).replace("{schemes!r}", repr(set(schemes) or ()))
 
 
-def python(site: Path, code: str, **environment: str) -> Any:
+def python(site: Path, code: str, **more: str) -> Any:
     """Run `code` with `site` on the path; return what it prints as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", f"import json\n{code}"],
-        env={**os.environ, "PYTHONPATH": str(site), **environment},
+        env=environment(site, **more),
         capture_output=True,
         text=True,
         check=False,

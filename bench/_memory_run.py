@@ -13,9 +13,9 @@ from neaptide import HybridTrainer, Loss, Plugin, PluginSpec, hookimpl
 from neaptide.api.memory import MOMENTS
 from neaptide.api.phases import PHASES
 from neaptide.plugin import NoConfig
-from neaptide.run.resident.host_memory import mapped_slabs, slab_bytes
 from neaptide_plugins.builtin_models.byte_gpt import build
 from neaptide_plugins.builtin_models.config import ByteGptOptions
+from neaptide_toolkit.offload import mapped_slabs, slab_bytes
 from neaptide_toolkit.testing.allocations import Allocations, counted
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 

@@ -7,7 +7,7 @@ from typing import Any
 from support import CYCLE
 
 from neaptide.api.memory import nested_tensors
-from neaptide.run.resident.host_memory import lies_in_slab
+from neaptide_toolkit.offload import lies_in_slab
 
 STEPS = 14
 """Two Predict phases of `CYCLE`."""

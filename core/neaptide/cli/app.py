@@ -17,7 +17,7 @@ from neaptide.io.logging import StderrHandler
 from neaptide.io.streams import open_missing
 from neaptide.run.signals import Interrupted
 
-from . import configs, plugins, presets, run
+from . import configs, run
 from .output import print_text
 from .verbs import add_verbs
 
@@ -51,8 +51,7 @@ def build_app(given: Sequence[str] = ()) -> App:
         suppress_keyboard_interrupt=False,  # `main` says what it interrupted
     )
     app.command(run.run)
-    for verbs in (configs.app(), plugins.app(), presets.app()):
-        app.command(verbs)
+    app.command(configs.app())
     add_verbs(app, given)
     return app
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-import attrs
-
 from neaptide.config.values import hint
 from neaptide.errors import ConfigError, PluginError
 from neaptide.plugin import shipped
@@ -14,56 +12,48 @@ from neaptide.plugin import shipped
 GROUP = "neaptide.presets"
 
 
-@attrs.frozen
-class Offered:
-    """The presets of all distributions, and what kept some from being read."""
-
-    texts: dict[str, str]
-    """TOML by name; two distributions' presets of one name are in `problems`."""
-    problems: dict[str, str]
-    """Why, by preset or else by entry point."""
-
-
 @cache
-def offered() -> Offered:
-    """Return the presets that are installed in this environment."""
-    texts: dict[str, str] = {}
-    problems: dict[str, str] = {}
+def offered() -> dict[str, str | ConfigError]:
+    """Return each preset's TOML by name, or what is wrong with it.
+
+    A package that cannot be read is there under the name of its entry point.
+    """
+    found: dict[str, str | ConfigError] = {}
     homes: dict[str, str] = {}
     for one in shipped(GROUP).values():
         try:
             package = files(one.load())
         except (PluginError, TypeError, ValueError) as error:
-            problems[one.name] = f"{one.distribution}: {error}"
+            found[one.name] = _unusable(one.name, f"{one.distribution}: {error}")
             continue
         for entry in package.iterdir():
-            name, dot, suffix = entry.name.rpartition(".")
-            if not dot or suffix != "toml":
+            name = entry.name.removesuffix(".toml")
+            if name == entry.name:
                 continue
+            found[name] = entry.read_text(encoding="utf-8")
             if name in homes:
                 both = f"{homes[name]} and {one.distribution}"
-                problems[name] = f"{both} both ship a preset of this name; uninstall one"
+                why = f"{both} both ship a preset of this name; uninstall one"
+                found[name] = _unusable(name, why)
             homes[name] = one.distribution
-            texts[name] = entry.read_text(encoding="utf-8")
-    usable = {name: texts[name] for name in sorted(texts) if name not in problems}
-    return Offered(usable, problems)
+    return {name: found[name] for name in sorted(found)}
+
+
+def _unusable(name: str, why: str) -> ConfigError:
+    return ConfigError(f"preset {name!r} cannot be used: {why}")
 
 
 def names() -> list[str]:
-    """Return the names of all presets, sorted."""
-    return list(offered().texts)
+    """Return the names of all usable presets, sorted."""
+    return [name for name, found in offered().items() if isinstance(found, str)]
 
 
 def text(name: str) -> str:
-    """Return a preset's TOML text, comments included.
-
-    Raises ConfigError for an unknown name, and one that two distributions ship.
-    """
-    found = offered()
-    if name in found.problems:
-        msg = f"preset {name!r} cannot be used: {found.problems[name]}"
+    """Return a preset's TOML, comments included; ConfigError for an unknown or unusable name."""
+    if name not in offered():
+        msg = f"unknown preset {name!r}{hint(name, names())}"
         raise ConfigError(msg)
-    if name not in found.texts:
-        msg = f"unknown preset {name!r}{hint(name, found.texts)}"
-        raise ConfigError(msg)
-    return found.texts[name]
+    found = offered()[name]
+    if isinstance(found, ConfigError):
+        raise found
+    return found

@@ -175,7 +175,7 @@ class Fit:
             raise _Stopped
         session, step = self._session, self._session.state.step
         with self._saving_first():
-            loss = session.evaluate(_Batches(self._data.validation, self._stop))
+            loss = session.loop.evaluate(_Batches(self._data.validation, self._stop))
         phase = session.state.phase or session.state.schedule.phase
         if step == self._began[0]:
             self._recorder.forget_evaluation(step)

@@ -20,7 +20,7 @@ from .recorder import Recorder
 from .teardown import log_end, raise_teardown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from neaptide.api.kernels import KernelScope
@@ -105,7 +105,11 @@ class Session:
             run=self.run,
         )
         hooks.notify(
-            "on_run_start", run=self.run, model=self.model, store=self.store, probe=self._probe
+            "on_run_start",
+            run=self.run,
+            model=self.model,
+            store=self.store,
+            probe=self._probe,
         )
         self.recorder.attach(hooks, self.store.optimizer, device)
         self.loop = Loop(
@@ -158,10 +162,6 @@ class Session:
         self._error = None  # whatever an earlier step raised, the run went on
         self.recorder.stepped(result)
         return result
-
-    def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
-        """Return the mean loss over `batches`; see `HybridTrainer.evaluate`."""
-        return self.loop.evaluate(batches, plain=plain)
 
     # -- state ----------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ class HybridTrainer:
         Model and random state are left untouched. `plain` evaluates the weights as they are,
         whatever plugins would put in their place, such as an average.
         """
-        return self._session.evaluate(batches, plain=plain)
+        return self._session.loop.evaluate(batches, plain=plain)
 
     # -- state ----------------------------------------------------------------------------------
 

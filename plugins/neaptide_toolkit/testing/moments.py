@@ -12,7 +12,7 @@ import torch
 from neaptide.api.memory import Ledger, Moment, nested_tensors, tensor_bytes
 from neaptide.api.phases import PREDICT, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
-from neaptide.run.resident.host_memory import lies_in_slab, mapped_slabs, slab_bytes
+from neaptide_toolkit.offload import lies_in_slab, mapped_slabs, slab_bytes
 
 from .allocations import Allocations, counted
 from .tiny import tiny_task

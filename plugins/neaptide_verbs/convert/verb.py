@@ -12,11 +12,11 @@ import attrs
 from cyclopts import Parameter
 
 from neaptide import config as configuration
-from neaptide.cli.files import COMMENTS, write_new
 from neaptide.cli.output import AsJson, Offers, print_json, print_text
 from neaptide.errors import ConfigError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
+from neaptide_toolkit.files import COMMENTS, write_new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,11 +13,10 @@ from support import same_bits
 from torch import nn
 
 from neaptide.api.memory import nested_tensors
-from neaptide.run.resident.host_memory import lies_in_slab
 from neaptide_plugins.optimizer_offload import away as module
 from neaptide_plugins.optimizer_offload.away import Away
 from neaptide_plugins.optimizer_offload.state_tensors import State
-from neaptide_toolkit.offload import ThreadLane
+from neaptide_toolkit.offload import ThreadLane, lies_in_slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

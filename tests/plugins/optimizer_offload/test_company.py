@@ -20,10 +20,10 @@ from neaptide import (
     ConfigError,
     HybridTrainer,
 )
-from neaptide.run.resident.host_memory import lies_in_slab
 from neaptide_plugins.adam8bit.optimizer import Adam8bit
 from neaptide_plugins.lion8bit.optimizer import Lion8bit
 from neaptide_plugins.optimizer_offload import SPEC
+from neaptide_toolkit.offload import lies_in_slab
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
 if TYPE_CHECKING:

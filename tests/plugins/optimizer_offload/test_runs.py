@@ -20,9 +20,9 @@ from neaptide import (
     hookimpl,
 )
 from neaptide.api.memory import nested_tensors
-from neaptide.run.resident.host_memory import slab_bytes
 from neaptide_plugins.optimizer_offload import SPEC
 from neaptide_plugins.optimizer_offload.away import Away
+from neaptide_toolkit.offload import slab_bytes
 from neaptide_toolkit.testing import LAWS, check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.run.resident.host_memory import lies_in_slab, mapped_slabs, slab_bytes
-from neaptide_toolkit.offload import Slab
+from neaptide_toolkit.offload import Slab, lies_in_slab, mapped_slabs, slab_bytes
 
 PAGE = mmap.PAGESIZE
 MIB = 2**20

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .host_memory import Slab
 from .layout import Layout, is_dense
+from .pages import Pages, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,9 @@ class Aside:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         layout = Layout.of(tensors)
-        self._slab = Slab(layout.bytes)
-        places = layout.views(self._slab.flat)
+        # The pages live as long as a tensor lies in them.
+        _, flat = mapped(layout.bytes, Pages)
+        places = layout.views(flat)
         self._taken = [
             (tensor, tensor.device, place) for tensor, place in zip(tensors, places, strict=True)
         ]
@@ -46,7 +47,6 @@ class Aside:
             )
             tensor.data = home.copy_(place)
             self._taken.pop()
-        self._slab.close()
 
 
 def movable(tensor: torch.Tensor) -> bool:

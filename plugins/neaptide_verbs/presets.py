@@ -8,23 +8,18 @@ from typing import Annotated
 
 from cyclopts import App
 
+from neaptide.cli.output import AsJson, Offers, print_json, print_table, print_text
 from neaptide.config import FORMATS, by_suffix, presets
-
-from .files import COMMENTS, write_new
-from .output import AsJson, Offers, print_json, print_table, print_text
+from neaptide.errors import ConfigError
+from neaptide_toolkit.files import COMMENTS, write_new
 
 Name = Annotated[str, Offers(presets.names)]
 
 
-def app() -> App:
-    """Return the verbs of `neaptide presets`."""
-    verbs = App(name="presets", help="Show and copy the presets.")
-    verbs.command(list_, name="list")
-    verbs.command(show)
-    verbs.command(copy)
-    return verbs
+app = App(name="presets", help="Show and copy the presets.")
 
 
+@app.command(name="list")
 def list_(*, json: AsJson = False) -> None:
     """List the presets."""
     named = {name: _headline(presets.text(name)) for name in presets.names()}
@@ -32,10 +27,12 @@ def list_(*, json: AsJson = False) -> None:
         print_json([{"name": name, "summary": summary} for name, summary in named.items()])
     else:
         print_table(named.items())
-    for name, problem in presets.offered().problems.items():
-        sys.stderr.write(f"note: preset {name!r} is left out: {problem}\n")
+    for found in presets.offered().values():
+        if isinstance(found, ConfigError):
+            sys.stderr.write(f"note: {found}\n")
 
 
+@app.command
 def show(name: Name, /, *, json: AsJson = False) -> None:
     """Print a preset."""
     text = presets.text(name)
@@ -45,6 +42,7 @@ def show(name: Name, /, *, json: AsJson = False) -> None:
         print_text(text)
 
 
+@app.command
 def copy(name: Name, path: Path | None = None, /, *, json: AsJson = False) -> None:
     """Copy a preset to a file of your own; an existing file is never overwritten.
 

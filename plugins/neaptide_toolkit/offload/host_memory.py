@@ -5,12 +5,13 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet
 
 import torch
 
+from neaptide.run.resident.pages import Pages, mapped
+
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 PIECE = 4 * 2**30
 """Bytes registered at a time, where there are places to cut."""
@@ -66,14 +67,11 @@ class Slab:
         self.size = size
         self.pinned = False
         self.reason: str | None = None
-        pages = _mapped(size)
-        # It keeps the pages as long as any view of it lives.
-        self._flat: torch.Tensor | None = torch.frombuffer(pages, dtype=torch.uint8)[:size]
-        pages.address = self._flat.data_ptr()
-        _mapped_now.add(pages)
+        self._flat: torch.Tensor | None
+        pages, self._flat = mapped(size, _Pages)
         if cudart is not None and size:
             ends = list(_ends(size, cuts, piece))
-            self.reason = pages.register(cudart, self._flat.data_ptr(), ends)
+            self.reason = pages.register(cudart, pages.address, ends)
             self.pinned = self.reason is None
 
     @classmethod
@@ -105,26 +103,9 @@ class Slab:
         self.pinned = False
 
 
-def mapped_slabs() -> WeakSet[_Pages]:
-    """Return the memory of all slabs of the process that is mapped now, whoever holds it."""
-    return _mapped_now.copy()
-
-
-def slab_bytes(beyond: Container[object] = ()) -> int:
-    """Return the bytes of all slabs that are mapped now, but for those in `beyond`."""
-    return sum(len(pages) for pages in mapped_slabs() if pages not in beyond)
-
-
-def lies_in_slab(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory is a slab's."""
-    address = tensor.data_ptr()
-    return any(pages.address <= address < pages.address + len(pages) for pages in mapped_slabs())
-
-
-class _Pages(mmap.mmap):
+class _Pages(Pages):
     """Anonymous pages; forgotten, they are unregistered first and unmapped then."""
 
-    address: int
     _cudart: Cudart
     _registered: tuple[int, ...] = ()
 
@@ -154,21 +135,6 @@ class _Pages(mmap.mmap):
 
     def __del__(self) -> None:
         self._unregister()
-
-
-_mapped_now: WeakSet[_Pages] = WeakSet()
-
-
-def _mapped(size: int) -> _Pages:
-    try:
-        pages = _Pages(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        msg = f"cannot reserve {size} bytes of RAM: {error}; see `ulimit -v`, or stream less"
-        raise MemoryError(msg) from error
-    # Fewer page faults and table entries; a kernel may be built without.
-    with suppress(OSError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
 
 
 def _ends(size: int, cuts: Iterable[int], piece: int) -> Iterator[int]:

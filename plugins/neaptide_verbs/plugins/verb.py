@@ -8,23 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from cyclopts import App
 
+from neaptide.cli.output import AsJson, Offers, print_json, print_table, print_text
 from neaptide.errors import PluginError, suggest
 from neaptide.hooks.registry import Installed, installed_plugins
-
-from .output import AsJson, Offers, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 
-def app() -> App:
-    """Return the verbs of `neaptide plugins`."""
-    verbs = App(name="plugins", help="Show the installed plugins.")
-    verbs.command(list_, name="list")
-    verbs.command(show)
-    return verbs
+app = App(name="plugins", help="Show the installed plugins.")
 
 
+@app.command(name="list")
 def list_(*, json: AsJson = False) -> None:
     """List the installed plugins, broken ones with what is wrong."""
     installed = list(installed_plugins().installed.values())
@@ -43,6 +38,7 @@ def list_(*, json: AsJson = False) -> None:
     )
 
 
+@app.command
 def show(name: Annotated[str, Offers(installed_plugins)], /, *, json: AsJson = False) -> None:
     """Show one plugin: what it claims, how exact it is, every setting."""
     registry = installed_plugins()

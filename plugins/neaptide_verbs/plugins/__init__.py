@@ -1,0 +1,1 @@
+"""`neaptide plugins`: what is installed, what it can be told, and a distribution of your own."""

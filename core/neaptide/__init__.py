@@ -46,45 +46,28 @@ if TYPE_CHECKING:
 
 # Lazy (PEP 562), so that a manifest or a config check never imports torch.
 _HOME = {
-    "config": ("RunConfig", "field", "structure_options"),
-    "api.diagnosis": ("Finding",),
-    "errors": (
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "DivergedError",
-        "DoesNotFitError",
-        "NeaptideError",
-        "PluginError",
-        "RunDirectoryError",
-        "WrongCheckpointError",
-    ),
-    "api.memory": ("Ledger",),
-    "api.parameters": ("ParameterStore",),
-    "api.phases": ("CORRECT", "FULL", "PREDICT", "WARMUP", "Phase", "PhaseSchedule"),
-    "plugin": ("NoConfig", "Plugin", "PluginSpec", "hookimpl"),
-    "api.records": ("StepRecord",),
-    "run.signals": ("Interrupted", "stop_on_signals"),
-    "api.spans": ("Span",),
-    "api.stash": ("StashKey",),
+    "api.diagnosis": "Finding",
+    "api.memory": "Ledger",
+    "api.parameters": "ParameterStore",
+    "api.phases": "CORRECT FULL PREDICT WARMUP Phase PhaseSchedule",
+    "api.records": "StepRecord",
+    "api.spans": "Span",
+    "api.stash": "StashKey",
     "api.steps": (
-        "JUMP_GAIN",
-        "PACE",
-        "Forecast",
-        "Jump",
-        "JumpGain",
-        "Loss",
-        "Outcome",
-        "Pace",
-        "StepResult",
-        "Trained",
-        "Update",
-        "WeighedLoss",
+        "JUMP_GAIN PACE Forecast Jump JumpGain Loss Outcome Pace StepResult Trained Update "
+        "WeighedLoss"
     ),
-    "api.task": ("Data", "DataSpec", "ModelSpec", "Run", "Task"),
-    "run.trainer": ("HybridTrainer",),
+    "api.task": "Data DataSpec ModelSpec Run Task",
+    "config": "RunConfig field structure_options",
+    "errors": (
+        "CheckpointError ConfigError DataError DivergedError DoesNotFitError NeaptideError "
+        "PluginError RunDirectoryError WrongCheckpointError"
+    ),
+    "plugin": "NoConfig Plugin PluginSpec hookimpl",
+    "run.signals": "Interrupted stop_on_signals",
+    "run.trainer": "HybridTrainer",
 }
-_MODULE = {name: module for module, names in _HOME.items() for name in names}
+_MODULE = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
     "CORRECT",

@@ -17,8 +17,8 @@ from neaptide.io.logging import StderrHandler
 from neaptide.io.streams import open_missing
 from neaptide.run.signals import Interrupted
 
-from . import configs, run
 from .output import print_text
+from .run import run
 from .verbs import add_verbs
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _USAGE, _OUT_OF_MEMORY, _INTERRUPTED = 2, 4, 130
 
 
 def build_app(given: Sequence[str] = ()) -> App:
-    """Return the application: the core's own verbs, and those shipped that `given` can mean."""
+    """Return the application: `run`, and the verbs shipped that `given` can mean."""
     app = App(
         name="neaptide",
         help=_HELP,
@@ -50,8 +50,7 @@ def build_app(given: Sequence[str] = ()) -> App:
         help_format="markdown",
         suppress_keyboard_interrupt=False,  # `main` says what it interrupted
     )
-    app.command(run.run)
-    app.command(configs.app())
+    app.command(run)
     add_verbs(app, given)
     return app
 

@@ -17,7 +17,7 @@ from neaptide.hooks.enabling import configured
 from neaptide.io.logging import json_lines
 from neaptide.io.units import duration, size
 
-from .configs import loaded
+from .loading import loaded
 from .output import AsJson, Offers, Preset, Sets, print_json, print_table, print_text
 
 if TYPE_CHECKING:

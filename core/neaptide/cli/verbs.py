@@ -6,6 +6,7 @@ command line can mean are imported, and one that cannot be imported leaves the o
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from neaptide.errors import PluginError
@@ -31,19 +32,20 @@ def add_verbs(app: App, given: Sequence[str] = ()) -> None:
         top, *below = name.split(".")
         if first in known and first != top:
             continue
-        home = app
+        home, owner = app, "neaptide"
         while below and top in home:
+            owner = entries[top].distribution if top in entries else owner
             home, top, below = home[top], below[0], below[1:]
-        _add(home, ".".join([top, *below]), entry)
+        _add(home, ".".join([top, *below]), entry, owner)
 
 
-def _add(home: App, name: str, entry: Shipped) -> None:
+def _add(home: App, name: str, entry: Shipped, owner: str) -> None:
     try:
         if name in home:
-            msg = f"neaptide and {entry.distribution} both have this verb; uninstall the latter"
+            msg = f"{owner} and {entry.distribution} both ship a verb of this name; uninstall one"
             raise PluginError(msg)  # noqa: TRY301 - told like every other fault of a distribution
-        verb = entry.load()
-        home.command(verb, name=name)
+        # A copy, so that a verb below another's does not stay in it.
+        home.command(deepcopy(entry.load()), name=name)
     except Exception as error:  # noqa: BLE001 - what a stranger names may be anything
         if name in home:
             del home[name]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neaptide.api.phases import CORRECT, WARMUP
 from neaptide.api.steps import Jump
 from neaptide.errors import PluginError
 from neaptide.hooks.enabling import DYNAMICS, PREDICTOR
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
     from neaptide.api.history import History
     from neaptide.api.parameters import ParameterStore
+    from neaptide.api.phases import PhaseSchedule
     from neaptide.api.steps import Update
     from neaptide.config.schema import PredictSection
     from neaptide.hooks.manager import HookManager
 
     from .guard import Verdict
+    from .state import TrainState
 
 DEFAULT_CONFIDENCE = 0.85
 """Least confidence to predict at where a dynamics model runs and the config names none."""
@@ -116,7 +119,20 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
     return forecast.confidence if math.isfinite(forecast.loss) else math.nan
 
 
-def log_jump(log: Any, step: int, jump: Jump | None) -> None:
+def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: Any) -> None:
+    """Count a jump, log it, and leave the schedule, which was `before`, at what follows it."""
+    if jump is None or not jump.accepted:
+        # Forced within Warmup or Correct, a jump that was none cuts neither of them short.
+        cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase
+        state.schedule = before if cut else state.schedule.declined()
+    else:
+        state.predicted += jump.horizon
+        state.jumps += 1
+        state.schedule = state.schedule.jumped(jump.horizon)
+    _log_jump(log, state.step + 1, jump)  # the update it comes before
+
+
+def _log_jump(log: Any, step: int, jump: Jump | None) -> None:
     """Write the event of a Predict step: declined, refused or accepted."""
     if jump is None:
         log.info("jump.declined", step=step)

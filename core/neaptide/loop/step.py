@@ -6,18 +6,18 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from neaptide.api.phases import CORRECT, PREDICT, WARMUP
+from neaptide.api.phases import CORRECT, PREDICT
 from neaptide.api.steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
-from neaptide.errors import ConfigError, DivergedError
 
 from .guard import undisturbed
-from .predict import attempt, log_jump
+from .predict import attempt, note_jump
 from .state import Accumulation, Pending, late
+from .update import apply_gradients, backward, note_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    import torch
 
     from neaptide.api.memory import MemorySample
     from neaptide.api.parameters import ParameterStore
@@ -66,7 +66,7 @@ class Loop:
             or any("grad_norm" in spec.needs for spec in hooks.specs.values())
         )
         self._forward = hooks.around("around_forward", self._call_model, run)
-        self._backward = hooks.around("around_backward", _backward, run)
+        self._backward = hooks.around("around_backward", backward, run)
         self._optimizer_step = hooks.around("around_optimizer_step", self._update, run)
         self._correct = hooks.around("around_correct", self._train, run)
         self._train_step = hooks.around("around_train_step", self._dispatch, run)
@@ -133,7 +133,7 @@ class Loop:
             state.pending = now
             state.skipped_in_a_row = 0 if now.applied else state.skipped_in_a_row + 1
         if trained.outcome is Outcome.SKIPPED:
-            self._note_skipped(now)
+            note_skipped(state, now, self.run)
         return StepResult(
             state.step,
             phase,
@@ -159,27 +159,6 @@ class Loop:
         settled = self.state.settle()
         if settled is not None:
             self._record(settled)
-
-    def _note_skipped(self, skipped: Pending) -> None:
-        state = self.state
-        if state.schedule.phase is not WARMUP:
-            state.schedule = state.schedule.declined()
-        self.run.log.warning(
-            "update.skipped",
-            step=state.step,
-            phase=skipped.phase.name,
-            loss=skipped.read_loss(),
-            grad_norm=skipped.read_norm(),
-            in_a_row=state.skipped_in_a_row,
-        )
-        if state.skipped_in_a_row > self._config.train.max_skipped:
-            msg = (
-                f"{state.skipped_in_a_row} updates in a row had a non-finite loss or gradient "
-                f"(step {state.step}, loss {skipped.read_loss()}); lower optimizer.lr, set "
-                f"train.clip_norm, or look at the data (train.max_skipped allows "
-                f"{self._config.train.max_skipped})"
-            )
-            raise DivergedError(msg)
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -239,28 +218,14 @@ class Loop:
         phase: Phase,
     ) -> Outcome:
         del optimizer, phase, updated  # for middleware
-        train, store = self._config.train, self.store
-        if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
-            store.scale_gradients(gradient_scale)
-        if self._measure_norm or check_norm:
-            self._norm = store.gradient_norm()
-        if train.check_finite and not self._finite(self._norm):
-            return Outcome.SKIPPED
-        if train.clip_norm is not None and self._norm is not None:
-            store.clip_gradients(train.clip_norm, self._norm)
-        store.step()
-        store.finish_update()
-        return Outcome.APPLIED
-
-    def _finite(self, norm: torch.Tensor | None) -> bool:
-        # A gradient that is not finite shows in the norm where somebody wants that anyway, and
-        # need not show in the loss. It is asked for first: reading either waits for the device.
-        if norm is None:
-            if self.store.has_nonfinite_gradients():
-                return False
-        elif not math.isfinite(norm):
-            return False
-        return math.isfinite(self.state.accumulation.loss)
+        outcome, self._norm = apply_gradients(
+            self.store,
+            self._config.train,
+            self.state.accumulation.loss,
+            gradient_scale,
+            measure=self._measure_norm or check_norm,
+        )
+        return outcome
 
     def _call_model(self, *, model: Any, batch: Any, phase: Phase, moment: str) -> WeighedLoss:
         del phase, moment  # for middleware
@@ -280,15 +245,7 @@ class Loop:
             jump: Jump | None = self._predict_step(
                 batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
             )
-        if jump is None or not jump.accepted:
-            # Forced within Warmup or Correct, a jump that was none cuts neither of them short.
-            cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase
-            state.schedule = before if cut else state.schedule.declined()
-        else:
-            state.predicted += jump.horizon
-            state.jumps += 1
-            state.schedule = state.schedule.jumped(jump.horizon)
-        log_jump(self.run.log, state.step + 1, jump)  # the update it comes before
+        note_jump(state, before, jump, self.run.log)
         return jump
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
@@ -344,14 +301,3 @@ class Loop:
                 total = total + loss.over(1.0).double()
                 count = count + loss.count
         return float(total / count) if count else math.nan
-
-
-def _backward(*, loss: torch.Tensor, phase: Phase) -> None:
-    del phase  # for middleware
-    if not loss.requires_grad:
-        msg = (
-            "the loss does not depend on the weights (detached, or computed without gradients); "
-            "return from loss_fn what the model computed"
-        )
-        raise ConfigError(msg)
-    torch.autograd.backward(loss)

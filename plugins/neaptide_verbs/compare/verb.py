@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from neaptide.cli.configs import loaded
+from neaptide.cli.loading import loaded
 from neaptide.cli.output import AsJson, Preset, Sets, print_json, print_text
 from neaptide.errors import ConfigError, RunDirectoryError
 from neaptide.hooks.enabling import configured

@@ -3,70 +3,27 @@
 from __future__ import annotations
 
 import json as jsons
-import logging
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from neaptide import config as configuration
+from neaptide.cli.loading import loaded
+from neaptide.cli.output import AsJson, Preset, Sets, print_json, print_table, print_text
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
-from neaptide.errors import ConfigError
 from neaptide.hooks.enabling import configured
-from neaptide.hooks.registry import (
-    DISABLED_VARIABLE,
-    disabled_plugins,
-    disabled_strangers,
-    installed_plugins,
-)
-
-from .output import AsJson, Preset, Sets, print_json, print_table, print_text
-
-if TYPE_CHECKING:
-    from neaptide.config import Loaded, RunConfig
-    from neaptide.plugin import PluginSpec
 
 FormatName = Literal["toml", "yaml", "json"]
-LOG = logging.getLogger(__name__)
 
 
-def app() -> App:
-    """Return the verbs of `neaptide config`."""
-    verbs = App(name="config", help="Check configurations, and show what they amount to.")
-    verbs.command(check)
-    verbs.command(show)
-    return verbs
+app = App(name="config", help="Check configurations, and show what they amount to.")
 
 
-def effective(
-    files: tuple[Path, ...], preset: str | None, sets: list[str] | None
-) -> tuple[RunConfig, list[PluginSpec]]:
-    """Return the combined config and the plugins it enables, in order; nothing is imported."""
-    return configured(loaded(files, preset, sets).config)
-
-
-def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> Loaded:
-    """Return the combined config with the origin of each setting; nothing is imported."""
-    if not files and preset is None:
-        msg = "give a configuration file or --preset NAME (see neaptide presets list)"
-        raise ConfigError(msg)
-    strangers = disabled_strangers()
-    if strangers:
-        LOG.warning("%s: %s; see neaptide plugins list", DISABLED_VARIABLE, ", ".join(strangers))
-    return configuration.load(
-        files,
-        specs=installed_plugins(),
-        preset=preset,
-        sets=sets or (),
-        environ=os.environ,
-        disabled=disabled_plugins(),
-    )
-
-
+@app.command
 def check(
     *files: Path,
     preset: Preset = None,
@@ -84,9 +41,9 @@ def check(
 
     No model is built either way.
     """
-    config, ordered = effective(files, preset, set_)
+    config, ordered = configured(loaded(files, preset, set_).config)
     if imports:
-        from .training import try_settings  # noqa: PLC0415 - imports torch
+        from neaptide.cli.training import try_settings  # noqa: PLC0415 - imports torch
 
         sys.path.insert(0, str(Path.cwd()))  # as `run` does
         try_settings(config, ordered)
@@ -98,6 +55,7 @@ def check(
         print_text(f"ok: {config.train.steps} updates, plugins in order: {order}")
 
 
+@app.command
 def show(
     *files: Path,
     preset: Preset = None,

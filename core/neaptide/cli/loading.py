@@ -1,0 +1,41 @@
+"""The configuration that the arguments of a verb amount to."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from neaptide import config as configuration
+from neaptide.errors import ConfigError
+from neaptide.hooks.registry import (
+    DISABLED_VARIABLE,
+    disabled_plugins,
+    disabled_strangers,
+    installed_plugins,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from neaptide.config import Loaded
+
+LOG = logging.getLogger(__name__)
+
+
+def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> Loaded:
+    """Return the combined config with the origin of each setting; nothing is imported."""
+    if not files and preset is None:
+        msg = "give a configuration file or --preset NAME (see neaptide presets list)"
+        raise ConfigError(msg)
+    strangers = disabled_strangers()
+    if strangers:
+        LOG.warning("%s: %s; see neaptide plugins list", DISABLED_VARIABLE, ", ".join(strangers))
+    return configuration.load(
+        files,
+        specs=installed_plugins(),
+        preset=preset,
+        sets=sets or (),
+        environ=os.environ,
+        disabled=disabled_plugins(),
+    )

@@ -1,0 +1,90 @@
+"""From a loss to an update: the backward, the checks of its gradients, the optimizer's step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from neaptide.api.phases import WARMUP
+from neaptide.api.steps import Outcome
+from neaptide.errors import ConfigError, DivergedError
+
+if TYPE_CHECKING:
+    from neaptide.api.parameters import ParameterStore
+    from neaptide.api.phases import Phase
+    from neaptide.api.task import Run
+    from neaptide.config.schema import TrainSection
+
+    from .state import Pending, TrainState
+
+
+def backward(*, loss: torch.Tensor, phase: Phase) -> None:
+    """Run the backward of a 0-dim loss; ConfigError where it does not depend on the weights."""
+    del phase  # for middleware
+    if not loss.requires_grad:
+        msg = (
+            "the loss does not depend on the weights (detached, or computed without gradients); "
+            "return from loss_fn what the model computed"
+        )
+        raise ConfigError(msg)
+    torch.autograd.backward(loss)
+
+
+def apply_gradients(
+    store: ParameterStore,
+    train: TrainSection,
+    loss: float | torch.Tensor,
+    gradient_scale: float | torch.Tensor,
+    *,
+    measure: bool,
+) -> tuple[Outcome, torch.Tensor | None]:
+    """Scale, check and clip the gradients, and step; return the norm if `measure` asks for it.
+
+    SKIPPED, with nothing stepped, where gradients or `loss`, the mean up to a factor, are not
+    finite.
+    """
+    if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
+        store.scale_gradients(gradient_scale)
+    norm = store.gradient_norm() if measure else None
+    if train.check_finite and not _finite(store, norm, loss):
+        return Outcome.SKIPPED, norm
+    if train.clip_norm is not None and norm is not None:
+        store.clip_gradients(train.clip_norm, norm)
+    store.step()
+    store.finish_update()
+    return Outcome.APPLIED, norm
+
+
+def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torch.Tensor) -> bool:
+    # A gradient that is not finite shows in the norm where somebody wants that anyway, and
+    # need not show in the loss. It is asked for first: reading either waits for the device.
+    if norm is None:
+        if store.has_nonfinite_gradients():
+            return False
+    elif not math.isfinite(norm):
+        return False
+    return math.isfinite(loss)
+
+
+def note_skipped(state: TrainState, skipped: Pending, run: Run) -> None:
+    """Log an update that was not finite; DivergedError after `train.max_skipped` in a row."""
+    if state.schedule.phase is not WARMUP:
+        state.schedule = state.schedule.declined()
+    run.log.warning(
+        "update.skipped",
+        step=state.step,
+        phase=skipped.phase.name,
+        loss=skipped.read_loss(),
+        grad_norm=skipped.read_norm(),
+        in_a_row=state.skipped_in_a_row,
+    )
+    allowed = run.config.train.max_skipped
+    if state.skipped_in_a_row > allowed:
+        msg = (
+            f"{state.skipped_in_a_row} updates in a row had a non-finite loss or gradient "
+            f"(step {state.step}, loss {skipped.read_loss()}); lower optimizer.lr, set "
+            f"train.clip_norm, or look at the data (train.max_skipped allows {allowed})"
+        )
+        raise DivergedError(msg)

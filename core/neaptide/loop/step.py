@@ -162,10 +162,9 @@ class Loop:
 
     # -- training ---------------------------------------------------------------------------------
 
-    def _dispatch(self, *, batch: Any, phase: Phase) -> Trained:
+    def _dispatch(self, *, batch: Any, phase: Phase) -> Any:
         call = self._correct if phase is CORRECT else self._train
-        trained: Trained = call(batch=batch, phase=phase)
-        return trained
+        return call(batch=batch, phase=phase)
 
     def _train(self, *, batch: Any, phase: Phase) -> Trained:
         try:
@@ -282,8 +281,7 @@ class Loop:
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, weighted by their counts; nan where there are none.
 
-        In eval mode and without gradients; modes, buffers and random state come back untouched.
-        `plain` leaves the plugins out that wrap evaluations.
+        Leaves no trace, as `probe`. `plain` leaves the plugins out that wrap evaluations.
         """
         phase = self.state.phase or self.state.schedule.phase
         evaluate = self._mean_loss if plain else self._evaluate

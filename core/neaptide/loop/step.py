@@ -73,10 +73,8 @@ class Loop:
         self._propose = hooks.around("around_propose", hooks.propose_update, run)
         self._predict_step = hooks.around("around_predict", self._predict, run)
         self._evaluate = hooks.around("around_evaluate", self._mean_loss, run)
-        self._notifies = {
-            hook: hooks.implements(hook)
-            for hook in ("before_forward", "after_forward", "after_backward", "after_step")
-        }
+        told = ("before_forward", "after_forward", "after_backward", "after_step")
+        self._notifies = {hook: hooks.implements(hook) for hook in told}
 
     # -- one step ---------------------------------------------------------------------------------
 

@@ -19,8 +19,6 @@ from neaptide.checkpoint.recovery import sync_directory, temporary_of
 from neaptide.checkpoint.safetensors_stream import write_tensors
 from neaptide.errors import CheckpointError
 
-from .weights.shards import INDEX, SINGLE
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from contextlib import AbstractContextManager
@@ -28,6 +26,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import ParameterStore
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

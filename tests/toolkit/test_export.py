@@ -19,8 +19,8 @@ from support import same_tensors
 
 from neaptide import CheckpointError
 from neaptide.checkpoint import TensorItem
-from neaptide_plugins.layer_streaming.export import export
 from neaptide_plugins.layer_streaming.weights.shards import Shards
+from neaptide_toolkit.export import export
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,7 +112,7 @@ def test_reading_and_writing_take_no_more_memory_than_the_targets(tmp_path: Path
         from pathlib import Path
         import torch
         from neaptide.checkpoint import TensorItem
-        from neaptide_plugins.layer_streaming.export import export
+        from neaptide_toolkit.export import export
         from neaptide_plugins.layer_streaming.weights.shards import Shards
 
         def kib(what):

@@ -7,17 +7,17 @@ import math
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def size(nbytes: float) -> str:
-    """Write bytes for people: `1.5 GiB`."""
-    power = _power(nbytes)
-    return f"{nbytes / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
+def size(nbytes: float, digits: int = 1) -> str:
+    """Write bytes for people, with `digits` after the point of a larger unit: `1.5 GiB`."""
+    power = _power(nbytes, digits)
+    return f"{nbytes / 1024**power:.{digits if power else 0}f} {_UNITS[power]}"
 
 
 def size_of(nbytes: float, limit: float | None) -> str:
     """Write bytes against a limit, in its unit: `0.42/23.5 GiB`."""
     if limit is None:
         return size(nbytes)
-    power = _power(limit)
+    power = _power(limit, 1)
     return f"{nbytes / 1024**power:.2f}/{limit / 1024**power:.1f} {_UNITS[power]}"
 
 
@@ -33,8 +33,8 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _power(nbytes: float) -> int:
+def _power(nbytes: float, digits: int) -> int:
     last = len(_UNITS) - 1
     power = min(int(math.log2(max(nbytes, 1))) // 10, last)
-    written = round(nbytes / 1024**power, 1 if power else 0)
+    written = round(nbytes / 1024**power, digits if power else 0)
     return power + 1 if written >= 1024 and power < last else power  # noqa: PLR2004 - the next unit

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.io.units import size
 from neaptide_toolkit.offload import Layout
 
-from .sizes import size
 from .updates.blockwise import state_tensors
 from .weights.blocks import owned_parameters
 
@@ -91,13 +91,13 @@ def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | N
     total = sum(needed.values())
     if room is None or total <= room:
         return None
-    parts = ", ".join(f"{what} {size(bytes_)}" for what, bytes_ in needed.items())
+    parts = ", ".join(f"{what} {size(bytes_, 2)}" for what, bytes_ in needed.items())
     text = (
-        f"streaming needs {size(total)} ({total} bytes) more of {where}, of which {size(room)} "
-        f"({room} bytes) is free: {parts}"
+        f"streaming needs {size(total, 2)} ({total} bytes) more of {where}, of which "
+        f"{size(room, 2)} ({room} bytes) is free: {parts}"
     )
     if "gradients" in needed:
-        saved = size(needed["gradients"])
+        saved = size(needed["gradients"], 2)
         return f"{text}; update = 'in_backward' stores no gradients and saves {saved}"
     if "slots" in needed:
         return f"{text}; lower max_active_layers or resident, or name smaller blocks"

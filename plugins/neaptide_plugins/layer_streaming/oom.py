@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .sizes import size
+from neaptide.io.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,10 +30,10 @@ def explanation(cause: str, where: str, held: Mapping[str, int], savings: Mappin
     """
     first = " ".join(cause.split()).partition(". ")[0].rstrip(".")
     largest = sorted((name for name in held if held[name]), key=held.__getitem__, reverse=True)
-    holders = ", ".join(f"{name} {size(held[name])}" for name in largest)
+    holders = ", ".join(f"{name} {size(held[name], 2)}" for name in largest)
     text = f"out of memory in {where} ({first}); held: {holders or 'nothing that streams'}"
     useful = {name: saved for name, saved in savings.items() if saved > 0}
     if useful:
-        advice = ", ".join(f"{name} saves {size(saved)}" for name, saved in useful.items())
+        advice = ", ".join(f"{name} saves {size(saved, 2)}" for name, saved in useful.items())
         return f"{text}; {advice}"
     return f"{text}; a smaller train.batch_size helps"

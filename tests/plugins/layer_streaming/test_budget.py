@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support import environment, tiny_trainer
 
 from neaptide import DoesNotFitError
-from neaptide_plugins.layer_streaming.budget import least, shortage, size
+from neaptide.io.units import size
+from neaptide_plugins.layer_streaming.budget import least, shortage
 
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer_on": "device"}, {"update": "in_backward"}])
@@ -123,6 +124,6 @@ def test_what_fits_is_not_refused(needed: dict[str, int]) -> None:
 
 def test_sizes_and_limits() -> None:
     assert ["0 B", "1023 B", "1.00 KiB", "1.50 GiB", "1.00 MiB"] == [
-        size(n) for n in (0, 1023, 1024, 3 << 29, 2**20 - 1)
+        size(n, 2) for n in (0, 1023, 1024, 3 << 29, 2**20 - 1)
     ]
     assert (None, 5, 2**30, 7) == (least(None, None), least(5, 1), least(None, 1), least(7, 1))

@@ -13,12 +13,11 @@ import torch
 from neaptide.checkpoint import TensorFile, canonical
 from neaptide.checkpoint.verify import read_bytes
 from neaptide.errors import CheckpointError, suggest
+from neaptide_toolkit.export import INDEX, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 _CHUNK = 2**18
 """Elements converted at a time: 2 MiB of the widest dtype."""
 _MAX_INDEX = 100_000_000

@@ -14,7 +14,7 @@ from support import environment
 from torch import nn
 
 from neaptide import CheckpointError, ConfigError, HybridTrainer
-from neaptide_plugins.layer_streaming.export import export_model
+from neaptide_toolkit.export import export_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support import same_bits, same_tensors
 
 from neaptide import CheckpointError
-from neaptide_plugins.layer_streaming.export import export
 from neaptide_plugins.layer_streaming.weights.shards import Shards
+from neaptide_toolkit.export import export
 
 REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 DTYPES = [*REAL, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.complex64]

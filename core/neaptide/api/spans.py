@@ -9,7 +9,7 @@ import attrs
 import torch
 
 if TYPE_CHECKING:
-    from .memory import Tier
+    from .tiers import Tier
 
 Mode = Literal["read", "write"]
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
-from neaptide.api.memory import Tier, nested_tensors
+from neaptide.api.memory import nested_tensors
 from neaptide.api.parameters import ParameterStore
+from neaptide.api.tiers import Tier
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.run.resident.store import ResidentStore
 

@@ -11,7 +11,6 @@ import torch
 
 from neaptide.api.memory import nested_tensors
 from neaptide.api.parameters import ParameterStore
-from neaptide.api.tiers import Tier
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.run.resident.store import ResidentStore
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide.api.spans import Mode, Span
+    from neaptide.api.tiers import Tier
 
 _TIERS: tuple[Tier, ...] = ("host", "device")
 

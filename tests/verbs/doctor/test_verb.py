@@ -9,6 +9,7 @@ import platform
 import pty
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +369,9 @@ def test_a_missing_extra_has_its_command(command: Any, site: Path) -> None:
     lines = ["Metadata-Version: 2.1", "Name: neaptide", "Version: 0.2"]
     lines += [f"Requires-Dist: {need}" for need in needs]
     (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    verbs = metadata.distribution("neaptide").read_text("entry_points.txt")
+    assert verbs is not None
+    (info / "entry_points.txt").write_text(verbs, encoding="utf-8")
     code, printed = examined(command, "--no-disk", PYTHONPATH=path_with(site))
     found = by_name(printed)
     assert ("note", "not installed: no-such-thing", 'pip install "neaptide[more]"') == (

@@ -19,7 +19,7 @@ MAP: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("ids.json")
 
 
 @cache
-def tests_in(file: str) -> frozenset[str]:
+def names_in(file: str) -> frozenset[str]:
     """Return the names of the test functions of a file; none where there is no such file."""
     path = ROOT / file
     if not path.is_file():
@@ -35,7 +35,7 @@ def lost(old: str, entry: dict[str, Any]) -> list[str]:
     return [
         f"{old}::{name} -> {target}"
         for name, target in targets.items()
-        if target.partition("::")[2] not in tests_in(target.partition("::")[0])
+        if target.partition("::")[2] not in names_in(target.partition("::")[0])
     ]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -125,7 +126,8 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     assert line(from_files, [tmp_path / "dir.toml"]) == (
         f"expected a file, found a directory @ {tmp_path}/dir.toml"
     )
-    assert line(from_files, ["a\0.toml"]) == r"cannot be read (embedded null byte) @ 'a\x00.toml'"
+    said = line(from_files, ["a\0.toml"])  # each Python names the null in its own words
+    assert re.fullmatch(r"cannot be read \(.*embedded null .*\) @ 'a\\x00.toml'", said)
     long = "a" * 5000 + ".toml"
     assert line(from_files, [long]) == f"cannot be read (File name too long) @ {long}"
 

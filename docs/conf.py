@@ -58,10 +58,11 @@ maximum_signature_line_length = 80
 nitpicky = True
 nitpick_ignore_regex = [
     # Other projects' types. Their inventories would have to be downloaded at each build.
-    ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|pathlib)\..*"),
-    ("py:.*", r"Path|Support|Tuning|(neaptide\..*\.)?[CT]"),  # Python's, aliases, type variables
+    ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|pathlib|weakref)\..*"),
+    ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[CST]"),  # Python's, type variables
 ]
 
+_PACKAGES = {"", "neaptide", "neaptide_kernels", "neaptide_toolkit"}
 _LISTS = {"docs/changelog/index": changelog, "docs/plugins/index": readmes}
 
 
@@ -88,10 +89,14 @@ def public_reference(
     """Resolve a type of Neaptide's by its last name, from whichever module it was imported."""
     target = node.get("reftarget", "")
     module, _, name = target.rpartition(".")
-    if node.get("refdomain") != "py" or module.partition(".")[0] not in {"", "neaptide"}:
+    if node.get("refdomain") != "py" or module.partition(".")[0] not in _PACKAGES:
         return None
     domain = env.domains["py"]
-    known = [full for full in domain.objects if full.rpartition(".")[2] == name]
+    known = [
+        full
+        for full, entry in domain.objects.items()
+        if full.rpartition(".")[2] == name and not entry.aliased
+    ]
     if len(known) != 1:
         return None
     found: Element | None = domain.resolve_xref(

@@ -215,6 +215,9 @@ def compare(
         approximate: likewise, in the same order.
         factors: multiplied into both first, elementwise: `1 / (sqrt(v) + eps)` measures in
             Adam's metric. None, also for one tensor, is 1.
+
+    Raises:
+        ValueError: there are not as many of the one as of the other.
     """
     total: torch.Tensor | None = None
     for place, (one, other) in enumerate(zip(exact, approximate, strict=True)):

@@ -10,15 +10,18 @@ import pytest
 from pages import CONTRIB, DOCS, READMES, ROOT, text_of
 
 import neaptide
+import neaptide_kernels.registry
 from neaptide.hooks import hookspecs
 from neaptide.hooks.manager import _SPECS
-from neaptide_toolkit import testing
+from neaptide_toolkit import low_precision, offload, recompute, testing
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 SITE = runpy.run_path(str(ROOT / "docs" / "site_pages.py"))
 API = ROOT / "docs" / "api.rst"
+PUBLIC = ("core/neaptide", "kernels/neaptide_kernels/registry", "plugins/neaptide_toolkit")
 DECISIONS = ROOT / "docs" / "decisions" / "index.md"
 
 
@@ -86,11 +89,27 @@ def test_the_reference_has_every_public_name_once() -> None:
     assert len(set(documented)) == len(documented)
 
 
-@pytest.mark.parametrize("alias", re.findall(r"^\.\. py:type:: (\w+)", text_of(API), re.MULTILINE))
-def test_every_type_described_by_hand_is_one_the_core_has(alias: str) -> None:
-    core = ROOT / "core" / "neaptide"
+@pytest.mark.parametrize(
+    "module",
+    [neaptide_kernels.registry, low_precision, offload, recompute],
+    ids=lambda m: m.__name__,
+)
+def test_the_reference_has_every_name_that_a_public_module_exports(module: ModuleType) -> None:
+    name = re.escape(module.__name__)
+    documented = re.findall(rf"^\.\. (?:auto|py:)\w+:: {name}\.(\w+)", text_of(API), re.MULTILINE)
+    elsewhere = {"KernelScope"}  # as the core's Protocol
+    assert sorted(module.__all__) == sorted({*documented, *elsewhere} & {*module.__all__})
+    assert set(documented) <= set(module.__all__)
+
+
+ALIASES = re.findall(r"^\.\. py:type:: (?:\w+\.)*(\w+)$", text_of(API), re.MULTILINE)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_every_type_described_by_hand_is_one_that_a_public_package_has(alias: str) -> None:
     pattern = re.compile(rf"^ *{alias} = ", re.MULTILINE)
-    assert any(pattern.search(text_of(path)) for path in core.rglob("*.py"))
+    files = (path for folder in PUBLIC for path in (ROOT / folder).rglob("*.py"))
+    assert any(pattern.search(text_of(path)) for path in files)
 
 
 def test_the_picture_of_a_step_names_hooks_only() -> None:

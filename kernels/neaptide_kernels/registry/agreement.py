@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .query import Query
     from .spec import OpSpec
 
-Outcome = list[tuple[str, torch.Tensor]]
+Results = list[tuple[str, torch.Tensor]]
 """What a call returned and what it wrote to, by name."""
 
 
@@ -86,7 +86,7 @@ def outcome(
     run: Any,
     arguments: Sequence[Any],
     config: Mapping[str, Any] | None = None,
-) -> Outcome:
+) -> Results:
     """Run, and return the results by name: `result 0` and so on, then what was mutated."""
     returned = run(*arguments, **(config or {}))
     results = [(f"result {place}", tensor) for place, tensor in enumerate(_tensors(returned))]
@@ -99,7 +99,11 @@ def outcome(
 
 
 def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Return `|got - expected| / |expected|`, in float64 over finite places; 0 for two zeros."""
+    """Return `|got - expected| / |expected|`, in float64 over finite places; 0 for two zeros.
+
+    Both have one shape, and any dtype and device they share. What is inf or NaN in one and not in
+    the other is an infinite error.
+    """
     right, result = expected.double(), got.double()
     finite = right.isfinite()
     if not bool((result.isfinite() == finite).all()):
@@ -127,7 +131,7 @@ def _compare(
         yield f"relative error {error:.2g} is more than {allowed:.2g} ({got.dtype})"
 
 
-def _misshapen(expected: Outcome, got: Outcome) -> Iterator[str]:
+def _misshapen(expected: Results, got: Results) -> Iterator[str]:
     for (name, right), (_, result) in zip(expected, got, strict=True):
         wanted, found = (
             f"{one.dtype} {list(one.shape)} on {one.device}" for one in (right, result)
@@ -137,7 +141,7 @@ def _misshapen(expected: Outcome, got: Outcome) -> Iterator[str]:
 
 
 def _trespasses(
-    spec: OpSpec, before: Sequence[Any], after: Sequence[Any], got: Outcome
+    spec: OpSpec, before: Sequence[Any], after: Sequence[Any], got: Results
 ) -> Iterator[str]:
     for name, one, other in zip(spec.names, before, after, strict=True):
         if name not in spec.mutates and not same_bits(one, other):
@@ -171,7 +175,10 @@ def _memory(value: Any) -> set[int]:
 
 
 def copied(value: Any, *, precise: bool = False) -> Any:
-    """Return a copy of an argument that lies in memory as it does; `precise` makes it float64."""
+    """Return a copy of an argument that lies in memory as it does; of a list one of each.
+
+    `precise` makes floating tensors float64. What is no tensor is returned itself.
+    """
     if isinstance(value, torch.Tensor):
         if precise and value.is_floating_point():
             return value.detach().double().clone()

@@ -47,7 +47,10 @@ class Kernels:
         self._timings = Table(lambda: self.path)
 
     def define(self, spec: OpSpec) -> Op:
-        """Register an op with torch, and its reference as its first provider."""
+        """Register an op with torch, and its reference as its first provider.
+
+        ValueError where an op of this name is defined, or torch.compile would trip on an argument.
+        """
         if spec.name in self._ops:
             msg = f"op {spec.name!r} is defined already, as {self._ops[spec.name].spec.summary!r}"
             raise ValueError(msg)
@@ -123,12 +126,18 @@ class Kernels:
                 self._choices.clear()
 
     def query(self, op: str, arguments: Sequence[Any]) -> Query:
-        """Return what a call asks of providers; arguments left out have their defaults."""
+        """Return what a call asks of providers; arguments left out have their defaults.
+
+        Raises:
+            KernelError: there is no such op.
+            TypeError: an argument without a default is left out.
+            ValueError: a tensor is not dense.
+        """
         known = self._known(op)
         return query_of(op, known.names, known.spec.complete(arguments))
 
     def choose(self, query: Query) -> Choice:
-        """Return who runs a call."""
+        """Return who runs a call; KernelError where a provider was asked for and cannot."""
         known = () if self._requests.tuning == "off" else self._timings.of(self._key(query))
         name = self._requests.provider_of(query.op)
         if name is None:
@@ -141,7 +150,10 @@ class Kernels:
         return Choice(provider, configured(provider, known, query), ASKED)
 
     def explain(self, op: str, arguments: Sequence[Any]) -> Explanation:
-        """Say which provider would run a call, and why not the others; nothing is run."""
+        """Say which provider would run a call, and why not the others; nothing is run.
+
+        Raises what `query` and `choose` raise.
+        """
         query = self.query(op, arguments)
         timings = self._timings.of(self._key(query))
         seconds = {timing.provider: timing.seconds for timing in reversed(timings)}
@@ -186,7 +198,7 @@ class Kernels:
         """Time every usable provider on these arguments; `keep` what was found for later choices.
 
         Returns the timings, fastest first, and who was refused and why. What the op mutates is
-        written to.
+        written to. KernelError for an unknown op, NeaptideError where timings cannot be kept.
         """
         arguments = self._known(op).spec.complete(arguments)
         query = self.query(op, arguments)

@@ -47,6 +47,13 @@ def fp8_product(
         out_dtype: of the result; float32, bfloat16 or float16.
         a_dtype: what `a` is rounded to.
         b_dtype: what `b` is rounded to; not both may be e5m2.
+
+    Returns:
+        `[M, N]` of `out_dtype`; NaN throughout where a factor holds inf or NaN.
+
+    Raises:
+        RuntimeError: torch has no such product for these sizes, dtypes or this device; for the
+            last of them `fp8_missing` says so beforehand.
     """
     left, left_scale = scaled(a, a_dtype)
     right, right_scale = scaled(b, b_dtype)

@@ -35,7 +35,7 @@ class Product:
     bias: torch.Tensor | None
     transposed: bool
     compute: Callable[[], torch.Tensor]
-    """Computes it as the handlers outside of this one do, or torch itself."""
+    """Computes it, `[..., out]`, as the handlers outside of this one do, or torch itself."""
 
     @property
     def rows(self) -> int:
@@ -62,7 +62,8 @@ _installed: _StandIns | None = None
 def intercepting(handler: Handler) -> Iterator[None]:
     """Ask `handler` for each product meanwhile, on all threads; None leaves it to the next one.
 
-    Handlers nest: the innermost is asked first, and its `product.compute()` asks the others.
+    What it returns has the shape, dtype and device that torch's product would have. Handlers nest:
+    the innermost is asked first, and its `product.compute()` asks the others.
     """
     global _handlers, _installed  # noqa: PLW0603 - a process has one torch
 

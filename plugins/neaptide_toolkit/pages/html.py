@@ -1,4 +1,8 @@
-"""The pieces of a page: escaped text, tables, figures with their legend, the page around them."""
+"""The pieces of a page: escaped text, tables, figures with their legend, the page around them.
+
+Each function returns markup. It escapes the text it is given, and takes markup of other functions
+as it is.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ _FOLD = 12
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """Return a whole document. It loads nothing: style and drawings are in it."""
+    """Return a whole document of the markup in `body`. It loads nothing: style is in it."""
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     style += _palette()
     return (
@@ -45,13 +49,13 @@ def _palette() -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a section; nothing where all parts are empty."""
+    """Return a section around `parts`, which are markup; nothing where all are empty."""
     inside = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>" if inside else ""
 
 
 def paragraph(text: str, kind: str = "note") -> str:
-    """Return a paragraph; nothing for no text."""
+    """Return a paragraph of CSS class `kind`; nothing for no text."""
     return f'<p class="{kind}">{escape(text)}</p>' if text else ""
 
 
@@ -144,7 +148,7 @@ def legend(series: Iterable[Series]) -> str:
 
 
 def figure_of(title: str, drawing: str, key: str, *, unit: str = "", note: str = "") -> str:
-    """Return a drawing with its heading, unit and legend."""
+    """Return a drawing with its heading and unit; `drawing` and the legend `key` are markup."""
     heading = f"<b>{escape(title)}</b>"
     if unit:
         heading += f' <span class="unit">{escape(unit)}</span>'
@@ -161,5 +165,5 @@ def command(text: str) -> str:
 
 
 def folded(count: int, noun: str, inside: str) -> str:
-    """Return something folded under a count."""
+    """Return `inside`, which is markup, folded under a count."""
     return f"<details><summary>{escape(counted(count, noun))}</summary>\n{inside}\n</details>"

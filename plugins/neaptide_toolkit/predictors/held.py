@@ -13,7 +13,7 @@ from neaptide_toolkit.offload import Slab
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from .settings import Place, State
+    from .settings import State, WindowTier
 
 GROUP = 256
 """Elements that share a scale in int8."""
@@ -149,7 +149,7 @@ class Held:
 
 
 def storage_for(
-    place: Place, device: torch.device, ops: Ops, pageable: Callable[[str], None]
+    place: WindowTier, device: torch.device, ops: Ops, pageable: Callable[[str], None]
 ) -> Storage:
     """Return where `place` is in a run that computes on `device`."""
     if place == "device":

@@ -10,7 +10,7 @@ from attrs.validators import and_, ge, gt, in_, le
 from neaptide.config import field
 
 State = Literal["float32", "bfloat16", "int8"]
-Place = Literal["device", "host", "pinned"]
+WindowTier = Literal["device", "host", "pinned"]
 
 
 @attrs.frozen(kw_only=True)
@@ -23,7 +23,7 @@ class WindowSettings:
         help="share of `phases.predict.max_horizon` that a jump goes",
     )
     sample_every: int = field(5, validator=ge(1), help="updates between two samples of the weights")
-    tier: Place = field(
+    tier: WindowTier = field(
         "host",
         validator=in_(("device", "host", "pinned")),
         help="where what is sampled is kept; `pinned` is page-locked RAM, used from the GPU",

@@ -144,7 +144,7 @@ class Window:
         return self.counts.get(name, 0) == self.plan.samples
 
     def combined(self, name: str, gains: Sequence[float]) -> torch.Tensor | None:
-        """Return `sum_j gains[j] * rows[j]`, float32; None if not complete.
+        """Return `sum_j gains[j] * rows[j]`, float32 in the weight's shape; None if not complete.
 
         Several rows are taken less the first one where the gains add up to zero: snapshots cancel,
         and float32 keeps the digits of what they differ by.
@@ -165,7 +165,7 @@ class Window:
         return total
 
     def level(self, name: str) -> torch.Tensor | None:
-        """Return the first row as a weight, its reference added; None if not complete."""
+        """Return the first row as a weight, float32, its reference added; None if not complete."""
         if not self.complete(name):
             return None
         row, reference = self.rows[name][0], self.references.get(name)

@@ -19,7 +19,6 @@ from pages import ROOT
 from neaptide.cli.app import build_app, main
 from neaptide.config import FORMATS
 from neaptide.hooks.enabling import configured
-from neaptide.plugin import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +56,7 @@ def check_configuration(text: str, notation: str, *strangers: PluginSpec) -> lis
 
 
 def check_toml(text: str) -> None:
-    """Check a configuration, or what a pyproject.toml says about a plugin."""
+    """Check a configuration, or what a pyproject.toml says about a distribution."""
     table = tomllib.loads(text)
     if not {"project", "build-system", "tool"} & set(table):
         check_configuration(text, "toml")
@@ -66,7 +65,7 @@ def check_toml(text: str) -> None:
     for requirement in project.get("dependencies", ()):
         check_requirement(requirement)
     groups = set(project.get("entry-points", {}))
-    if groups - {ENTRY_POINT_GROUP}:
+    if groups - set(PROJECT["entry-points"]):
         msg = f"no entry points of Neaptide's: {sorted(groups)}"
         raise WrongSnippetError(msg)
 

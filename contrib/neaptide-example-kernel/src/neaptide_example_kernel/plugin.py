@@ -12,7 +12,7 @@ from neaptide import NoConfig, Plugin, hookimpl
 from .provider import PROVIDER
 
 if TYPE_CHECKING:
-    from neaptide_kernels.registry import KernelScope
+    from neaptide.api.kernels import KernelScope
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,4 @@
-"""`neaptide presets`: configurations that ship with Neaptide."""
+"""`neaptide presets`: the configurations that installed distributions ship."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: one module a verb; only `run` imports torch."""
+"""The command line's frame: the verb `run`, and what finds and serves the verbs shipped."""
 
 from .app import main
 

@@ -1,4 +1,4 @@
-"""The training behind `neaptide run`, and with it the command line's only import of torch."""
+"""The training behind `neaptide run`, and with it the frame's only import of torch."""
 
 from __future__ import annotations
 

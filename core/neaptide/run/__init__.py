@@ -1,1 +1,1 @@
-"""One run: trainer, fit, saving, the recorder and the run directory."""
+"""One run: trainer, session, fit, saving, the recorder, the run directory, the resident store."""

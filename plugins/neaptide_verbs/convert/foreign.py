@@ -51,11 +51,11 @@ def frameworks() -> list[str]:
 def translate(
     framework: str, settings: Mapping[str, Any], specs: Mapping[str, PluginSpec]
 ) -> Translation:
-    """Convert settings by the core and by every plugin whose manifest `converts` them.
+    """Convert settings by the framework's converter, and every plugin whose manifest `converts` it.
 
     Raises:
         ConfigError: for an unknown framework, or values of the wrong type, one line each.
-        PluginError: if a plugin's converter cannot be loaded.
+        PluginError: if the framework's or a plugin's converter cannot be loaded.
     """
     known = shipped(GROUP)
     if framework not in known:

@@ -15,11 +15,12 @@ from neaptide.checkpoint.manifest import installed_version
 from neaptide.errors import ConfigError, NeaptideError, is_out_of_memory
 from neaptide.io.logging import StderrHandler
 from neaptide.io.streams import open_missing
+from neaptide.plugin import shipped
 from neaptide.run.signals import Interrupted
 
 from .output import print_text
 from .run import run
-from .verbs import add_verbs
+from .verbs import GROUP, add_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,9 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     text = _one_line(str(error))
     if isinstance(error, CycloptsError):
-        return f"{text.rstrip(' .,')}; see neaptide --help", _USAGE
+        missing = "its metadata, which names the verbs, is missing; pip install neaptide"
+        way_out = "see neaptide --help" if shipped(GROUP) else missing
+        return f"{text.rstrip(' .,')}; {way_out}", _USAGE
     if isinstance(error, KeyboardInterrupt):
         return "interrupted while no update was under way", _INTERRUPTED
     if is_out_of_memory(error):

@@ -157,3 +157,18 @@ def test_numbers_that_are_not_finite_become_strings_in_json(
 ) -> None:
     print_json({"val_loss": float("nan"), "paths": [Path("a")]})
     assert {"val_loss": "nan", "paths": ["a"]} == json.loads(capsys.readouterr().out)
+
+
+def test_without_metadata_a_verb_says_what_is_missing(tmp_path: Path) -> None:
+    code = """
+import sys
+from neaptide import plugin
+plugin.entry_points = lambda group: ()
+from neaptide.cli import main
+sys.exit(main(["doctor"]))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert 2 == done.returncode
+    assert done.stderr.endswith("names the verbs, is missing; pip install neaptide\n")
+    assert 1 == done.stderr.count("\n")

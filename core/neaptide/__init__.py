@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from .api.memory import Ledger
     from .api.parameters import ParameterStore
     from .api.phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
-    from .api.records import StepRecord
     from .api.spans import Span
     from .api.stash import StashKey
+    from .api.step_record import StepRecord
     from .api.steps import (
         JUMP_GAIN,
         PACE,
@@ -50,7 +50,7 @@ _HOME = {
     "api.memory": "Ledger",
     "api.parameters": "ParameterStore",
     "api.phases": "CORRECT FULL PREDICT WARMUP Phase PhaseSchedule",
-    "api.records": "StepRecord",
+    "api.step_record": "StepRecord",
     "api.spans": "Span",
     "api.stash": "StashKey",
     "api.steps": (

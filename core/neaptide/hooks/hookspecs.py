@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from neaptide.api.memory import Ledger
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import Phase, PhaseSchedule
-    from neaptide.api.records import StepRecord
+    from neaptide.api.step_record import StepRecord
     from neaptide.api.steps import Forecast, Probe, StepResult, Update
     from neaptide.api.task import Data, DataSpec, ModelSpec, Run, Task
 

@@ -84,8 +84,8 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
             ("rum",),
             (
                 'Unknown command "rum". Did you mean "run"? '
-                "Available commands: run, config, plugins, presets, ckpt, compare, completion, "
-                "doctor"
+                "Available commands: run, ckpt, compare, completion, config, doctor, kernels, "
+                "plugins"
             ),
         ),
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),

@@ -125,8 +125,10 @@ def shipped(group: str) -> dict[str, Shipped]:
             entry, f"{dist.name} {dist.version}" if dist else "an unknown distribution"
         )
         previous = found.get(entry.name)
-        if previous is not None and previous.target != current.target:
-            current = attrs.evolve(current, rival=previous.distribution)
+        if previous is not None:
+            same = previous.target == current.target
+            rival = previous.rival if same else previous.distribution
+            current = attrs.evolve(current, rival=rival)
         found[entry.name] = current
     return found
 

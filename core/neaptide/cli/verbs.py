@@ -1,63 +1,81 @@
 """The verbs that distributions ship: a function or a cyclopts App each, by entry point.
 
 The entry point's name is the verb's; `config.schema` is `schema` below `config`. Only those that a
-command line can mean are imported, and one that cannot be imported leaves the others as they are.
+command line can mean are imported, and one that cannot be used leaves the others as they are.
 """
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from inspect import isroutine
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
 
 from neaptide.errors import PluginError
+from neaptide.io.logging import CONSOLE
 from neaptide.plugin import shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from cyclopts import App
+    from collections.abc import Callable, Mapping, Sequence
 
     from neaptide.plugin import Shipped
 
 GROUP = "neaptide.verbs"
+_NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*")
 
 
 def add_verbs(app: App, given: Sequence[str] = ()) -> None:
     """Add to `app` every verb that the command line `given` can mean; all of them for none."""
     entries = shipped(GROUP)
     first = given[0] if given else ""
-    verbs = {name for name in app if not name.startswith("-")}
-    known = verbs | {name.partition(".")[0] for name in entries}
+    known = {name for name in app if not name.startswith("-")}
+    known |= {name.partition(".")[0] for name in entries}
+    absent: set[str] = set()
     for name, entry in entries.items():
-        top, *below = name.split(".")
-        if first in known and first != top:
-            continue
-        home, owner = app, "neaptide"
-        while below and top in home:
-            owner = entries[top].distribution if top in entries else owner
-            home, top, below = home[top], below[0], below[1:]
-        _add(home, ".".join([top, *below]), entry, owner)
+        if not _NAME.fullmatch(name):
+            CONSOLE.warning("%s: no verb can be called %r", entry.distribution, name)
+        elif first not in known or first == name.partition(".")[0]:
+            _add(app, name, entries, absent)
 
 
-def _add(home: App, name: str, entry: Shipped, owner: str) -> None:
+def _add(home: App, name: str, entries: Mapping[str, Shipped], absent: set[str]) -> None:
+    """Add one verb, below those that its name begins with; `absent` are those nobody ships."""
+    entry, owner = entries[name], "neaptide"
+    *above, last = name.split(".")
     try:
-        if name in home:
+        for depth, part in enumerate(above, 1):
+            path = ".".join(above[:depth])
+            if part not in home or path in absent:
+                absent.add(path)
+                last = part
+                msg = f"there is no verb {path!r} for it to be below"
+                raise PluginError(msg)  # noqa: TRY301 - told like every other fault
+            owner = entries[path].distribution if path in entries else owner
+            home = home[part]
+        if last in home:
             msg = f"{owner} and {entry.distribution} both ship a verb of this name; uninstall one"
-            raise PluginError(msg)  # noqa: TRY301 - told like every other fault of a distribution
+            raise PluginError(msg)  # noqa: TRY301
+        verb = entry.load()
+        if not isinstance(verb, App) and not isroutine(verb):
+            msg = f"{entry.target!r} must be a function or an App (got {type(verb).__name__})"
+            raise PluginError(msg)  # noqa: TRY301
         # A copy, so that a verb below another's does not stay in it.
-        home.command(deepcopy(entry.load()), name=name)
+        home.command(deepcopy(verb), name=last)
     except Exception as error:  # noqa: BLE001 - what a stranger names may be anything
-        if name in home:
-            del home[name]
-        home.command(_broken(entry, str(error)), name=name)
+        problem = " ".join(str(error).split())
+        if last in home:
+            del home[last]
+        shown = re.sub(r"([\\`*_\[\]<>])", r"\\\1", problem)  # the help is Markdown
+        home.command(_broken(entry, problem), name=last, help=f"BROKEN: {shown}")
 
 
 def _broken(entry: Shipped, problem: str) -> Callable[..., None]:
     msg = f"verb {entry.name!r} from {entry.distribution} cannot be used: {problem}"
 
-    def broken(*arguments: str, **options: str) -> None:
-        del arguments, options
+    def broken(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+        del arguments
         raise PluginError(msg)
 
-    broken.__doc__ = f"BROKEN: {problem}"
     return broken

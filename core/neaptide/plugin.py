@@ -112,7 +112,8 @@ class Shipped:
         try:
             return self.entry.load()
         except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-            msg = f"importing {self.target!r} raised {type(error).__name__}: {error}"
+            text = " ".join(str(error).split())
+            msg = f"importing {self.target!r} raised {type(error).__name__}: {text}"
             raise PluginError(msg) from error
 
 

@@ -22,15 +22,20 @@ def offered() -> dict[str, str | ConfigError]:
     homes: dict[str, str] = {}
     for one in shipped(GROUP).values():
         try:
-            package = files(one.load())
-        except (PluginError, TypeError, ValueError) as error:
+            package = one.load()
+            if not hasattr(package, "__path__"):
+                msg = f"{one.target!r} is no package"
+                raise PluginError(msg)  # noqa: TRY301 - told like every other fault
+            entries = [entry for entry in files(package).iterdir() if entry.name.endswith(".toml")]
+        except (PluginError, OSError) as error:
             found[one.name] = _unusable(one.name, f"{one.distribution}: {error}")
             continue
-        for entry in package.iterdir():
+        for entry in entries:
             name = entry.name.removesuffix(".toml")
-            if name == entry.name:
-                continue
-            found[name] = entry.read_text(encoding="utf-8")
+            try:
+                found[name] = entry.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                found[name] = _unusable(name, f"{one.distribution}: {error}")
             if name in homes:
                 both = f"{homes[name]} and {one.distribution}"
                 why = f"{both} both ship a preset of this name; uninstall one"

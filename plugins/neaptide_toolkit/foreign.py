@@ -7,7 +7,7 @@ framework's, its value a `Converter`. A plugin takes the keys it stands for by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -80,11 +80,15 @@ class Source:
         self.notes[path] = text
 
 
+def _names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
+
+
 @attrs.frozen
 class Converter:
     """What makes a configuration of one framework's settings."""
 
     convert: Callable[[Source], dict[str, Any]]
     """Returns the core's sections; what plugins stand for is left to them."""
-    signs: frozenset[str] = frozenset()
+    signs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Top-level keys that this framework's settings have and no other's."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.config.tables import at, leaves
-from neaptide.config.values import dotted, hint, too_deep
+from neaptide.config.values import dotted, got, hint, too_deep
 from neaptide.errors import ConfigError, PluginError
 from neaptide.plugin import shipped
 from neaptide_toolkit.foreign import AUTO, Converter, Source
@@ -66,7 +66,10 @@ def translate(
         msg = f"the settings nest too deep to be {framework}'s"
         raise ConfigError(msg)
     source = Source(settings)
-    table = {"version": 1, **converter.convert(source)}
+    converted = converter.convert(source)
+    if not isinstance(converted, dict):
+        raise _unusable(known[framework], f"it returned no table but {got(converted)}")
+    table = {"version": 1, **converted}
     plugins = {
         name: values
         for name, spec in specs.items()
@@ -94,12 +97,16 @@ def _load(entry: Shipped) -> Converter:
     try:
         converter = entry.load()
     except PluginError as error:
-        msg = f"framework {entry.name!r} from {entry.distribution} cannot be converted: {error}"
-        raise PluginError(msg) from error
+        raise _unusable(entry, str(error)) from error
     if not isinstance(converter, Converter):
-        msg = f"{entry.target!r} must be a Converter (got {type(converter).__name__})"
-        raise PluginError(msg)
+        kind = type(converter).__name__
+        raise _unusable(entry, f"{entry.target!r} must be a Converter (got {kind})")
     return converter
+
+
+def _unusable(entry: Shipped, problem: str) -> PluginError:
+    where = f"framework {entry.name!r} from {entry.distribution}"
+    return PluginError(f"{where} cannot be converted: {problem}")
 
 
 def _converter(spec: PluginSpec, framework: str) -> Callable[[Source], dict[str, Any] | None]:

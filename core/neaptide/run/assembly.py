@@ -49,9 +49,10 @@ def kernel_scope() -> KernelScope:
     """Open the kernel registry that is installed; PluginError where there is none, or two."""
     entries = shipped(KERNEL_GROUP)
     if len(entries) != 1:
+        found = ", ".join(entry.distribution for entry in entries.values()) or "none"
         msg = (
-            f"plugins bring kernels, and {len(entries)} kernel registries are installed; "
-            f"exactly one distribution must have an entry point of {KERNEL_GROUP!r}"
+            f"plugins bring kernels, and exactly one distribution must have an entry point of "
+            f"{KERNEL_GROUP!r} (got {found})"
         )
         raise PluginError(msg)
     (entry,) = entries.values()

@@ -6,7 +6,7 @@ import json as jsons
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -15,7 +15,14 @@ from neaptide.cli.loading import loaded
 from neaptide.cli.output import AsJson, Preset, Sets, print_json, print_table, print_text
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
-from neaptide.hooks.enabling import configured
+from neaptide.hooks.enabling import configured, split_name
+from neaptide.io.logging import run_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from neaptide.config import RunConfig
+    from neaptide.plugin import PluginSpec
 
 FormatName = Literal["toml", "yaml", "json"]
 
@@ -43,10 +50,8 @@ def check(
     """
     config, ordered = configured(loaded(files, preset, set_).config)
     if imports:
-        from neaptide.cli.training import try_settings  # noqa: PLC0415 - imports torch
-
         sys.path.insert(0, str(Path.cwd()))  # as `run` does
-        try_settings(config, ordered)
+        _try_settings(config, ordered)
     names = [spec.name for spec in ordered]
     if json:
         print_json({"ok": True, "plugins": names})
@@ -76,6 +81,20 @@ def show(
         _print_origins(plain, layered.origins, json=json or format == "json")
     else:
         print_text(configuration.by_name("json" if json else format).dumps(plain))
+
+
+def _try_settings(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
+    """Create the plugins, try the optimizer on one weight and import the factories; no model."""
+    from neaptide.run import assembly  # noqa: PLC0415 - imports torch
+    from neaptide.run.defaults import import_factory, try_optimizer  # noqa: PLC0415 - likewise
+
+    hooks = assembly.create_plugins(config, ordered, run_logger())
+    if hooks.left_to_core("configure_optimizer"):
+        try_optimizer(config.optimizer.name, config.optimizer.lr, config.optimizer.options)
+    for where, section in (("model.name", config.model), ("data.name", config.data)):
+        scheme, name = split_name(section.name, ordered)
+        if name and not scheme:
+            import_factory(name, section.options, where)
 
 
 def _print_origins(plain: dict[str, Any], origins: Mapping[str, str], *, json: bool) -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from neaptide.hooks.enabling import split_name
-from neaptide.io.logging import CONSOLE, run_logger
+from neaptide.io.logging import CONSOLE
 from neaptide.run import assembly
-from neaptide.run.defaults import import_factory, try_optimizer
 from neaptide.run.trainer import HybridTrainer
 
 from .progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from neaptide.config import RunConfig
-    from neaptide.plugin import PluginSpec
 
 
 def train(
@@ -38,17 +35,6 @@ def train(
         with progress(config, style=style, stream=sys.stdout, device=trainer.run.device) as display:
             summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)
         return summary, _reports(trainer)
-
-
-def try_settings(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
-    """Create the plugins, try the optimizer on one weight and import the factories; no model."""
-    hooks = assembly.create_plugins(config, ordered, run_logger())
-    if hooks.left_to_core("configure_optimizer"):
-        try_optimizer(config.optimizer.name, config.optimizer.lr, config.optimizer.options)
-    for where, section in (("model.name", config.model), ("data.name", config.data)):
-        scheme, name = split_name(section.name, ordered)
-        if name and not scheme:
-            import_factory(name, section.options, where)
 
 
 def _reports(trainer: HybridTrainer) -> dict[str, str]:

@@ -1,0 +1,44 @@
+"""What the command line prints of an error, and the code it exits with.
+
+An error of Neaptide's own has its `exit_code`, see `neaptide.errors`; the others are here.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+from cyclopts import CycloptsError
+
+from neaptide.errors import NeaptideError, is_out_of_memory
+from neaptide.plugin import shipped
+
+from .verbs import GROUP
+
+_USAGE, _OUT_OF_MEMORY, _INTERRUPTED, _OTHER = 2, 4, 130, 1
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """Return what to print of an error, and the exit code.
+
+    The traceback of an exception out of a user's or a plugin's code is printed first.
+    """
+    if isinstance(error, NeaptideError):
+        return str(error), error.exit_code
+    text = one_line(str(error))
+    if isinstance(error, CycloptsError):
+        missing = "its metadata, which names the verbs, is missing; pip install neaptide"
+        way_out = "see neaptide --help" if shipped(GROUP) else missing
+        return f"{text.rstrip(' .,')}; {way_out}", _USAGE
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted while no update was under way", _INTERRUPTED
+    if is_out_of_memory(error):
+        text = f"out of memory: {text or 'the host has no more'}"
+        advice = "lower train.batch_size, or enable a plugin that saves memory"
+        return f"{text}; {advice}", _OUT_OF_MEMORY
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {text}", _OTHER
+
+
+def one_line(text: str) -> str:
+    """Return `text` without its line breaks."""
+    return " ".join(text.split())

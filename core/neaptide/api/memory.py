@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .tiers import Tier
+Tier = Literal["device", "host"]
+"""`device` is what computes, `host` is RAM; without an accelerator all of it is `device`."""
 
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
 
@@ -126,6 +127,11 @@ class MemorySample:
     """Live tensors by torch's allocator on the accelerator; None on a machine without one."""
     host_bytes: int
     """Resident set size of the process."""
+
+
+def tier_of(device: torch.device, compute: torch.device) -> Tier:
+    """Return the tier of a tensor on `device` in a run that computes on `compute`."""
+    return "device" if device.type == compute.type else "host"
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:

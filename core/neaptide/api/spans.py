@@ -9,7 +9,7 @@ import attrs
 import torch
 
 if TYPE_CHECKING:
-    from .tiers import Tier
+    from .memory import Tier
 
 Mode = Literal["read", "write"]
 

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from neaptide import Ledger, Phase
-    from neaptide.api.memory import Moment
-    from neaptide.api.tiers import Tier
+    from neaptide.api.memory import Moment, Tier
 
     from .config import Int8Config
     from .reach import Reach

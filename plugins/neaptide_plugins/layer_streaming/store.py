@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from neaptide import ParameterStore, Span
-from neaptide.api.tiers import Tier, tier_of
+from neaptide.api.memory import Tier, tier_of
 from neaptide.run.resident.store import parameter_names
 from neaptide_toolkit.offload import Aside, movable
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from neaptide import Ledger, ParameterStore, Phase, Run, Span
+    from neaptide.api.memory import Tier
     from neaptide.api.steps import Probe
-    from neaptide.api.tiers import Tier
 
     from .window import Plan
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from neaptide.api.memory import Tier
     from neaptide.api.spans import Mode, Span
-    from neaptide.api.tiers import Tier
 
 _TIERS: tuple[Tier, ...] = ("host", "device")
 

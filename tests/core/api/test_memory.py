@@ -7,8 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from neaptide.api.memory import MOMENTS, Ledger, nested_tensors, tensor_bytes
-from neaptide.api.tiers import tier_of
+from neaptide.api.memory import MOMENTS, Ledger, nested_tensors, tensor_bytes, tier_of
 from neaptide.run.meter import PeakMeter, sample
 
 CPU = torch.device("cpu")

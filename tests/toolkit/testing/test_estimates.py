@@ -18,8 +18,7 @@ from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide.api.memory import Moment
-    from neaptide.api.tiers import Tier
+    from neaptide.api.memory import Moment, Tier
 
 SIZE = 300_000
 LAW = ["estimate-is-allocated"]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from neaptide.api.memory import tier_of
 from neaptide.api.norms import norm_dtype, norm_of, on_device, total_norm
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.spans import Change, Keeper, Mode, Span
-from neaptide.api.tiers import tier_of
 
 from .aside import Aside, is_whole, movable
 

@@ -1,12 +1,17 @@
-"""`neaptide plugins`: what is installed, and what it can be told. Reads manifests only."""
+"""`neaptide plugins`: what is installed, what it can be told, and a new one to begin with.
+
+Reads manifests only.
+"""
 
 from __future__ import annotations
 
 import json as jsons
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from neaptide.cli.output import AsJson, Offers, print_json, print_table, print_text
 from neaptide.errors import PluginError, suggest
@@ -16,7 +21,9 @@ if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 
-app = App(name="plugins", help="Show the installed plugins.")
+Kind = Literal["observer", "predictor", "optimizer", "memory", "verb", "kernel"]
+
+app = App(name="plugins", help="Show the installed plugins, or begin one of your own.")
 
 
 @app.command(name="list")
@@ -57,6 +64,37 @@ def show(name: Annotated[str, Offers(installed_plugins)], /, *, json: AsJson = F
     if settings:
         print_text(f"\n[plugins.{name}]")
         print_table([(s["name"], _toml(s["default"]), s["type"], s["help"]) for s in settings])
+
+
+@app.command
+def new(
+    name: Annotated[str, Parameter(help="The plugin's or the verb's, such as `gradient-noise`.")],
+    /,
+    *,
+    kind: Annotated[
+        Kind, Parameter(help="What it is; an observer, which only looks on, is the simplest.")
+    ] = "observer",
+    dir_: Annotated[
+        Path | None, Parameter(name="--dir", help="Directory to write; left out, `./NAME`.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write a distribution of your own: a plugin or a verb that works, its tests and their CI.
+
+    A directory that exists is never overwritten.
+    """
+    from .new import write_new  # noqa: PLC0415 - the other verbs do without
+
+    directory = dir_ or Path(name)
+    files = write_new(name, kind, directory)
+    if json:
+        print_json({"name": name, "kind": kind, "path": str(directory), "files": files})
+        return
+    shown = f"neaptide {name} --help" if kind == "verb" else f"neaptide plugins show {name}"
+    print_text(
+        f"{directory}: {len(files)} files\n\nNext:\n\n    cd {quote(str(directory))}\n"
+        f'    pip install -e ".[test]"\n    pytest\n    {shown}\n'
+    )
 
 
 def _summary(found: Installed) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""Writes a distribution with a plugin, or a verb, that works as it is written.
+
+The files are `templates/<kind>/` and `templates/common/`, each with `.txt` behind its name, which
+keeps tools that look for Python off them. A word such as `@name@` in them is replaced by its value.
+"""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import attrs
+
+from neaptide.cli.verbs import GROUP as VERBS
+from neaptide.errors import ConfigError, PluginError
+from neaptide.plugin import ENTRY_POINT_GROUP, shipped
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_PLACES = {"gitignore": ".gitignore", "ci.yml": ".github/workflows/ci.yml"}
+_FOLDERS = {"src", "tests"}
+"""Of every distribution: a package of such a name could not be told from them."""
+_BUILT_IN = {"run"}
+"""Verbs that no distribution ships."""
+
+
+@attrs.frozen
+class Kind:
+    """What can be written."""
+
+    summary: str
+    """The line that `plugins list` shows of it."""
+    group: str = ENTRY_POINT_GROUP
+    target: str = "@package@:SPEC"
+    """What its entry point names."""
+
+
+KINDS = {
+    "observer": Kind("Keeps the slowest updates of a run in a file of its own."),
+    "predictor": Kind("Predicts updates along the line between the halves of a window."),
+    "optimizer": Kind("Lion: steps by the sign of an average of the gradients."),
+    "memory": Kind("Holds activations as bfloat16 from the forward to the backward."),
+    "verb": Kind(
+        "Shows where the time of a run went, phase by phase.", VERBS, "@package@.verb:show"
+    ),
+    "kernel": Kind("Applies predicted updates to lists of float32 tensors together."),
+}
+
+
+def write_new(name: str, kind: str, directory: Path) -> list[str]:
+    """Write the distribution `name` to `directory`; return the paths of its files in there.
+
+    All of it appears at once, or nothing. Raises ConfigError or PluginError where the name cannot
+    be had, the directory exists or it cannot be written.
+    """
+    _check_name(name, KINDS[kind].group)
+    package = name.replace("-", "_")
+    _check_package(package, name)
+    files = _files(name, package, kind)
+    try:
+        if os.path.lexists(directory):
+            msg = f"{directory} exists already; name another directory with --dir, or move this one"
+            raise ConfigError(msg)
+        with TemporaryDirectory(prefix=f".{name}-", dir=directory.parent) as beside:
+            written = Path(beside) / "new"  # the folder around it is for its owner's eyes alone
+            for place, text in files.items():
+                path = written / place
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8", newline="\n")
+            written.rename(directory)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        msg = f"cannot write {directory}: {reason}; name another directory with --dir"
+        raise ConfigError(msg) from error
+    return sorted(files)
+
+
+def _check_name(name: str, group: str) -> None:
+    if not _NAME.fullmatch(name):
+        msg = (
+            f"the name is words of lower-case letters and digits with dashes between them, and "
+            f"begins with a letter, as 'gradient-noise' (got {name!r}); choose such a name"
+        )
+        raise ConfigError(msg)
+    what = "verb" if group == VERBS else "plugin"
+    found = shipped(group).get(name)
+    if found is not None:
+        msg = (
+            f"a {what} {name!r} is installed already, by {found.distribution}; choose another name"
+        )
+        raise PluginError(msg)
+    if group == VERBS and name in _BUILT_IN:
+        msg = f"a verb {name!r} is built into neaptide; choose another name"
+        raise PluginError(msg)
+
+
+def _check_package(package: str, name: str) -> None:
+    if keyword.iskeyword(package):
+        reason = "a keyword of Python"
+    elif package in sys.stdlib_module_names:
+        reason = "a module of Python's standard library"
+    elif package in _FOLDERS:
+        reason = "a folder of its distribution"
+    elif _is_installed(package):
+        reason = "a package that is installed here"
+    else:
+        return
+    msg = f"the package of {name!r} would be {package!r}, which is {reason}; choose another name"
+    raise ConfigError(msg)
+
+
+def _is_installed(package: str) -> bool:
+    found = find_spec(package)
+    # A folder without __init__.py is a package, too, and may be any folder where Python started.
+    return found is not None and found.origin is not None
+
+
+def _files(name: str, package: str, kind: str) -> dict[str, str]:
+    """Return the text of each file by its path in the distribution."""
+    chosen = KINDS[kind]
+    words = {
+        "target": chosen.target,  # first: it has the package in it
+        "name": name,
+        "package": package,
+        "Class": "".join(word.capitalize() for word in name.split("-")),
+        "distribution": name if name.startswith("neaptide-") else f"neaptide-{name}",
+        "summary": chosen.summary,
+        "group": chosen.group,
+    }
+    files = {}
+    for folder in (_TEMPLATES / "common", _TEMPLATES / kind):
+        for path in folder.rglob("*.txt"):
+            place = path.relative_to(folder).as_posix().removesuffix(".txt")
+            place = re.sub(r"^src/", f"src/{package}/", _PLACES.get(place, place))
+            text = path.read_text(encoding="utf-8")
+            for word, value in words.items():
+                text = text.replace(f"@{word}@", value)
+            files[place] = text
+    return files

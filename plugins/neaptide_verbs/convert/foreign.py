@@ -6,6 +6,7 @@ Whoever has a counterpart takes the keys it stands for; what nobody takes is rep
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -82,15 +83,13 @@ def translate(
 
 
 def framework_of(settings: Mapping[str, Any]) -> str | None:
-    """Return the framework whose own top-level keys are among these settings, if any."""
+    """Return the framework most of whose own top-level keys are among these settings, if any."""
+    found: dict[str, int] = {}
     for name, entry in shipped(GROUP).items():
-        try:
-            converter = _load(entry)
-        except PluginError:  # it is told to whoever asks for that framework
-            continue
-        if converter.signs & settings.keys():
-            return name
-    return None
+        with suppress(PluginError):  # it is told to whoever asks for that framework
+            found[name] = len(_load(entry).signs & settings.keys())
+    best = max(found, key=found.__getitem__, default=None)
+    return best if best is not None and found[best] else None
 
 
 def _load(entry: Shipped) -> Converter:

@@ -21,6 +21,7 @@ def convert(source):
     return {"train": {"steps": source.take("rounds", int)}}
 
 GUEST = Converter(convert, frozenset({"rounds"}))
+RICH = Converter(convert, {"rich", "riches"})
 OTHER = Converter(convert, ["laps"])
 WRONG = Converter(lambda source: 5)
 NOT = convert
@@ -40,7 +41,7 @@ def site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     entries = {name: target for name, (target, _) in BROKEN.items()}
     files = {"x_framework.py": GUEST, "x_quits.py": "import sys\nsys.exit(3)\n"}
     install(site, "x-broken", {"neaptide.converters": entries})
-    guest = {"neaptide.converters": {"x-guest": "x_framework:GUEST"}}
+    guest = {"neaptide.converters": {"x-guest": "x_framework:GUEST", "x-rich": "x_framework:RICH"}}
     install(site, "x-framework", guest, files)
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", environment_with(site)["PYTHONPATH"])
@@ -61,6 +62,8 @@ def test_its_settings_are_known_by_its_signs(neaptide: Any) -> None:
     assert "x-guest" == framework_of({"rounds": 1})
     assert "deepspeed" == framework_of({"zero_optimization": {}})
     assert framework_of({"train": {}}) is None
+    # By most of its signs: a stranger's may have a key of another framework's, too.
+    assert "x-rich" == framework_of({"bf16": True, "rich": 1, "riches": 2})
     done = neaptide("config", "convert", "theirs.json", "--to", "toml")
     expected = "error: these are settings of x-guest; add --from x-guest in theirs.json\n"
     assert (2, expected) == (done.code, done.err)
@@ -68,7 +71,7 @@ def test_its_settings_are_known_by_its_signs(neaptide: Any) -> None:
 
 @pytest.mark.usefixtures("site")
 def test_it_is_suggested(neaptide: Any, command: Any) -> None:
-    assert {"x-guest", "deepspeed", *BROKEN} == set(frameworks())
+    assert {"x-guest", "x-rich", "deepspeed", *BROKEN} == set(frameworks())
     assert "x-guest" in command("completion", "bash").out
     done = neaptide("config", "convert", "theirs.json", "--from", "x-guess")
     expected = "error: unknown framework 'x-guess' (did you mean 'x-guest'?)\n"

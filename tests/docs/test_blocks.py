@@ -6,18 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
+from contributed import entry_points_of, found_from
 from pages import CONTRIB, PAGES, READMES, ROOT, blocks, indented
 from snippets import CHECKS, WrongSnippetError, check_configuration, run_page
 
 from neaptide import NeaptideError
+from neaptide.config import presets
 from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pages import Block
 
-FOLLOWED = {ROOT / "docs" / "tutorial.md", ROOT / "docs" / "writing-plugins.md"}
+FOLLOWED = {ROOT / "docs" / name for name in ("tutorial.md", "verbs.md", "writing-plugins.md")}
 """Pages whose files have tests of their own, which write and use them."""
 FENCED = [
     block for page in PAGES for block in blocks(page) if not (block.file and block.page in FOLLOWED)
@@ -27,7 +30,19 @@ CHECKED = [
     for block in FENCED
     if block.language in CHECKS and (block.language != "toml" or block.page not in CONTRIB)
 ]
+ADDS_PLUGINS = [page for page in CONTRIB if "neaptide.plugins" in entry_points_of(page.parent)]
 WITH_PYTHON = sorted({block.page for block in FENCED if block.language == "python"})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _contrib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Pages show verbs, presets and converters of contrib/, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in found_from(tmp_path_factory.mktemp("site")):
+            patch.syspath_prepend(folder)
+        presets.offered.cache_clear()
+        yield
+    presets.offered.cache_clear()
 
 
 def plugin_of(readme: Path) -> str:
@@ -76,7 +91,7 @@ def test_a_plugin_readme_shows_how_to_enable_the_plugin(page: Path) -> None:
     assert name in enabled
 
 
-@pytest.mark.parametrize("page", CONTRIB, ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", ADDS_PLUGINS, ids=lambda page: page.parent.name)
 def test_a_readme_under_contrib_shows_how_to_enable_its_plugin(
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +114,8 @@ def test_a_readme_under_contrib_shows_how_to_enable_its_plugin(
         ("sh", "neaptide run my.toml --quite"),
         ("sh", "neaptide run my.toml --set train.stepps=3"),
         ("sh", "neaptide run --preset small"),
+        ("sh", "neaptide losses runs/mine --wide 3"),
+        ("sh", "neaptide ckpt sizes runs/mine"),
         ("sh", "neaptide plugins show emma"),
         ("sh", 'pip install "neaptide[nothing]"'),
         ("sh", "pip install -c constraint.txt ."),

@@ -16,9 +16,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import ROOT
 
+from neaptide.api.kernels import KERNEL_GROUP
+from neaptide.cli import verbs
 from neaptide.cli.app import build_app, main
-from neaptide.config import FORMATS
+from neaptide.config import FORMATS, presets
 from neaptide.hooks.enabling import configured
+from neaptide.plugin import ENTRY_POINT_GROUP
+from neaptide_verbs.convert import foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +37,8 @@ ENVIRONMENTS = {
         r"^\[(testenv:[\w-]+)\]", (ROOT / "tox.ini").read_text("utf-8"), re.MULTILINE
     )
 } | {"py311", "py312", "py313"}
+
+GROUPS = {ENTRY_POINT_GROUP, KERNEL_GROUP, verbs.GROUP, presets.GROUP, foreign.GROUP}
 
 _LOOKS = {
     ("config", "schema"),
@@ -65,7 +71,7 @@ def check_toml(text: str) -> None:
     for requirement in project.get("dependencies", ()):
         check_requirement(requirement)
     groups = set(project.get("entry-points", {}))
-    if groups - set(PROJECT["entry-points"]):
+    if groups - GROUPS:
         msg = f"no entry points of Neaptide's: {sorted(groups)}"
         raise WrongSnippetError(msg)
 

@@ -1,4 +1,4 @@
-"""What verbs print: JSON for programs, aligned tables for people."""
+"""What verbs are written with, strangers' too: common options, JSON, text and aligned tables."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Two verbs for Neaptide: `losses`, and `size` below `ckpt`."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import tomllib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from contributed import FOLDERS
 from pages import ROOT, blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
 JOB: dict[str, Any] = WORKFLOW["jobs"]["test"]
@@ -48,3 +53,19 @@ def test_it_runs_on_pushes_and_pull_requests() -> None:
 
 def test_it_ends_within_an_hour() -> None:
     assert 60 >= JOB["timeout-minutes"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_each_distribution_under_contrib_is_tested_without_the_others(folder: Path) -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    named = [
+        f"python -I -m pip install --no-deps {{tox_root}}/contrib/{folder.name}",
+        f"pytest {{tox_root}}/contrib/{folder.name} {{posargs}}",
+        f"python -I -m pip uninstall --yes {folder.name}",
+    ]
+    commands = tox["testenv:contrib"]["commands"].strip().splitlines()
+    start = commands.index(named[0])
+    assert named == commands[start : start + 3]
+    assert start % 3 == 0
+    assert folder.name in tox["testenv:contrib"]["commands_pre"]

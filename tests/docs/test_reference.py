@@ -16,7 +16,7 @@ from pages import PLUGINS, READMES, ROOT, headings, section, tables, text_of
 from support import CYCLE, tiny_trainer
 
 from neaptide import Interrupted, NeaptideError, PluginSpec, RunConfig, StepResult
-from neaptide.cli import app as cli
+from neaptide.cli import exit_codes
 from neaptide.hooks import hookspecs
 from neaptide.hooks.manager import _AROUND, _SPECS
 from neaptide.hooks.registry import installed_plugins
@@ -201,7 +201,7 @@ def test_every_exit_code_is_described() -> None:
     (table,) = tables(section(ARCHITECTURE, "Exit codes"))
     errors = {error.exit_code for error in (NeaptideError, *NeaptideError.__subclasses__())}
     signals = {Interrupted(number, "").exit_code for number in (signal.SIGINT, signal.SIGTERM)}
-    expected = {0, cli._USAGE, cli._OUT_OF_MEMORY, *errors, *signals}
+    expected = {0, exit_codes._USAGE, exit_codes._OUT_OF_MEMORY, *errors, *signals}
     assert expected == {int(row["code"]) for row in table}
 
 

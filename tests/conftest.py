@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -17,3 +18,4 @@ settings.load_profile("neaptide")
 def _seeded() -> None:
     torch.manual_seed(0)
     random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the generator of which a digest knows

@@ -117,20 +117,24 @@ class Shipped:
             raise PluginError(msg) from error
 
 
+def shipped_all(group: str) -> list[Shipped]:
+    """Return every entry point of a group, in the order of names; nothing is imported."""
+    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    nobody = "an unknown distribution"
+    dists = [f"{one.dist.name} {one.dist.version}" if one.dist else nobody for one in found]
+    return list(map(Shipped, found, dists))
+
+
 def shipped(group: str) -> dict[str, Shipped]:
     """Return what distributions ship in an entry-point group by name; nothing is imported."""
     found: dict[str, Shipped] = {}
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
-        dist = entry.dist
-        current = Shipped(
-            entry, f"{dist.name} {dist.version}" if dist else "an unknown distribution"
-        )
-        previous = found.get(entry.name)
+    for current in shipped_all(group):
+        previous = found.get(current.name)
+        rival = None
         if previous is not None:
             same = previous.target == current.target
             rival = previous.rival if same else previous.distribution
-            current = attrs.evolve(current, rival=rival)
-        found[entry.name] = current
+        found[current.name] = attrs.evolve(current, rival=rival)
     return found
 
 

@@ -50,7 +50,6 @@ def check(
     """
     config, ordered = configured(loaded(files, preset, set_).config)
     if imports:
-        sys.path.insert(0, str(Path.cwd()))  # as `run` does
         _try_settings(config, ordered)
     names = [spec.name for spec in ordered]
     if json:
@@ -88,6 +87,7 @@ def _try_settings(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
     from neaptide.run import assembly  # noqa: PLC0415 - imports torch
     from neaptide.run.defaults import import_factory, try_optimizer  # noqa: PLC0415 - likewise
 
+    sys.path.insert(0, str(Path.cwd()))  # as `run` does: after torch has found its own modules
     hooks = assembly.create_plugins(config, ordered, run_logger())
     if hooks.left_to_core("configure_optimizer"):
         try_optimizer(config.optimizer.name, config.optimizer.lr, config.optimizer.options)

@@ -10,7 +10,6 @@ from cyclopts import App
 
 from neaptide.cli.output import AsJson, Offers, print_json, print_table, print_text
 from neaptide.config import FORMATS, by_suffix, presets
-from neaptide.errors import ConfigError
 from neaptide_toolkit.files import COMMENTS, write_new
 
 Name = Annotated[str, Offers(presets.names)]
@@ -27,9 +26,8 @@ def list_(*, json: AsJson = False) -> None:
         print_json([{"name": name, "summary": summary} for name, summary in named.items()])
     else:
         print_table(named.items())
-    for found in presets.offered().values():
-        if isinstance(found, ConfigError):
-            sys.stderr.write(f"note: {found}\n")
+    for what, problem in presets.offered()[1].items():
+        sys.stderr.write(f"note: {what} cannot be used: {problem}\n")
 
 
 @app.command

@@ -151,6 +151,12 @@ def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
     elif tensor.layout is torch.sparse_coo:
         yield from _storages(tensor._indices())  # noqa: SLF001 - the public one refuses duplicates
         yield from _storages(tensor._values())  # noqa: SLF001 - as above
+    elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
+            yield _storage(part)
+    elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        for part in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()):
+            yield _storage(part)
     else:
         yield _storage(tensor)
 

@@ -7,20 +7,18 @@ from importlib.resources import files
 
 from neaptide.config.values import hint
 from neaptide.errors import ConfigError, PluginError
-from neaptide.plugin import shipped
+from neaptide.plugin import shipped_all
 
 GROUP = "neaptide.presets"
 
 
 @cache
-def offered() -> dict[str, str | ConfigError]:
-    """Return each preset's TOML by name, or what is wrong with it.
-
-    A package that cannot be read is there under the name of its entry point.
-    """
-    found: dict[str, str | ConfigError] = {}
+def offered() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the TOML of each preset by name, and the problems of others and of packages."""
+    texts: dict[str, str] = {}
+    problems: dict[str, str] = {}
     homes: dict[str, str] = {}
-    for one in shipped(GROUP).values():
+    for one in shipped_all(GROUP):
         try:
             package = one.load()
             if not hasattr(package, "__path__"):
@@ -28,37 +26,33 @@ def offered() -> dict[str, str | ConfigError]:
                 raise PluginError(msg)  # noqa: TRY301 - told like every other fault
             entries = [entry for entry in files(package).iterdir() if entry.name.endswith(".toml")]
         except (PluginError, OSError) as error:
-            found[one.name] = _unusable(one.name, f"{one.distribution}: {error}")
+            problems[f"presets of {one.distribution}"] = str(error)
             continue
         for entry in entries:
             name = entry.name.removesuffix(".toml")
-            try:
-                found[name] = entry.read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                found[name] = _unusable(name, f"{one.distribution}: {error}")
-            if name in homes:
+            if homes.setdefault(name, one.distribution) != one.distribution:
                 both = f"{homes[name]} and {one.distribution}"
-                why = f"{both} both ship a preset of this name; uninstall one"
-                found[name] = _unusable(name, why)
-            homes[name] = one.distribution
-    return {name: found[name] for name in sorted(found)}
-
-
-def _unusable(name: str, why: str) -> ConfigError:
-    return ConfigError(f"preset {name!r} cannot be used: {why}")
+                problems[name] = f"{both} both ship a preset of this name; uninstall one"
+            try:
+                texts[name] = entry.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                problems[name] = f"{one.distribution}: {error}"
+    return {name: texts[name] for name in sorted(texts) if name not in problems}, problems
 
 
 def names() -> list[str]:
     """Return the names of all usable presets, sorted."""
-    return [name for name, found in offered().items() if isinstance(found, str)]
+    return list(offered()[0])
 
 
 def text(name: str) -> str:
     """Return a preset's TOML, comments included; ConfigError for an unknown or unusable name."""
-    if name not in offered():
-        msg = f"unknown preset {name!r}{hint(name, names())}"
+    texts, problems = offered()
+    if name in problems:
+        msg = f"preset {name!r} cannot be used: {problems[name]}"
         raise ConfigError(msg)
-    found = offered()[name]
-    if isinstance(found, ConfigError):
-        raise found
-    return found
+    if name not in texts:
+        missing = "".join(f"; {what}: {why}" for what, why in problems.items())
+        msg = f"unknown preset {name!r}{hint(name, texts)}{missing}"
+        raise ConfigError(msg)
+    return texts[name]

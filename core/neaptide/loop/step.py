@@ -215,14 +215,12 @@ class Loop:
         phase: Phase,
     ) -> Outcome:
         del optimizer, phase, updated  # for middleware
-        outcome, self._norm = apply_gradients(
-            self.store,
-            self._config.train,
-            self.state.accumulation.loss,
-            gradient_scale,
-            measure=self._measure_norm or check_norm,
-        )
-        return outcome
+        if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
+            self.store.scale_gradients(gradient_scale)
+        if self._measure_norm or check_norm:
+            self._norm = self.store.gradient_norm()
+        loss = self.state.accumulation.loss
+        return apply_gradients(self.store, self._config.train, loss, self._norm)
 
     def _call_model(self, *, model: Any, batch: Any, phase: Phase, moment: str) -> WeighedLoss:
         del phase, moment  # for middleware

@@ -36,25 +36,19 @@ def apply_gradients(
     store: ParameterStore,
     train: TrainSection,
     loss: float | torch.Tensor,
-    gradient_scale: float | torch.Tensor,
-    *,
-    measure: bool,
-) -> tuple[Outcome, torch.Tensor | None]:
-    """Scale, check and clip the gradients, and step; return the norm if `measure` asks for it.
+    norm: torch.Tensor | None,
+) -> Outcome:
+    """Check and clip the gradients, whose L2 norm is `norm` where it was measured, and step.
 
-    SKIPPED, with nothing stepped, where gradients or `loss`, the mean up to a factor, are not
-    finite.
+    SKIPPED, with nothing stepped, where they or `loss`, the mean up to a factor, are not finite.
     """
-    if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
-        store.scale_gradients(gradient_scale)
-    norm = store.gradient_norm() if measure else None
     if train.check_finite and not _finite(store, norm, loss):
-        return Outcome.SKIPPED, norm
+        return Outcome.SKIPPED
     if train.clip_norm is not None and norm is not None:
         store.clip_gradients(train.clip_norm, norm)
     store.step()
     store.finish_update()
-    return Outcome.APPLIED, norm
+    return Outcome.APPLIED
 
 
 def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torch.Tensor) -> bool:

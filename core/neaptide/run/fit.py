@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from neaptide import checkpoint
@@ -16,6 +15,7 @@ from .signals import Interrupted, StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from neaptide.api.steps import StepResult
     from neaptide.api.task import Data
@@ -33,8 +33,15 @@ class _Stopped(Exception):  # noqa: N818 - not a fault: it ends an evaluation no
 class Fit:
     """One call of `trainer.fit`."""
 
-    def __init__(self, session: Session, data: Data, observe: Observer | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        data: Data,
+        observe: Observer | None,
+        **trainer: Callable[..., Any],
+    ) -> None:
         self._session = session
+        self._trainer = trainer  # its step, evaluate, save and load: a subclass may have its own
         self._data = data
         self._observe = observe
         self._recorder = session.recorder
@@ -64,7 +71,7 @@ class Fit:
         while state.step < total:
             with self._saving_first():
                 batch = next(batches)
-            result = session.step(batch)
+            result = self._trainer["step"](batch)
             session.data_state = feed.state_dict()
             if self._observe is not None:
                 self._observe(result, state)
@@ -124,7 +131,7 @@ class Fit:
                     msg = f"no checkpoint in {root} can be loaded; remove it to start anew"
                     raise CheckpointError(msg)
                 return False
-        self._session.load(Path(path), allow_changes=allow_changes)
+        self._trainer["load"](path, allow_changes=allow_changes)
         return True
 
     def _save_if_due(self) -> None:
@@ -143,7 +150,7 @@ class Fit:
             return None
         if self._saved is None or self._saved[0] != state.batches:
             path = checkpoint.step_directory(root, state.step)
-            self._session.save(path)
+            self._trainer["save"](path)
             if self._session.config.run.keep:
                 checkpoint.prune(root, self._session.config.run.keep)
             self._saved = (state.batches, path)
@@ -175,7 +182,7 @@ class Fit:
             raise _Stopped
         session, step = self._session, self._session.state.step
         with self._saving_first():
-            loss = session.loop.evaluate(_Batches(self._data.validation, self._stop))
+            loss: float = self._trainer["evaluate"](_Batches(self._data.validation, self._stop))
         phase = session.state.phase or session.state.schedule.phase
         if step == self._began[0]:
             self._recorder.forget_evaluation(step)

@@ -8,23 +8,22 @@ import torch
 
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.task import Run
-from neaptide.io.logging import run_logger
+from neaptide.io.logging import run_logger, said
 from neaptide.loop.schedule import LearningRate
 from neaptide.loop.state import TrainState
 from neaptide.loop.step import Loop
 
 from . import assembly, saving
-from .arguments import check_optimizer
+from .arguments import check_optimizer, phase_named
 from .meter import sample
 from .recorder import Recorder
-from .teardown import log_end, raise_teardown
+from .signals import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from neaptide.api.kernels import KernelScope
-    from neaptide.api.phases import Phase
     from neaptide.api.steps import StepResult
     from neaptide.api.task import Task
     from neaptide.config import RunConfig
@@ -35,13 +34,8 @@ if TYPE_CHECKING:
 class Session:
     """What a trainer and a fit drive. Assembly that fails undoes what it has done.
 
-    Args:
-        config: the combined config.
-        ordered: the enabled plugins in resolved order.
-        build: makes the model and loss, once the plugins exist.
-        optimizer: over the model's parameters; left out, the config's is built.
-        stateful: further objects to keep in checkpoints.
-        origins: where each setting came from, by dotted path, for the run directory.
+    `ordered` are the enabled plugins in resolved order; `build` makes model and loss, once they
+    exist. Without `optimizer` the config's is built. The rest is as in `HybridTrainer`.
     """
 
     def __init__(
@@ -58,13 +52,10 @@ class Session:
         self.recorder = Recorder(config, origins)
         self.data_state: Any = None
         """The place in the data, as a checkpoint keeps it."""
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """What ends the run: what the last step raised, or the user's own code."""
         self._closed = self._begun = self._loaded = self._stepping = False
         self._kernels: KernelScope | None = None
-        self._deterministic = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
         try:
             self._assemble(ordered, build, optimizer, stateful or {})
         except BaseException as error:
@@ -80,7 +71,7 @@ class Session:
     ) -> None:
         config, log = self.config, run_logger(self.recorder.event)
         if config.train.deterministic:
-            torch.use_deterministic_algorithms(mode=True)
+            _begin_deterministic()
         self.hooks = hooks = assembly.create_plugins(config, ordered, log)
         task = build(hooks)
         self.model = task.module
@@ -141,25 +132,26 @@ class Session:
             self._begun = True
             self.recorder.begin(self.state if self._loaded else None)
 
-    def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
+    def step(self, batch: Any, phase: str | None = None) -> StepResult:
         """Train on one batch, after a jump where one is due; `phase` forces the choice."""
         if self._closed:
             msg = "this trainer is closed; make a new one"
             raise RuntimeError(msg)
         self._check_not_stepping("step")
+        forced = None if phase is None else phase_named(phase)
         self.begin()
         if not self.model.training:
             self.model.train()
         self._stepping = True
         try:
-            result = self.loop.step(batch, phase)
+            result = self.loop.step(batch, forced)
         except BaseException as error:
-            self._error = error
+            self.error = error
             self.loop.abandon()
             raise
         finally:
             self._stepping = False
-        self._error = None  # whatever an earlier step raised, the run went on
+        self.error = None  # whatever an earlier step raised, the run went on
         self.recorder.stepped(result)
         return result
 
@@ -185,15 +177,14 @@ class Session:
 
     # -- end ------------------------------------------------------------------------------------
 
-    def close(self, error: BaseException | None = None) -> None:
-        """End the run, by `error` if one is given or the last step raised one. Idempotent."""
+    def close(self) -> None:
+        """End the run, by `error` if there is one. Idempotent."""
         if not self._closed:
             self._check_not_stepping("close")
-            self._error = error or self._error
             try:
                 self.loop.settle()
             finally:
-                self._tear_down(self._error)
+                self._tear_down(self.error)
 
     def _check_not_stepping(self, method: str) -> None:
         if self._stepping:
@@ -208,7 +199,7 @@ class Session:
         errors: list[BaseException] = []
         if hasattr(self, "run"):
             alone = self._begun and not self.recorder.summed_up
-            log_end(self.run.log, self.state.step, error, closed=alone)
+            _log_end(self.run.log, self.state.step, error, closed=alone)
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
             errors += self.hooks.on_run_end(self.run, error)
@@ -216,6 +207,44 @@ class Session:
             self._kernels.close()
         self.recorder.close()
         if self.config.train.deterministic:
-            mode, warn_only = self._deterministic
-            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
-        raise_teardown(errors, error)
+            _end_deterministic()
+        _raise_teardown(errors, error)
+
+
+_users: list[tuple[bool, bool]] = []
+"""torch's setting as the user had it, once for every deterministic session that lives."""
+
+
+def _begin_deterministic() -> None:
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    _users.append(_users[0] if _users else (torch.are_deterministic_algorithms_enabled(), warns))
+    torch.use_deterministic_algorithms(mode=True)
+
+
+def _end_deterministic() -> None:
+    mode, warn_only = _users.pop()
+    if not _users:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+
+
+def _log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) -> None:
+    """Write the event of a run that failed, or was closed; whoever saw a signal told of it."""
+    if error is None:
+        if closed:
+            log.info("run.closed", step=step)
+    elif not isinstance(error, Interrupted):
+        log.info("run.failed", step=step, error=said(error))
+
+
+def _raise_teardown(errors: list[BaseException], error: BaseException | None) -> None:
+    """Raise what went wrong at the end of a run, or note it on the error that ended the run."""
+    if not errors:
+        return
+    msg = "plugins failed while the run ended"
+    interrupts = [one for one in errors if not isinstance(one, Exception)]
+    if interrupts:  # a Ctrl-C, say, is not to be hidden in a group
+        interrupts[0].add_note(f"{msg}: {errors}")
+        raise interrupts[0]
+    if error is None:
+        raise BaseExceptionGroup(msg, errors)
+    error.add_note(f"{msg}: {tuple(errors)}")

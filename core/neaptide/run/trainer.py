@@ -17,7 +17,7 @@ from .fit import Fit
 from .session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     import torch
@@ -133,7 +133,7 @@ class HybridTrainer:
             DivergedError: after `train.max_skipped` non-finite updates in a row.
             Exception: what the model, the loss or a plugin raises, with a note naming the plugin.
         """
-        return self._session.step(batch, None if phase is None else phase_named(phase))
+        return self._session.step(batch, phase)
 
     def fit(
         self,
@@ -164,7 +164,10 @@ class HybridTrainer:
         """
         check_resume(resume)
         source = data if isinstance(data, Data) else Data(data, validation)
-        return Fit(self._session, source, observe).run(resume, allow_changes=allow_changes)
+        own: dict[str, Callable[..., Any]] = {
+            name: getattr(self, name) for name in ("step", "evaluate", "save", "load")
+        }
+        return Fit(self._session, source, observe, **own).run(resume, allow_changes=allow_changes)
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, nan where there are none.
@@ -224,4 +227,5 @@ class HybridTrainer:
         traceback: TracebackType | None,
     ) -> None:
         """Close, telling the plugins of the error that ends the run."""
-        self._session.close(error)
+        self._session.error = error or self._session.error
+        self.close()

@@ -240,11 +240,12 @@ class Segments:
 
     def _drop(self, segment: _Segment, seen: set[int], tensor: torch.Tensor) -> _Holder:
         segment.saved.append((tensor.shape, tensor.dtype))
-        if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
-            self.dropped_bytes += tensor_bytes([tensor])  # it has no address
-        elif not isinstance(tensor, torch.nn.Parameter) and tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            self.dropped_bytes += tensor.nbytes
+        if not isinstance(tensor, torch.nn.Parameter):
+            plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
+            place = tensor.data_ptr() if plain else id(tensor)  # others have no address
+            if place not in seen:
+                seen.add(place)
+                self.dropped_bytes += tensor.nbytes if plain else tensor_bytes([tensor])
         return _Holder(segment, len(segment.saved) - 1)
 
     def _learn(self, block: _Block, call: _Call) -> None:

@@ -91,7 +91,7 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),
         (
             ("plugins", "shw"),
-            'Unknown command "shw". Did you mean "show"? Available commands: list, show',
+            'Unknown command "shw". Did you mean "show"? Available commands: list, show, new',
         ),
         (("plugins", "show"), 'Command "plugins show" parameter NAME requires an argument'),
         (("ckpt", "list", ".", "--jsn"), "Unknown option: --jsn. Did you mean --json?"),

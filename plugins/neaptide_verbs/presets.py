@@ -27,7 +27,8 @@ def list_(*, json: AsJson = False) -> None:
     else:
         print_table(named.items())
     for what, problem in presets.offered()[1].items():
-        sys.stderr.write(f"note: {what} cannot be used: {problem}\n")
+        whose = f"presets of {what}" if " " in what else f"preset {what!r}"
+        sys.stderr.write(f"note: {whose} cannot be used: {problem}\n")
 
 
 @app.command

@@ -32,7 +32,7 @@ def dtypes_in(tree: ast.Module) -> set[ast.AST]:
             names = node.keys
         else:
             continue
-        if all(map(is_dtype, names)):
+        if len(names) > 1 and all(map(is_dtype, names)):
             found.update(names)
     return found
 
@@ -64,6 +64,7 @@ def test_the_core_names_no_plugin() -> None:
     ("line", "found"),
     [
         ("_FIRST = 'ema'", 1),
+        ("_FIRST = ('int8',)", 1),
         ('"""int8"""', 1),
         ("_BOTH = ['int8', 'ema']", 2),
         ("_BOTH = {'int8': 1, 'other': 2}", 1),

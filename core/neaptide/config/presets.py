@@ -14,7 +14,10 @@ GROUP = "neaptide.presets"
 
 @cache
 def offered() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the TOML of each preset by name, and the problems of others and of packages."""
+    """Return the TOML of each preset by name, and what is wrong with others by name.
+
+    What is wrong with a package is there under its distribution, `"name version"`.
+    """
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}
     homes: dict[str, str] = {}
@@ -26,7 +29,7 @@ def offered() -> tuple[dict[str, str], dict[str, str]]:
                 raise PluginError(msg)  # noqa: TRY301 - told like every other fault
             entries = [entry for entry in files(package).iterdir() if entry.name.endswith(".toml")]
         except (PluginError, OSError) as error:
-            problems[f"presets of {one.distribution}"] = str(error)
+            problems[one.distribution] = str(error)
             continue
         for entry in entries:
             name = entry.name.removesuffix(".toml")
@@ -52,7 +55,7 @@ def text(name: str) -> str:
         msg = f"preset {name!r} cannot be used: {problems[name]}"
         raise ConfigError(msg)
     if name not in texts:
-        missing = "".join(f"; {what}: {why}" for what, why in problems.items())
-        msg = f"unknown preset {name!r}{hint(name, texts)}{missing}"
+        broken = [f"; {what}: {why}" for what, why in problems.items() if " " in what]
+        msg = f"unknown preset {name!r}{hint(name, texts)}{''.join(broken)}"
         raise ConfigError(msg)
     return texts[name]

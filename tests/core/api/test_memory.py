@@ -81,6 +81,18 @@ def test_of_a_sparse_tensor_and_of_a_wrapper_the_parts_are_counted() -> None:
     assert 40 == tensor_bytes([torch._to_functional_tensor(torch.zeros(10))])
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize(
+    "layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+)
+def test_of_a_compressed_sparse_tensor_the_parts_are_counted(layout: torch.layout) -> None:
+    block = (2, 2) if layout in {torch.sparse_bsr, torch.sparse_bsc} else ()
+    values = torch.ones(3, *block)
+    ends, places = torch.tensor([0, 1, 2, 3]), torch.arange(3)
+    compressed = torch.sparse_compressed_tensor(ends, places, values, layout=layout)
+    assert 4 * 8 + 3 * 8 + values.nbytes == tensor_bytes([compressed])
+
+
 def test_tensors_are_found_in_nested_trees() -> None:
     one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
     tree = {"a": [one, (two, "text", None)], "b": {"c": three, "d": 1.0}}

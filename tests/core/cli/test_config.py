@@ -210,3 +210,10 @@ def test_a_copy_into_nowhere_is_one_line(neaptide: Any) -> None:
     done = neaptide("presets", "copy", "tiny-cpu", "no/such/mine.toml")
     expected = "error: cannot write no/such/mine.toml: No such file or directory\n"
     assert (2, expected) == (done.code, done.err)
+
+
+def test_a_module_beside_the_config_does_not_stand_for_one_of_torchs(
+    command: Any, folder: Path
+) -> None:
+    (folder / "pickletools.py").write_text("raise ImportError\n", encoding="utf-8")
+    assert 0 == command("config", "check", "tiny.toml", "--imports").code

@@ -72,14 +72,15 @@ def neaptide(site: Path, *arguments: str) -> Any:
 PROBLEMS = {
     "x-both": "x-one 1.0 and x-two 1.0 both ship a preset of this name; uninstall one",
     "stack-maximum": "both ship a preset of this name; uninstall one",
-    "x-gone": "x-gone 1.0: importing 'x_nowhere' raised ModuleNotFoundError: "
-    "No module named 'x_nowhere'",
-    "x-raises": "x-raises 1.0: importing 'x_raises' raised OSError: out of paper",
-    "x-exits": "x-exits 1.0: importing 'x_exits' raised SystemExit: 3",
-    "x-value": "x-value 1.0: 'x_value:VALUE' is no package",
-    "x-module": "x-module 1.0: 'x_module' is no package",
     "x-bytes-preset": "x-bytes 1.0: ",
     "x-folder-preset": "x-folder 1.0: ",
+}
+PACKAGES = {
+    "x-gone 1.0": "importing 'x_nowhere' raised ModuleNotFoundError: No module named 'x_nowhere'",
+    "x-raises 1.0": "importing 'x_raises' raised OSError: out of paper",
+    "x-exits 1.0": "importing 'x_exits' raised SystemExit: 3",
+    "x-value 1.0": "'x_value:VALUE' is no package",
+    "x-module 1.0": "'x_module' is no package",
 }
 
 
@@ -92,11 +93,12 @@ def test_the_list_has_all_that_work_and_says_what_does_not(site: Path) -> None:
     assert "tiny-cpu" in listed
     assert "stack-maximum" not in listed
     notes = sorted(done.stderr.splitlines())
-    starts = sorted(f"note: preset {name!r} cannot be used: " for name in PROBLEMS)
-    assert len(starts) == len(notes)
-    for start, note in zip(starts, notes, strict=True):
-        assert note.startswith(start)
-        assert PROBLEMS[start.split("'")[1]] in note
+    problems = PROBLEMS | PACKAGES
+    assert len(problems) == len(notes)
+    for what, problem in problems.items():
+        start = f"note: preset {what!r} " if what in PROBLEMS else f"note: presets of {what} "
+        (note,) = [note for note in notes if note.startswith(f"{start}cannot be used: ")]
+        assert problem in note
 
 
 @pytest.mark.parametrize(
@@ -104,13 +106,31 @@ def test_the_list_has_all_that_work_and_says_what_does_not(site: Path) -> None:
     [("config", "show", "--preset"), ("presets", "show"), ("presets", "copy")],
     ids=" ".join,
 )
-@pytest.mark.parametrize("name", ["x-both", "x-gone"])
+@pytest.mark.parametrize("name", ["x-both", "stack-maximum"])
 def test_one_that_cannot_be_used_is_one_line(
     site: Path, arguments: tuple[str, ...], name: str
 ) -> None:
     done = neaptide(site, *arguments, name)
-    expected = f"error: preset {name!r} cannot be used: {PROBLEMS[name]}\n"
-    assert (2, "", expected) == (done.returncode, done.stdout, done.stderr)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith(f"error: preset {name!r} cannot be used: ")
+    assert done.stderr.endswith(f"{PROBLEMS[name]}\n")
+    assert 1 == done.stderr.count("\n")
+
+
+def test_a_name_that_nobody_ships_comes_with_the_packages_that_are_broken(site: Path) -> None:
+    done = neaptide(site, "presets", "show", "x-goner")
+    assert (2, 1) == (done.returncode, done.stderr.count("\n"))
+    assert done.stderr.startswith("error: unknown preset 'x-goner'")
+    assert all(f"; {what}: {problem}" in done.stderr for what, problem in PACKAGES.items())
+
+
+def test_the_name_of_an_entry_point_is_nobodys(site: Path, tmp_path: Path) -> None:
+    own = {"x_named/__init__.py": "", "x_named/x-named.toml": PRESET.format(headline="N", steps=7)}
+    named = {"neaptide.presets": {"neaptide": "x_named"}}
+    install(tmp_path, "x-named", named, own)
+    install(tmp_path, "x-broken", {"neaptide.presets": {"tiny-cpu": "x_broken"}}, {})
+    listed = json.loads(neaptide(tmp_path, "presets", "list", "--json").stdout)
+    assert {"tiny-cpu", "stack-maximum", "x-named"} <= {row["name"] for row in listed}
 
 
 def test_a_run_is_configured_by_a_strangers_preset(site: Path) -> None:

@@ -491,6 +491,35 @@ def test_evaluation_weighs_batches_by_their_counts() -> None:
             assert pytest.approx(expected, rel=1e-12) == trainer.evaluate(pieces)
 
 
+def test_a_norm_that_was_measured_is_told_though_the_update_failed() -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise FloatingPointError(closure)
+
+    @hookimpl
+    def around_optimizer_step(self: Any) -> Any:
+        def guarded(following: Any, **arguments: Any) -> Outcome:
+            try:
+                outcome: Outcome = following(**arguments)
+            except FloatingPointError:
+                return Outcome.SKIPPED
+            return outcome
+
+        return guarded
+
+    model, batch = regression()
+    catching = stranger(plugin_with(around_optimizer_step=around_optimizer_step))
+    config = {"train": {"grad_norm": True}}
+    optimizer = Failing(model.parameters(), lr=0.1)
+    with HybridTrainer(
+        model, optimizer, loss_fn=mean_loss, config=config, plugins=[catching]
+    ) as trainer:
+        result = trainer.step(batch)
+    assert Outcome.SKIPPED is result.outcome
+    assert result.grad_norm is not None
+    assert result.grad_norm > 0
+
+
 def test_evaluating_nothing_is_nan() -> None:
     trainer, _ = tiny_trainer()
     with trainer:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from support import CYCLE, digest_after, plugin_with, stranger, tiny_trainer
 
-from neaptide import Data, DataError, Interrupted, Loss, hookimpl
+from neaptide import Data, DataError, HybridTrainer, Interrupted, Loss, hookimpl
 from neaptide.checkpoint import checkpoints
+from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,40 @@ def test_data_shorter_than_the_run_is_iterated_again() -> None:
     with trainer:
         assert 10 == trainer.fit(Source())["steps"]
     assert [0, 1, 2, 3, 0, 1, 2, 3, 0, 1] == seen
+
+
+def test_a_fit_calls_the_methods_of_a_subclass(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    class Counting(HybridTrainer):
+        def step(self, batch: Any, **given: Any) -> Any:
+            called.append("step")
+            return super().step(batch, **given)
+
+        def evaluate(self, batches: Any, **given: Any) -> float:
+            called.append("evaluate")
+            return super().evaluate(batches, **given)
+
+        def save(self, directory: Any) -> Path:
+            called.append("save")
+            return super().save(directory)
+
+        def load(self, directory: Any, **given: Any) -> None:
+            called.append("load")
+            super().load(directory, **given)
+
+        def close(self) -> None:
+            called.append("close")
+            super().close()
+
+    for steps, expected in ((2, [*2 * ["step"], "save"]), (3, ["load", "step", "save"])):
+        task = tiny_task()
+        called.clear()
+        with Counting(
+            task.model, task.optimizer, loss_fn=tiny_loss, config=config(tmp_path, steps)
+        ) as trainer:
+            trainer.fit(task.batches, validation=task.batches, resume="auto", allow_changes=True)
+        assert [*expected, "evaluate", "close"] == called
 
 
 def test_fit_trains_as_ones_own_loop_does() -> None:

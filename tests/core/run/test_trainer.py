@@ -267,6 +267,25 @@ def test_a_deterministic_run_leaves_torchs_flag_as_the_user_had_it(
     assert before == determinism()
 
 
+def test_of_two_deterministic_runs_the_last_one_leaves_the_users_flag(
+    determinism: Callable[[], tuple[bool, bool]],
+) -> None:
+    torch.use_deterministic_algorithms(mode=False)
+    one, _ = tiny_trainer({"train": {"deterministic": True}})
+    other, _ = tiny_trainer({"train": {"deterministic": True}})
+    one.close()
+    assert (True, False) == determinism()
+    other.close()
+    assert (False, False) == determinism()
+
+
+def test_a_closed_trainer_says_so_whatever_it_is_asked() -> None:
+    trainer, batches = tiny_trainer()
+    trainer.close()
+    with pytest.raises(RuntimeError, match="closed; make a new one"):
+        trainer.step(batches[0], phase="nonsense")
+
+
 def test_stepping_trains_even_after_the_user_evaluated() -> None:
     trainer, batches = tiny_trainer()
     with trainer:

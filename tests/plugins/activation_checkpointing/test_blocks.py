@@ -10,6 +10,7 @@ import torch
 from checkpointed import attached
 from support import tiny_trainer
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide_toolkit.recompute import find_blocks
@@ -187,6 +188,23 @@ def test_the_ratio_chooses_segments_evenly_and_at_least_one(
         block(x)
         dropped.append(segments.dropped_bytes > 0)
     assert expected == [index for index, each in enumerate(dropped) if each]
+
+
+def test_a_weight_that_wraps_others_is_not_dropped_and_an_activation_is_counted_once() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(TwoTensor(torch.ones(100), torch.ones(100)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wrapped = TwoTensor(x, x.clone())
+            return (wrapped * self.scale * wrapped).a
+
+    model = nn.Sequential(Scaled(), Scaled())
+    segments = attached(model, interval=2)
+    segments.reset_statistics()
+    model[0](torch.ones(100, requires_grad=True))
+    assert 800 * 2 == segments.dropped_bytes  # the input, both parts, and its product
 
 
 @pytest.mark.parametrize("phases", [["full"], ["warmup", "correct"]])

@@ -129,12 +129,9 @@ def shipped(group: str) -> dict[str, Shipped]:
     """Return what distributions ship in an entry-point group by name; nothing is imported."""
     found: dict[str, Shipped] = {}
     for current in shipped_all(group):
-        previous = found.get(current.name)
-        rival = None
-        if previous is not None:
-            same = previous.target == current.target
-            rival = previous.rival if same else previous.distribution
-        found[current.name] = attrs.evolve(current, rival=rival)
+        before = found.setdefault(current.name, current)
+        if before.target != current.target:
+            found[current.name] = attrs.evolve(current, rival=before.distribution)
     return found
 
 

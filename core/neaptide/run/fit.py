@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from neaptide import checkpoint
 from neaptide.api.steps import Outcome
@@ -30,18 +30,30 @@ class _Stopped(Exception):  # noqa: N818 - not a fault: it ends an evaluation no
     """A signal arrived during an evaluation."""
 
 
+class Trains(Protocol):
+    """What a fit calls of a trainer: a subclass may have its own."""
+
+    def step(self, batch: Any) -> StepResult:
+        """Train on one batch."""
+
+    def evaluate(self, batches: Any) -> float:
+        """Return the mean loss."""
+
+    def save(self, directory: Path) -> Path:
+        """Write a checkpoint."""
+
+    def load(self, directory: Any, *, allow_changes: bool) -> None:
+        """Take one back."""
+
+
 class Fit:
     """One call of `trainer.fit`."""
 
     def __init__(
-        self,
-        session: Session,
-        data: Data,
-        observe: Observer | None,
-        **trainer: Callable[..., Any],
+        self, session: Session, trainer: Trains, data: Data, observe: Observer | None
     ) -> None:
         self._session = session
-        self._trainer = trainer  # its step, evaluate, save and load: a subclass may have its own
+        self._trainer = trainer
         self._data = data
         self._observe = observe
         self._recorder = session.recorder
@@ -71,7 +83,7 @@ class Fit:
         while state.step < total:
             with self._saving_first():
                 batch = next(batches)
-            result = self._trainer["step"](batch)
+            result = self._trainer.step(batch)
             session.data_state = feed.state_dict()
             if self._observe is not None:
                 self._observe(result, state)
@@ -131,7 +143,7 @@ class Fit:
                     msg = f"no checkpoint in {root} can be loaded; remove it to start anew"
                     raise CheckpointError(msg)
                 return False
-        self._trainer["load"](path, allow_changes=allow_changes)
+        self._trainer.load(path, allow_changes=allow_changes)
         return True
 
     def _save_if_due(self) -> None:
@@ -150,7 +162,7 @@ class Fit:
             return None
         if self._saved is None or self._saved[0] != state.batches:
             path = checkpoint.step_directory(root, state.step)
-            self._trainer["save"](path)
+            self._trainer.save(path)
             if self._session.config.run.keep:
                 checkpoint.prune(root, self._session.config.run.keep)
             self._saved = (state.batches, path)
@@ -182,7 +194,7 @@ class Fit:
             raise _Stopped
         session, step = self._session, self._session.state.step
         with self._saving_first():
-            loss: float = self._trainer["evaluate"](_Batches(self._data.validation, self._stop))
+            loss = self._trainer.evaluate(_Batches(self._data.validation, self._stop))
         phase = session.state.phase or session.state.schedule.phase
         if step == self._began[0]:
             self._recorder.forget_evaluation(step)

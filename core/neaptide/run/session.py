@@ -96,11 +96,7 @@ class Session:
             run=self.run,
         )
         hooks.notify(
-            "on_run_start",
-            run=self.run,
-            model=self.model,
-            store=self.store,
-            probe=self._probe,
+            "on_run_start", run=self.run, model=self.model, store=self.store, probe=self._probe
         )
         self.recorder.attach(hooks, self.store.optimizer, device)
         self.loop = Loop(

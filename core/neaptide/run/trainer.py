@@ -17,7 +17,7 @@ from .fit import Fit
 from .session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     import torch
@@ -164,10 +164,7 @@ class HybridTrainer:
         """
         check_resume(resume)
         source = data if isinstance(data, Data) else Data(data, validation)
-        own: dict[str, Callable[..., Any]] = {
-            name: getattr(self, name) for name in ("step", "evaluate", "save", "load")
-        }
-        return Fit(self._session, source, observe, **own).run(resume, allow_changes=allow_changes)
+        return Fit(self._session, self, source, observe).run(resume, allow_changes=allow_changes)
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, nan where there are none.

@@ -31,6 +31,7 @@ class Hanging(Plugin[Any]):
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install the plugin that hangs, and let go of its thread in the end."""
+    RELEASED.clear()
     module = ModuleType("hanging_module")
     module.__dict__["Hanging"] = Hanging
     monkeypatch.setitem(sys.modules, "hanging_module", module)

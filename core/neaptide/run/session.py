@@ -56,6 +56,8 @@ class Session:
         """What ends the run: what the last step raised, or the user's own code."""
         self._closed = self._begun = self._loaded = self._stepping = False
         self._kernels: KernelScope | None = None
+        if config.train.deterministic:
+            _begin_deterministic()
         try:
             self._assemble(ordered, build, optimizer, stateful or {})
         except BaseException as error:
@@ -70,8 +72,6 @@ class Session:
         stateful: Mapping[str, Any],
     ) -> None:
         config, log = self.config, run_logger(self.recorder.event)
-        if config.train.deterministic:
-            _begin_deterministic()
         self.hooks = hooks = assembly.create_plugins(config, ordered, log)
         task = build(hooks)
         self.model = task.module

@@ -45,10 +45,12 @@ def rejected(why: str) -> Iterator[None]:
     # The time of what is tried alone: other tests left threads and objects in this process.
     gc.freeze()
     start = time.thread_time()
-    with pytest.raises(CheckpointError, match=why):
-        yield
-    assert time.thread_time() - start < 1
-    gc.unfreeze()
+    try:
+        with pytest.raises(CheckpointError, match=why):
+            yield
+        assert time.thread_time() - start < 1
+    finally:
+        gc.unfreeze()
 
 
 def craft(directory: Path, **files: bytes) -> Path:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from neaptide import AroundForward, AroundPredict
     from neaptide.api.phases import Phase
 
 CYCLE: dict[str, Any] = {
@@ -126,7 +127,7 @@ class Watch(Plugin[NoConfig]):
         self._begin("between" if phase.applies_prediction else phase.name)
 
     @hookimpl
-    def around_predict(self) -> Callable[..., Any]:
+    def around_predict(self) -> AroundPredict:
         """Count forecast, probes and jump, and not what is moved before and after."""
 
         def predict(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
@@ -162,7 +163,7 @@ class Watch(Plugin[NoConfig]):
         self.look(phase)
 
     @hookimpl
-    def around_forward(self) -> Callable[..., Any]:
+    def around_forward(self) -> AroundForward:
         """Look before every forward, probes included."""
 
         def forward(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:

@@ -12,6 +12,8 @@ from neaptide.plugin import NoConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from neaptide import AroundBackward, AroundForward, AroundOptimizerStep, AroundTrainStep
+
 
 def passing(following: Callable[..., Any], **arguments: Any) -> Any:
     """Pass everything through."""
@@ -23,22 +25,22 @@ class Idle(Plugin[NoConfig]):
     """Four notifications and four middlewares a step."""
 
     @hookimpl
-    def around_train_step(self) -> Callable[..., Any]:
+    def around_train_step(self) -> AroundTrainStep:
         """Stand around the step."""
         return passing
 
     @hookimpl
-    def around_forward(self) -> Callable[..., Any]:
+    def around_forward(self) -> AroundForward:
         """Stand around the forward."""
         return passing
 
     @hookimpl
-    def around_backward(self) -> Callable[..., Any]:
+    def around_backward(self) -> AroundBackward:
         """Stand around the backward."""
         return passing
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Any]:
+    def around_optimizer_step(self) -> AroundOptimizerStep:
         """Stand around the update."""
         return passing
 

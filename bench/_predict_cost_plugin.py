@@ -11,7 +11,7 @@ from neaptide import Plugin, PluginSpec, hookimpl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide import WeighedLoss
+    from neaptide import AroundForward, AroundPredict, WeighedLoss
 
 
 @attrs.define(eq=False)
@@ -21,7 +21,7 @@ class Refuse(Plugin[Any]):
     _probes: int = attrs.field(init=False, default=0)
 
     @hookimpl
-    def around_predict(self) -> Callable[..., Any]:
+    def around_predict(self) -> AroundPredict:
         """Begin to count."""
 
         def begun(following: Callable[..., Any], **arguments: Any) -> Any:
@@ -31,7 +31,7 @@ class Refuse(Plugin[Any]):
         return begun
 
     @hookimpl
-    def around_forward(self) -> Callable[..., Any]:
+    def around_forward(self) -> AroundForward:
         """Add 1 to the loss for each probe before."""
 
         def raised(following: Callable[..., WeighedLoss], **arguments: Any) -> WeighedLoss:

@@ -46,7 +46,7 @@ class Proposer(Plugin[Any]):
         """Ride along."""
         self.kept = Kept(torch.device("cpu"), torch.float32)
         self.kept.reserve(span for span in store.spans() if span.trainable)
-        store.ride(self._follow)
+        store.on_update(self._follow)
 
     def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
         if delta is not None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from neaptide_plugins.optimizer_offload.choosing import mechanism, tensors_of
-from neaptide_plugins.optimizer_offload.state_tensors import State
+from neaptide.run.resident.store import ResidentStore
+from neaptide_plugins.optimizer_offload.choosing import mechanism
 from neaptide_toolkit.testing.allocations import Allocations, counted
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
 def times(strategy: str, width: int, rounds: int, device: torch.device) -> dict[str, float]:
     """Return the medians of a step, of leaving and of returning, in seconds."""
     model, optimizer, step = trained(width, device)
-    parameters = list(model.parameters())
-    state = State(optimizer, parameters, tensors_of(model), device)
-    mover = mechanism(strategy, state)
+    store = ResidentStore(model, optimizer)
+    spans = store.spans()
+    mover = mechanism(strategy, store, spans, device)
     seconds: dict[str, list[float]] = {"step": [], "leaving": [], "returning": []}
     for _ in range(rounds):
         seconds["step"].append(timed(step, device))
         if mover is not None:
-            seconds["leaving"].append(timed(lambda: mover.leave(state), device))
+            seconds["leaving"].append(timed(lambda: mover.leave(store, spans), device))
             seconds["returning"].append(timed(mover.finish, device))
     return {name: statistics.median(each) if each else 0.0 for name, each in seconds.items()}
 
@@ -82,13 +82,14 @@ def held(strategy: str, width: int, device: torch.device) -> tuple[int, int]:
 
     with counted() as allocations:
         model, optimizer, _ = trained(width, device)
-        state = State(optimizer, list(model.parameters()), tensors_of(model), device)
-        mover = mechanism(strategy, state)
+        store = ResidentStore(model, optimizer)
+        spans = store.spans()
+        mover = mechanism(strategy, store, spans, device)
         mark("rest")
         if mover is not None:
-            mover.leave(state)
+            mover.leave(store, spans)
         mark("away")
-        del model, optimizer, state, mover
+        del model, optimizer, store, spans, mover
     if device.type != "cuda":
         marks = {name: values[0] for name, values in allocations.at_marks().items()}
     return marks["rest"], marks["away"]

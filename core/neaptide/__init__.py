@@ -8,6 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api.diagnosis import Finding
     from .api.memory import Ledger
+    from .api.middleware import (
+        AroundBackward,
+        AroundCorrect,
+        AroundEvaluate,
+        AroundForward,
+        AroundOptimizerStep,
+        AroundPredict,
+        AroundPropose,
+        AroundSave,
+        AroundTrainStep,
+    )
     from .api.parameters import ParameterStore
     from .api.phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
     from .api.spans import Span
@@ -48,6 +59,10 @@ if TYPE_CHECKING:
 _HOME = {
     "api.diagnosis": "Finding",
     "api.memory": "Ledger",
+    "api.middleware": (
+        "AroundBackward AroundCorrect AroundEvaluate AroundForward AroundOptimizerStep "
+        "AroundPredict AroundPropose AroundSave AroundTrainStep"
+    ),
     "api.parameters": "ParameterStore",
     "api.phases": "CORRECT FULL PREDICT WARMUP Phase PhaseSchedule",
     "api.step_record": "StepRecord",
@@ -76,6 +91,15 @@ __all__ = [
     "PACE",
     "PREDICT",
     "WARMUP",
+    "AroundBackward",
+    "AroundCorrect",
+    "AroundEvaluate",
+    "AroundForward",
+    "AroundOptimizerStep",
+    "AroundPredict",
+    "AroundPropose",
+    "AroundSave",
+    "AroundTrainStep",
     "CheckpointError",
     "ConfigError",
     "Data",

@@ -171,7 +171,7 @@ def test_a_poisoned_sample_ends_its_window_and_is_told_once(name: str, tmp_path:
 def test_a_sample_of_some_weights_only_is_dropped(name: str) -> None:
     spans_left = [math.inf]
 
-    def rider(*_: Any) -> None:
+    def callback(*_: Any) -> None:
         spans_left[0] -= 1
         if spans_left[0] <= 0:
             raise KeyError
@@ -179,7 +179,7 @@ def test_a_sample_of_some_weights_only_is_dropped(name: str) -> None:
     @hookimpl
     def on_run_start(self: Any, store: Any) -> None:
         del self
-        store.ride(rider)
+        store.on_update(callback)
 
     trainer, batches = trainer_of(name, stranger(plugin_with(on_run_start=on_run_start)))
     with trainer:

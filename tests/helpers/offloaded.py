@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support import CYCLE
+from torch import nn
 
 from neaptide.api.memory import nested_tensors
+from neaptide.run.resident.store import ResidentStore
 from neaptide_toolkit.offload import lies_in_slab
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from neaptide import Span
 
 STEPS = 14
 """Two Predict phases of `CYCLE`."""
@@ -32,3 +41,11 @@ def on_host(trainer: Any) -> list[bool]:
     """Return, for each large tensor of the state, whether it is in host memory."""
     tensors = nested_tensors(dict(trainer.optimizer.state))
     return [lies_in_slab(tensor) for tensor in tensors if tensor.nbytes >= 1024]
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
+) -> tuple[ResidentStore, list[Span]]:
+    """Return a store of `parameters`, and their spans."""
+    store = ResidentStore(nn.ParameterList(parameters), optimizer)
+    return store, store.spans()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Tier = Literal["device", "host"]
 """`device` is what computes, `host` is RAM; without an accelerator all of it is `device`."""
@@ -185,3 +185,14 @@ def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from nested_tensors(value)
+
+
+def mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return `tree` with `change` of every tensor in nested dicts, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree.detach())
+    if isinstance(tree, dict):
+        return {key: mapped(value, change) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(value, change) for value in tree)
+    return tree

@@ -1,39 +1,56 @@
 """ParameterStore: the only way to touch weights, gradients and optimizer state.
 
-Weights may live on the device, in RAM, split or quantized; nobody but the store's provider
-assumes where. What works on loans alone works on all of them.
+Weights may live on the device, in RAM, split or quantized; only the store's provider knows where.
+Code that uses loans alone works on all of them.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable  # noqa: TC003 - the site resolves what a Rider is by it
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable  # noqa: TC003 - the site resolves OnUpdate by it
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from .memory import mapped
 from .norms import norm_of, on_device, total_norm
-from .spans import Change, Keeper, Mode, Rider, Snapshot, Span
+from .spans import Change, Evictable, Keeper, Leaves, Mode, Of, OnUpdate, Refuge, Snapshot, Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from torch import nn
+
 
 class ParameterStore(ABC):
-    """The verbs. A provider implements `lend`; the rest has defaults built on loans."""
+    """Lends weights, gradients and optimizer state by span.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    A provider implements `spans`, `lend`, `lend_state`, `has_gradient` and `zero_gradients`; the
+    rest has defaults built on them.
+
+    Attributes:
+        optimizer: the run's.
+        names: each parameter once with all its qualified names, in the module's order.
+        parameters: the same by their first names.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self._riders: list[Rider] = []
-        self._watchers: list[Callable[[Span], None]] = []
+        self.names: dict[nn.Parameter, tuple[str, ...]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.names[parameter] = (*self.names.get(parameter, ()), name)
+        self.parameters = {names[0]: parameter for parameter, names in self.names.items()}
+        self._on_update: list[OnUpdate] = []
+        self._on_write: list[Callable[[Span], None]] = []
 
     @abstractmethod
     def spans(self) -> list[Span]:
         """Return every span once, tied parameters under their first name."""
 
-    @contextmanager
+    @overload
     def loan(
         self,
         span: Span,
@@ -41,19 +58,38 @@ class ParameterStore(ABC):
         *,
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """Lend a span's tensor: shape `span.shape`, on `on` or wherever it lies.
+    ) -> AbstractContextManager[torch.Tensor]: ...
 
-        Valid inside the context only. With `"write"`, what was written is kept at the end. Of a
-        span without a gradient, reading it raises KeyError; writing one creates it from zeros.
+    @overload
+    def loan(
+        self, span: Span, mode: Mode, *, of: Literal["state"], on: torch.device | None = None
+    ) -> AbstractContextManager[dict[str, Any]]: ...
+
+    @contextmanager
+    def loan(
+        self, span: Span, mode: Mode, *, of: Of = "weight", on: torch.device | None = None
+    ) -> Iterator[Any]:
+        """Lend a span's weight, gradient or optimizer state, on `on` or wherever it lies.
+
+        A weight and a gradient are tensors of shape `span.shape`. Reading a gradient that is not
+        there raises KeyError; writing creates it from zeros. The state is a dict of the tensors the
+        optimizer keeps for the span, by its own names, and whatever else it keeps beside them;
+        empty before the optimizer's first step, which creates it. Written to, it may gain and lose
+        entries; left empty, the optimizer's next step begins anew.
+
+        Valid inside the context only. With `"write"`, what was written is kept at the end.
         """
         try:
-            with self.lend(span, mode, of=of, on=on) as tensor:
-                yield tensor
+            if of == "state":
+                with self.lend_state(span, mode, on=on) as state:
+                    yield state
+            else:
+                with self.lend(span, mode, of=of, on=on) as tensor:
+                    yield tensor
         finally:
             if mode == "write" and of == "weight":
-                for watcher in tuple(self._watchers):  # one may end itself
-                    watcher(span)
+                for callback in tuple(self._on_write):  # one may end itself
+                    callback(span)
 
     @abstractmethod
     def lend(
@@ -64,37 +100,49 @@ class ParameterStore(ABC):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> AbstractContextManager[torch.Tensor]:
-        """Do what `loan` promises; for the provider to implement, and for nobody else to call."""
+        """Do what `loan` promises for a tensor; only `loan` calls it."""
 
-    def watch(self, watcher: Callable[[Span], None]) -> Callable[[], None]:
-        """Call `watcher(span)` when a weight's loan for writing ends; return what ends it.
+    @abstractmethod
+    def lend_state(
+        self, span: Span, mode: Mode, *, on: torch.device | None = None
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """Do what `loan` promises for the optimizer's state."""
 
-        For who keeps another form of the weights. Ordinary updates write without a loan.
+    def on_write(self, callback: Callable[[Span], None]) -> Callable[[], None]:
+        """Call `callback(span)` when a weight's loan for writing ends; return what ends that.
+
+        For a plugin that keeps another form of the weights. Ordinary updates write without a loan.
         """
-        self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher)
+        self._on_write.append(callback)
+        return lambda: self._on_write.remove(callback)
 
-    def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:  # noqa: ARG002 - for a provider
-        """Have the device do without some weights until what is returned is called.
+    def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:  # noqa: ARG002 - for a provider
+        """Return what of `spans` can leave the device and would free its memory."""
+        return Evictable()
 
-        Loans go on lending them, from a tier below; the module's own tensors are not to be
-        computed with, nor updated. Afterwards they are back, bit for bit as loans have left them.
-        A store that cannot leaves them where they are.
+    def evict(
+        self,
+        spans: Collection[Span],  # noqa: ARG002 - for a provider
+        *,
+        of: Leaves = "weight",  # noqa: ARG002 - as above
+        refuge: Refuge | None = None,  # noqa: ARG002 - as above
+    ) -> Callable[[], None]:
+        """Free the device of what is `evictable` until the function this returns is called.
+
+        It waits in `refuge`, which is RAM by default, and comes back bit for bit as loans left it.
+        Loans go on meanwhile. Do not compute with or update evicted weights; evicted state comes
+        back by itself before the optimizer steps or loads. A store that cannot evict does nothing.
         """
-        return _nothing
+        return lambda: None
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:  # noqa: ARG002 - for a provider
-        """Have `keeper` hold a weight in the module's stead until what is returned is called.
+        """Have `keeper` hold a weight instead of the module, until the returned function is called.
 
-        Loans and updates go through it; the module's own tensor is not to be computed with, but
-        takes gradients. ValueError where the weight is part of other memory, or taken already.
+        Loans and updates go through it. Do not compute with the module's own tensor; it still takes
+        gradients. ValueError where the weight is part of other memory or already kept or evicted.
         """
         msg = f"this store keeps {span.name!r} in a form of its own"
         raise ValueError(msg)
-
-    def can_set_aside(self, span: Span) -> bool:  # noqa: ARG002 - for a provider
-        """Return whether setting `span` aside frees memory of the device."""
-        return False
 
     @abstractmethod
     def has_gradient(self, span: Span) -> bool:
@@ -131,33 +179,33 @@ class ParameterStore(ABC):
     def drain(self) -> None:  # noqa: B027 - nothing is lazy unless a provider is
         """Finish lazy updates, so that every loan shows the newest value."""
 
-    # -- riding along ---------------------------------------------------------------------------
+    def close(self) -> None:  # noqa: B027 - nothing is evicted unless a provider can
+        """Bring back what is still evicted: the run is over."""
 
-    def ride(self, rider: Rider) -> Callable[[], None]:
-        """Call `rider` on each trainable span after each update; return what ends it.
+    def on_update(self, callback: OnUpdate) -> Callable[[], None]:
+        """Call `callback(span, weight, delta)` on each trainable span after each update.
 
-        One pass over the weights serves all riders: averages, drift accumulators, metrics.
+        One pass over the weights serves all callbacks: averages, drift accumulators, metrics.
+        Returns the function that ends it.
         """
-        self._riders.append(rider)
-        return lambda: self._riders.remove(rider)
+        self._on_update.append(callback)
+        return lambda: self._on_update.remove(callback)
 
     def finish_update(self) -> None:
-        """Carry the riders over the spans just updated; a store may have done so in backward."""
-        self.carry(lambda _span, _weight: None)
+        """Call the callbacks on the spans just updated; a store may have done so in backward."""
+        self.notify_update(lambda _span, _weight: None)
 
-    def carry(self, change: Change) -> None:
-        """Call every rider on every trainable span, with what `change` says was added to it."""
-        if not self._riders:
+    def notify_update(self, change: Change) -> None:
+        """Call the callbacks of `on_update` on every trainable span, with the delta of `change`."""
+        if not self._on_update:
             return
         with torch.no_grad():
             for span in self.spans():
                 if span.trainable:
                     with self.loan(span, "read") as weight:
                         delta = change(span, weight)
-                        for rider in self._riders:
-                            rider(span, weight, delta)
-
-    # -- gradients ------------------------------------------------------------------------------
+                        for callback in self._on_update:
+                            callback(span, weight, delta)
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm of the gradients: 0-dim, zero where there are none.
@@ -189,8 +237,6 @@ class ParameterStore(ABC):
         """
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
-    # -- snapshots ------------------------------------------------------------------------------
-
     def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:
         """Copy every trainable weight (and the optimizer's state) bitwise to the device `on`."""
         self.drain()
@@ -199,8 +245,10 @@ class ParameterStore(ABC):
             if span.trainable:
                 with self.loan(span, "read") as weight:
                     weights[span.name] = weight.detach().to(on, copy=True)
-        state = _copied(self.optimizer_state_dict(), on) if optimizer else None
-        return Snapshot(weights, state)
+        if not optimizer:
+            return Snapshot(weights, None)
+        with self.optimizer_state() as state:
+            return Snapshot(weights, mapped(state, partial(torch.Tensor.to, device=on, copy=True)))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a snapshot back, bit for bit."""
@@ -210,39 +258,40 @@ class ParameterStore(ABC):
                 with self.loan(span, "write") as weight, torch.no_grad():
                     weight.copy_(snapshot.weights[span.name])
         if snapshot.optimizer is not None:
-            self.load_optimizer_state_dict(_copied(snapshot.optimizer, None))
+            self.load_optimizer_state_dict(mapped(snapshot.optimizer, torch.Tensor.clone))
 
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's `state_dict`."""
+    @contextmanager
+    def optimizer_state(self) -> Iterator[dict[str, Any]]:
+        """Lend the optimizer's `state_dict`, each span's state by its loan; valid inside only."""
         self.drain()
-        return self.optimizer.state_dict()
+        with ExitStack() as loans:
+            whole = dict(self.optimizer.state_dict())
+            whole["state"] = dict(whole["state"])
+            for index, span in self._numbered().items():
+                state = loans.enter_context(self.loan(span, "read", of="state"))
+                if state:
+                    whole["state"][index] = state
+            yield whole
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
         """Load it without changing a dtype.
 
         torch casts loaded state to the parameter's dtype, which would round fp32 moments of bf16
-        weights: the tensors are put back as they were saved.
+        weights: each tensor is put back as it was saved.
         """
         self.optimizer.load_state_dict(state)
-        numbered = (
-            parameter for group in self.optimizer.param_groups for parameter in group["params"]
-        )
-        for index, parameter in enumerate(numbered):
-            for key, value in state["state"].get(index, {}).items():
-                loaded = self.optimizer.state[parameter].get(key)
-                if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor):
-                    self.optimizer.state[parameter][key] = value.to(loaded.device, copy=True)
+        for index, span in self._numbered().items():
+            saved = state["state"].get(index, {})
+            if any(isinstance(value, torch.Tensor) for value in saved.values()):
+                with self.loan(span, "write", of="state") as loaded:
+                    for key, value in saved.items():
+                        if isinstance(value, torch.Tensor) and isinstance(
+                            loaded.get(key), torch.Tensor
+                        ):
+                            loaded[key] = value.to(loaded[key].device, copy=True)
 
-
-def _nothing() -> None:
-    """There is nothing to put back."""
-
-
-def _copied(tree: Any, on: torch.device | str | None) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().to(on or tree.device, copy=True)
-    if isinstance(tree, dict):
-        return {key: _copied(value, on) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_copied(value, on) for value in tree)
-    return tree
+    def _numbered(self) -> dict[int, Span]:
+        """Return the optimizer's spans by their numbers in its `state_dict`."""
+        spans = {self.parameters[span.name]: span for span in self.spans()}
+        params = (each for group in self.optimizer.param_groups for each in group["params"])
+        return {index: spans[each] for index, each in enumerate(params) if each in spans}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from .stash import Stash
-from .tracing import Spans
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -77,8 +77,8 @@ class Run:
     """`run.log.info("event.name", key=value)` adds to events.jsonl; warnings reach the console."""
     stash: Stash = attrs.field(factory=Stash)
     """Values plugins leave for each other."""
-    spans: Spans = attrs.field(factory=Spans)
-    """What runs, by name, for a timeline: `run.spans.listen(opener)`."""
+    timeline: Timeline = attrs.field(factory=Timeline)
+    """What runs, by name, for a timeline: `run.timeline.listen(opener)`."""
 
     def plugin_directory(self, name: str) -> Path | None:
         """Return (and make) `plugins/<name>/` of the run directory; None without one."""

@@ -16,7 +16,7 @@ import pluggy
 from neaptide.plugin import PROJECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
     from torch import nn
@@ -25,13 +25,22 @@ if TYPE_CHECKING:
     from neaptide.api.history import History
     from neaptide.api.kernels import KernelScope
     from neaptide.api.memory import Ledger
+    from neaptide.api.middleware import (
+        AroundBackward,
+        AroundCorrect,
+        AroundEvaluate,
+        AroundForward,
+        AroundOptimizerStep,
+        AroundPredict,
+        AroundPropose,
+        AroundSave,
+        AroundTrainStep,
+    )
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import Phase, PhaseSchedule
     from neaptide.api.step_record import StepRecord
     from neaptide.api.steps import Forecast, Probe, StepResult, Update
     from neaptide.api.task import Data, DataSpec, ModelSpec, Run, Task
-
-    Middleware = Callable[..., Any]
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 
@@ -93,7 +102,7 @@ def provide_parameters(
 
 
 @hookspec
-def around_train_step(run: Run) -> Middleware | None:
+def around_train_step(run: Run) -> AroundTrainStep | None:
     """Wrap one ordinary step: `f(next, *, batch, phase) -> Trained`.
 
     Everything of it lies inside: micro-batches, backward, update. A jump before it does not.
@@ -101,7 +110,7 @@ def around_train_step(run: Run) -> Middleware | None:
 
 
 @hookspec
-def around_forward(run: Run) -> Middleware | None:
+def around_forward(run: Run) -> AroundForward | None:
     """Wrap each call of model and loss: `f(next, *, model, batch, phase, moment) -> WeighedLoss`.
 
     `batch` is one micro-batch; `moment` is `"train"`, `"probe"` (the guard, no grad) or
@@ -110,7 +119,7 @@ def around_forward(run: Run) -> Middleware | None:
 
 
 @hookspec
-def around_backward(run: Run) -> Middleware | None:
+def around_backward(run: Run) -> AroundBackward | None:
     """Wrap each backward: `f(next, *, loss, phase) -> None`, `loss` a 0-dim tensor with grad.
 
     A middleware that multiplies the loss divides the gradients again in `around_optimizer_step`.
@@ -118,7 +127,7 @@ def around_backward(run: Run) -> Middleware | None:
 
 
 @hookspec
-def around_optimizer_step(run: Run) -> Middleware | None:
+def around_optimizer_step(run: Run) -> AroundOptimizerStep | None:
     """Wrap the update: `f(next, *, optimizer, gradient_scale, check_norm, updated, phase)`.
 
     Gradients are multiplied by `gradient_scale` (float or 0-dim tensor) before they are measured,
@@ -129,7 +138,7 @@ def around_optimizer_step(run: Run) -> Middleware | None:
 
 
 @hookspec
-def around_predict(run: Run) -> Middleware | None:
+def around_predict(run: Run) -> AroundPredict | None:
     """Wrap a Predict step: `f(next, *, batch, horizon, phase) -> Jump or None`.
 
     Shorten it through `horizon`, or veto it by returning None.
@@ -137,7 +146,7 @@ def around_predict(run: Run) -> Middleware | None:
 
 
 @hookspec
-def around_propose(run: Run) -> Middleware | None:
+def around_propose(run: Run) -> AroundPropose | None:
     """Wrap the asking for an update: `f(next, *, store, history, horizon) -> Update or None`.
 
     Correct, scale or drop what the predictor proposed, before the guard judges it.
@@ -145,7 +154,7 @@ def around_propose(run: Run) -> Middleware | None:
 
 
 @hookspec
-def around_correct(run: Run) -> Middleware | None:
+def around_correct(run: Run) -> AroundCorrect | None:
     """Wrap an ordinary step of the Correct phase: `f(next, *, batch, phase) -> Trained`.
 
     It lies inside `around_train_step`.
@@ -153,12 +162,12 @@ def around_correct(run: Run) -> Middleware | None:
 
 
 @hookspec
-def around_evaluate(run: Run) -> Middleware | None:
+def around_evaluate(run: Run) -> AroundEvaluate | None:
     """Wrap an evaluation: `f(next, *, batches, phase) -> float`, the mean loss over `batches`."""
 
 
 @hookspec
-def around_save(run: Run) -> Middleware | None:
+def around_save(run: Run) -> AroundSave | None:
     """Wrap writing a checkpoint: `f(next, *, directory) -> Path`."""
 
 

@@ -17,7 +17,7 @@ from neaptide.api.diagnosis import Finding
 from neaptide.api.memory import Ledger
 from neaptide.api.phases import Phase
 from neaptide.api.steps import Forecast, Update
-from neaptide.api.tracing import Spans
+from neaptide.api.timeline import Timeline
 from neaptide.errors import ConfigError, PluginError, suggest
 from neaptide.io.logging import said
 from neaptide.plugin import PROJECT
@@ -49,14 +49,14 @@ class _Implementation:
     hook: str
     function: Callable[..., Any]
     arguments: tuple[str, ...]
-    spans: Spans
+    timeline: Timeline
 
     def __call__(self, given: Mapping[str, Any]) -> Any:
         try:
             arguments = [given[name] for name in self.arguments]
-            if self.spans.opener is None or self.plugin == DEFAULTS:
+            if self.timeline.opener is None or self.plugin == DEFAULTS:
                 return self.function(*arguments)
-            with self.spans.opener(f"{self.plugin}: {self.hook}", self.plugin):
+            with self.timeline.opener(f"{self.plugin}: {self.hook}", self.plugin):
                 return self.function(*arguments)
         except BaseException as error:
             blame(error, None if self.plugin == DEFAULTS else self.plugin, self.hook)
@@ -78,7 +78,7 @@ class HookManager:
         for spec, plugin in reversed(plugins):  # pluggy calls the last registered first
             _check_hooks(spec, plugin)
             self._pluggy.register(plugin, spec.name)
-        self.spans = Spans()
+        self.timeline = Timeline()
         self._quarantine: set[str] = set()
         self._calls: dict[str, tuple[_Implementation, ...]] = {}
         self._index()
@@ -87,7 +87,7 @@ class HookManager:
         self._calls = {
             name: tuple(
                 _Implementation(
-                    impl.plugin_name, name, impl.function, tuple(impl.argnames), self.spans
+                    impl.plugin_name, name, impl.function, tuple(impl.argnames), self.timeline
                 )
                 for impl in reversed(getattr(self._pluggy.hook, name).get_hookimpls())
                 if impl.plugin_name not in self._quarantine or name == "on_run_end"
@@ -141,7 +141,7 @@ class HookManager:
 
     def around(self, hook: str, core: Callable[..., Any], run: Run) -> Callable[..., Any]:
         """Return `core` wrapped in the middleware the plugins return for `hook`."""
-        return compose(hook, core, self._collect(hook, None, run=run), self.spans)
+        return compose(hook, core, self._collect(hook, None, run=run), self.timeline)
 
     def _quarantined(self, name: str, hook: str, error: Exception) -> bool:
         spec = self.specs.get(name)

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from neaptide.api.steps import Jump, Outcome, Trained, Update, WeighedLoss
+from neaptide.api.middleware import (
+    AroundBackward,
+    AroundCorrect,
+    AroundEvaluate,
+    AroundForward,
+    AroundOptimizerStep,
+    AroundPredict,
+    AroundPropose,
+    AroundSave,
+    AroundTrainStep,
+)
 from neaptide.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from neaptide.api.tracing import Spans
+    from neaptide.api.timeline import Timeline
 
 _BLAMED = "_neaptide_blamed"
 
+
+def _returns(protocol: type) -> tuple[type, ...]:
+    hint = get_type_hints(protocol.__call__)["return"]
+    return get_args(hint) or (hint,)
+
+
 RETURNS: dict[str, tuple[type, ...]] = {
-    "around_train_step": (Trained,),
-    "around_forward": (WeighedLoss,),
-    "around_backward": (NoneType,),
-    "around_optimizer_step": (Outcome,),
-    "around_predict": (Jump, NoneType),
-    "around_propose": (Update, NoneType),
-    "around_correct": (Trained,),
-    "around_evaluate": (float,),
-    "around_save": (Path,),
+    "around_train_step": _returns(AroundTrainStep),
+    "around_forward": _returns(AroundForward),
+    "around_backward": _returns(AroundBackward),
+    "around_optimizer_step": _returns(AroundOptimizerStep),
+    "around_predict": _returns(AroundPredict),
+    "around_propose": _returns(AroundPropose),
+    "around_correct": _returns(AroundCorrect),
+    "around_evaluate": _returns(AroundEvaluate),
+    "around_save": _returns(AroundSave),
 }
 """What a middleware of each hook has to return."""
 
@@ -52,14 +67,14 @@ def compose(
     where: str,
     core: Callable[..., Any],
     layers: Iterable[tuple[str, Callable[..., Any]]],
-    spans: Spans,
+    timeline: Timeline,
 ) -> Callable[..., Any]:
     """Return `core` wrapped in `layers`; the first layer is the outermost.
 
     Each layer is called as `layer(next, **arguments)` and may change the arguments, call `next`
     never, once or again, and return something of the same type.
     """
-    call = _core(core, where, spans)
+    call = _core(core, where, timeline)
     for plugin, layer in reversed(list(layers)):
         if not callable(layer):
             msg = (
@@ -67,16 +82,16 @@ def compose(
                 f"from {where!r} (got {layer!r})"
             )
             raise PluginError(msg)
-        call = _layer(layer, call, plugin, where, spans)
+        call = _layer(layer, call, plugin, where, timeline)
     return call
 
 
-def _core(core: Callable[..., Any], where: str, spans: Spans) -> Callable[..., Any]:
+def _core(core: Callable[..., Any], where: str, timeline: Timeline) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
         try:
-            if spans.opener is None:
+            if timeline.opener is None:
                 return core(**arguments)
-            with spans.opener(where, "core"):
+            with timeline.opener(where, "core"):
                 return core(**arguments)
         except BaseException as error:
             blame(error, None, where)
@@ -86,16 +101,20 @@ def _core(core: Callable[..., Any], where: str, spans: Spans) -> Callable[..., A
 
 
 def _layer(
-    layer: Callable[..., Any], inner: Callable[..., Any], plugin: str, where: str, spans: Spans
+    layer: Callable[..., Any],
+    inner: Callable[..., Any],
+    plugin: str,
+    where: str,
+    timeline: Timeline,
 ) -> Callable[..., Any]:
     expected, name = RETURNS[where], f"{plugin}: {where}"
 
     def call(**arguments: Any) -> Any:
         try:
-            if spans.opener is None:
+            if timeline.opener is None:
                 value = layer(inner, **arguments)
             else:
-                with spans.opener(name, plugin):
+                with timeline.opener(name, plugin):
                     value = layer(inner, **arguments)
             if not isinstance(value, expected):
                 msg = returned_wrong(plugin, where, expected, value)

@@ -61,7 +61,7 @@ class Guard:
             store.restore(snapshot)  # nobody is left with half a jump
             raise
         if verdict.accepted:
-            store.carry(_change_since(snapshot))
+            store.notify_update(_change_since(snapshot))
         return verdict
 
     def _tried(
@@ -167,7 +167,7 @@ def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | No
 def unwritten(store: ParameterStore, model: nn.Module) -> Iterator[None]:
     """Raise PluginError at the end if somebody wrote to weights: nothing could take that back."""
     written: list[Span] = []
-    leave = store.watch(written.append)
+    leave = store.on_write(written.append)
     versions = [parameter._version for parameter in model.parameters()]  # noqa: SLF001 - torch's
     try:
         yield

@@ -88,7 +88,7 @@ class Loop:
             jump = self._jump(batch)
             chosen = state.schedule.due()
         self.enter(chosen)
-        with self.run.spans.open(f"step {state.step + 1} {chosen.name}", "step"):
+        with self.run.timeline.open(f"step {state.step + 1} {chosen.name}", "step"):
             trained: Trained = self._train_step(batch=batch, phase=chosen)
         state.batches += 1
         result = self._finish(trained, chosen, jump, time.perf_counter() - started)
@@ -236,7 +236,7 @@ class Loop:
         """Enter Predict, try one jump, and leave the schedule at what follows it."""
         state, before = self.state, self.state.schedule
         self.enter(PREDICT)
-        with self.run.spans.open(f"step {state.step + 1} predict", "step"):
+        with self.run.timeline.open(f"step {state.step + 1} predict", "step"):
             jump: Jump | None = self._predict_step(
                 batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
             )

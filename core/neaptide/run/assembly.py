@@ -152,8 +152,9 @@ def base_ledger(store: ParameterStore, phase: Phase) -> Ledger:
         ledger = ledger.add("core", "weights", span.tier, span.bytes)
     if phase.runs_backward:
         ledger = ledger.add("core", "gradients", "device", trainable, ("backward", "update"))
-    state = tensor_bytes(nested_tensors(store.optimizer_state_dict()))
-    ledger = ledger.add("core", "optimizer.state", "device", state)
+    with store.optimizer_state() as state:
+        nbytes = tensor_bytes(nested_tensors(state))
+    ledger = ledger.add("core", "optimizer.state", "device", nbytes)
     if phase.applies_prediction:
         ledger = ledger.add("core", "rollback", "host", trainable, ("predict",))
     return ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,29 +47,30 @@ class Parts:
     """The user's own objects with `state_dict` and `load_state_dict`."""
 
 
-def sections(parts: Parts, data: Any) -> dict[str, Any]:
-    """Return all state but the weights, as trees by section."""
+@contextmanager
+def sections(parts: Parts, data: Any) -> Iterator[dict[str, Any]]:
+    """Lend all state but the weights, as trees by section."""
     state = parts.state
-    return {
-        "buffers": dict(buffers(parts.model)),
-        "gradients": _gradients(parts.store) if state.accumulation.pieces else {},
-        "optimizer": parts.store.optimizer_state_dict(),
-        "training": state.state_dict(),
-        "rng": rng.capture(),
-        "data": data,
-        "plugins": {
-            name: _of_plugin(name, "state_dict", plugin.state_dict)
-            for name, plugin in parts.hooks.plugins.items()
-        },
-        "extra": {name: value.state_dict() for name, value in parts.extra.items()},
-    }
+    with parts.store.compute(), parts.store.optimizer_state() as optimizer:
+        yield {
+            "buffers": dict(buffers(parts.model)),
+            "gradients": _gradients(parts.store) if state.accumulation.pieces else {},
+            "optimizer": optimizer,
+            "training": state.state_dict(),
+            "rng": rng.capture(),
+            "data": data,
+            "plugins": {
+                name: _of_plugin(name, "state_dict", plugin.state_dict)
+                for name, plugin in parts.hooks.plugins.items()
+            },
+            "extra": {name: value.state_dict() for name, value in parts.extra.items()},
+        }
 
 
 def save(directory: Path, parts: Parts, data: Any) -> Path:
     """Write a checkpoint of everything into `directory`, atomically."""
     store = parts.store
-    with store.compute():
-        trees = sections(parts, data)
+    with sections(parts, data) as trees:
         trees["config"] = unstructure(parts.config)
         facts = {
             "plugins": {name: spec.version for name, spec in parts.hooks.specs.items()},
@@ -153,15 +155,14 @@ def digest(parts: Parts, data: Any) -> str:
     and objects of the user without state.
     """
     store = parts.store
-    with store.compute():
-        trees = sections(parts, data)
+    with sections(parts, data) as trees:
         for section in ("plugins", "extra"):
             trees[section] = {name: state for name, state in trees[section].items() if state}
         weights = {}
         for span in store.spans():
             with store.loan(span, "read") as weight:
                 weights[span.name] = digest_of(weight)
-    return digest_of({**trees, "weights": weights})
+        return digest_of({**trees, "weights": weights})
 
 
 def _of_plugin(name: str, where: str, call: Callable[[], Any]) -> Any:

@@ -81,7 +81,7 @@ class Session:
         )
         self.state = TrainState(assembly.schedule_of(config, ordered))
         # From here on the model may be patched, and `on_run_end` runs whatever happens.
-        self.run = Run(config, self.recorder.directory, device, log, spans=hooks.spans)
+        self.run = Run(config, self.recorder.directory, device, log, timeline=hooks.timeline)
         if hooks.implements("register_kernels"):
             self._kernels = assembly.kernel_scope()
             hooks.notify("register_kernels", kernels=self._kernels)
@@ -199,6 +199,11 @@ class Session:
             if self.state.phase is not None:
                 errors += self.hooks.leave_phase(self.state.phase, self.state.step)
             errors += self.hooks.on_run_end(self.run, error)
+        if hasattr(self, "store"):
+            try:
+                self.store.close()
+            except BaseException as failed:  # noqa: BLE001 - raised with the others below
+                errors.append(failed)
         if self._kernels is not None:
             self._kernels.close()
         self.recorder.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide import Phase, Run
+    from neaptide import AroundForward, Phase, Run
 
 _WHERE = "@ plugins.activation-checkpointing"
 
@@ -62,7 +62,7 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
             self._segments.detach()
 
     @hookimpl
-    def around_forward(self, run: Run) -> Callable[..., Any]:
+    def around_forward(self, run: Run) -> AroundForward:
         """Switch on for training forwards of the chosen phases."""
         segments = self._segments
         assert segments is not None, "the model was converted"

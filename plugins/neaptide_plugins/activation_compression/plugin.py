@@ -17,7 +17,7 @@ from .saving import Held, Saving
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide import ParameterStore, Phase, Run
+    from neaptide import AroundBackward, AroundForward, AroundTrainStep, ParameterStore, Phase, Run
 
 
 @attrs.define(eq=False)
@@ -38,7 +38,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         self._measuring = Measuring(self.config.check_every, run, store)
 
     @hookimpl
-    def around_train_step(self) -> Callable[..., Any]:
+    def around_train_step(self) -> AroundTrainStep:
         """Count the steps between measurements."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
@@ -48,7 +48,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         return step
 
     @hookimpl
-    def around_forward(self) -> Callable[..., Any]:
+    def around_forward(self) -> AroundForward:
         """Compress what the forward saves, and measure when it is time."""
 
         def forward(
@@ -73,7 +73,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         return forward
 
     @hookimpl
-    def around_backward(self) -> Callable[..., None]:
+    def around_backward(self) -> AroundBackward:
         """Compress what is saved by blocks that run again in the backward."""
 
         def backward(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:

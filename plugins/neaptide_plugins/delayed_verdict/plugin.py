@@ -17,7 +17,7 @@ from .verdicts import UNFINISHED, Verdicts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide import Ledger, ParameterStore, Phase, Run, Span
+    from neaptide import AroundPredict, AroundTrainStep, Ledger, ParameterStore, Phase, Run, Span
     from neaptide.api.steps import Probe
 
 
@@ -45,7 +45,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         self._run, self._store, self._probe = run, store, probe
         self._kept = Kept(device, getattr(torch, config.state))
         self._verdicts = Verdicts(config, rate.factor)
-        self._leave = store.ride(self._follow)
+        self._leave = store.on_update(self._follow)
         self._publish()
         run.log.info("delayed-verdict.started", after=config.after, average=config.average)
 
@@ -80,7 +80,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
             self._kept.average(span.name, weight, self._verdicts.sample)
 
     @hookimpl
-    def around_predict(self) -> Callable[..., Any]:
+    def around_predict(self) -> AroundPredict:
         """Set the pace; put an accepted jump on trial unless one is."""
 
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
@@ -99,7 +99,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         return recorded
 
     @hookimpl
-    def around_train_step(self) -> Callable[..., Any]:
+    def around_train_step(self) -> AroundTrainStep:
         """Judge on a batch before it is trained on; count the updates that were made."""
 
         def judged(following: Callable[..., Any], *, batch: Any, **arguments: Any) -> Any:

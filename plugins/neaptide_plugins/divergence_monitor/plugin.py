@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide import Ledger, ParameterStore, Phase, PhaseSchedule, Run, StepResult
+    from neaptide import (
+        AroundPredict,
+        AroundTrainStep,
+        Ledger,
+        ParameterStore,
+        Phase,
+        PhaseSchedule,
+        Run,
+        StepResult,
+    )
     from neaptide.api.history import History
 
     from .watch import Change
@@ -73,7 +82,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
         return self.config.recovery != "log" and self._watch.level >= Level.WARNING
 
     @hookimpl
-    def around_predict(self) -> Callable[..., Any] | None:
+    def around_predict(self) -> AroundPredict | None:
         """Shorten jumps at caution; from warning on refuse those somebody else still asks for."""
         if self.config.recovery == "log":
             return None
@@ -88,7 +97,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
         return shortened
 
     @hookimpl
-    def around_train_step(self) -> Callable[..., Any] | None:
+    def around_train_step(self) -> AroundTrainStep | None:
         """Keep good weights; once in a critical episode, put them back before going on."""
         if self.config.recovery != "rollback":
             return None

@@ -35,10 +35,14 @@ class Rollback:
         if self.kept and update - self.at < interval:
             return
         self.kept = {}  # first, or there would be two at once
+        copy = self.store.snapshot(optimizer=True)
         self.kept = {
-            "weights": self.store.snapshot(on="cpu").weights,
-            "optimizer": _on_host(self.store.optimizer_state_dict()),
-            "buffers": {name: _on_host(buffer) for name, buffer in self.model.named_buffers()},
+            "weights": copy.weights,
+            "optimizer": copy.optimizer,
+            "buffers": {
+                name: buffer.detach().to("cpu", copy=True)
+                for name, buffer in self.model.named_buffers()
+            },
         }
         self.at = update
 
@@ -74,13 +78,3 @@ class Rollback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
         self.kept, self.at, self.used = state["kept"], state["at"], state["used"]
-
-
-def _on_host(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().to("cpu", copy=True)
-    if isinstance(tree, dict):
-        return {key: _on_host(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_on_host(value) for value in tree)
-    return tree

@@ -15,7 +15,7 @@ from .config import EmaConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide import Ledger, ParameterStore, Phase, Span
+    from neaptide import AroundEvaluate, AroundTrainStep, Ledger, ParameterStore, Phase, Span
 
 
 @attrs.define(eq=False)
@@ -35,7 +35,7 @@ class Ema(Plugin[EmaConfig]):
                 with store.loan(span, "read") as weight:
                     self._averages[span.name] = self._begun(weight)
         self._store = store
-        self._leave = store.ride(self._follow)
+        self._leave = store.on_update(self._follow)
 
     @hookimpl
     def on_run_end(self) -> None:
@@ -57,7 +57,7 @@ class Ema(Plugin[EmaConfig]):
             update(average, weight, decay)
 
     @hookimpl
-    def around_train_step(self) -> Callable[..., Any]:
+    def around_train_step(self) -> AroundTrainStep:
         """Count the updates that were made."""
 
         def counted(following: Callable[..., Any], **arguments: Any) -> Any:
@@ -68,7 +68,7 @@ class Ema(Plugin[EmaConfig]):
         return counted
 
     @hookimpl
-    def around_evaluate(self) -> Callable[..., Any]:
+    def around_evaluate(self) -> AroundEvaluate:
         """Put the average in the weights' place for the evaluation, and them back bitwise."""
 
         def averaged(following: Callable[..., float], **arguments: Any) -> float:
@@ -92,7 +92,7 @@ class Ema(Plugin[EmaConfig]):
         del phase
         held = sum(average.nbytes for average in self._averages.values())
         ledger = ledger.add("ema", "average", self.config.tier, held)
-        return ledger.add("ema", "weights.aside", "host", held, ("evaluate",))
+        return ledger.add("ema", "weights.original", "host", held, ("evaluate",))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages and how many updates they have seen."""

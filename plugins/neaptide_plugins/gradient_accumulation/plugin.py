@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from neaptide import Ledger, ParameterStore, Phase
+    from neaptide import AroundOptimizerStep, Ledger, ParameterStore, Phase
     from neaptide.api.memory import Moment
 
 _IN_A_STEP: tuple[Moment, ...] = ("forward",)
@@ -67,7 +67,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             self._calls = 0
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Outcome] | None:
+    def around_optimizer_step(self) -> AroundOptimizerStep | None:
         """Hold the update back until enough calls are in."""
         config = self.config
         if not config.across_steps:

@@ -44,7 +44,7 @@ def footprints(
         targets: the weights that are quantized.
         scheme: how.
         reach: tells where they lie.
-        trained: they are set aside already, and counted where they are.
+        trained: they are evicted already, and counted where they are.
     """
     return [
         Footprint(

@@ -25,7 +25,7 @@ class Weights(Protocol):
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
         """Lend one on the device, for reading."""
 
-    def set_aside(self, target: Target) -> Callable[[], None]:
+    def evict(self, target: Target) -> Callable[[], None]:
         """Take one off the device; return what brings it back."""
 
     def stored(self, target: Target, codes: Codes) -> Codes:
@@ -122,7 +122,7 @@ class Holding:
         held = self._held[target.name] = _Held(target, weight, ranges, _nothing)
         for module, attribute in target.sites:
             module._parameters[attribute] = weight  # type: ignore[assignment]  # no parameter: it is not trained
-        held.back = self._weights.set_aside(target)
+        held.back = self._weights.evict(target)
 
     def _first_codes(self, target: Target, *, measured: bool) -> tuple[Codes, Ranges | None]:
         with self._weights.lent(target) as full:
@@ -176,4 +176,4 @@ def relative_error(full: torch.Tensor, codes: Codes) -> float:
 
 
 def _nothing() -> None:
-    """Nothing was set aside yet."""
+    """Nothing was evicted yet."""

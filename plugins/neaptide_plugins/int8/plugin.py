@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide import Ledger, ParameterStore, Phase, Run
+    from neaptide import (
+        AroundBackward,
+        AroundEvaluate,
+        AroundForward,
+        AroundOptimizerStep,
+        AroundPredict,
+        Ledger,
+        ParameterStore,
+        Phase,
+        Run,
+    )
 
     from .targets import Target
 
@@ -55,7 +65,7 @@ class Int8(Plugin[Int8Config]):
         if config.trains_int8:
             check_kept(reach, targets)
         switch = self._switch = Switch.of(config, targets, reach, device, run.log.warning)
-        self._leave = store.watch(lambda span: switch.holding.outdate(span.name))
+        self._leave = store.on_write(lambda span: switch.holding.outdate(span.name))
         run.log.info(
             "int8.started",
             weights=len(targets),
@@ -83,27 +93,27 @@ class Int8(Plugin[Int8Config]):
             self._begun.leave()
 
     @hookimpl
-    def around_forward(self) -> Callable[..., Any]:
+    def around_forward(self) -> AroundForward:
         """Compute with the weights that the moment wants."""
         return self._begun.forward
 
     @hookimpl
-    def around_backward(self) -> Callable[..., Any] | None:
+    def around_backward(self) -> AroundBackward | None:
         """Recompute with the weights that the forward had."""
         return within(self._begun.computing) if self.config.trains_int8 else None
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Any] | None:
+    def around_optimizer_step(self) -> AroundOptimizerStep | None:
         """Round each update by chance of its own."""
         return within(self._begun.training.updating) if self.config.trains_int8 else None
 
     @hookimpl
-    def around_predict(self) -> Callable[..., Any]:
+    def around_predict(self) -> AroundPredict:
         """Put the full weights back when Predict is over, however it ended."""
         return within(self._begun.released)
 
     @hookimpl
-    def around_evaluate(self) -> Callable[..., Any] | None:
+    def around_evaluate(self) -> AroundEvaluate | None:
         """Hold the weights for as long as an evaluation is under way."""
         return within(self._begun.evaluated) if self.config.is_int8("evaluate") else None
 

@@ -41,15 +41,15 @@ class Reach:
 
     def frees(self, target: Target) -> bool:
         """Return whether the device has memory of the weight that it can do without."""
-        return self._store.can_set_aside(self.span(target))
+        return self._store.evictable([self.span(target)]).bytes > 0
 
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
         """Lend one on the device, for reading."""
         return self._store.loan(self.span(target), "read", on=self._device)
 
-    def set_aside(self, target: Target) -> Callable[[], None]:
+    def evict(self, target: Target) -> Callable[[], None]:
         """Take one off the device; return what brings it back."""
-        return self._store.set_aside([self.span(target)])
+        return self._store.evict([self.span(target)])
 
     def keep(self, target: Target, keeper: Keeper) -> Callable[[], None]:
         """Have the store keep one by `keeper`; return what ends that."""
@@ -65,7 +65,7 @@ class Reach:
 
 
 def check_kept(reach: Reach, targets: Sequence[Target]) -> None:
-    """Raise ConfigError where a weight cannot be trained in int8, as it cannot be set aside."""
+    """Raise ConfigError where a weight cannot be trained in int8, as it cannot leave the device."""
     stuck = [target.name for target in targets if not reach.frees(target)]
     if stuck:
         msg = (

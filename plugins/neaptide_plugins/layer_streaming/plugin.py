@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from neaptide import Ledger, Outcome, Phase, Run
+    from neaptide import (
+        AroundBackward,
+        AroundForward,
+        AroundOptimizerStep,
+        Ledger,
+        Outcome,
+        Phase,
+        Run,
+    )
 
     from .streaming import Streaming
 
@@ -84,7 +92,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             self._store.streaming.close()
 
     @hookimpl
-    def around_backward(self) -> Callable[..., None]:
+    def around_backward(self) -> AroundBackward:
         """Gather the gradients that have left the device."""
         streaming = self._streaming()
 
@@ -96,7 +104,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         return gathered
 
     @hookimpl
-    def around_forward(self) -> Callable[..., Any]:
+    def around_forward(self) -> AroundForward:
         """Say who holds what where a forward runs out of memory."""
         streaming = self._streaming()
 
@@ -110,7 +118,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         return forward
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Outcome] | None:
+    def around_optimizer_step(self) -> AroundOptimizerStep | None:
         """Say which blocks a non-finite gradient has left without their update."""
         applying = self._streaming().applying
         if applying is None:

@@ -9,8 +9,7 @@ import torch
 
 from neaptide import ParameterStore, Span
 from neaptide.api.memory import Tier, tier_of
-from neaptide.run.resident.store import parameter_names
-from neaptide_toolkit.offload import Aside, movable
+from neaptide_toolkit.offload import Evictions, evictable_state, evictable_weights, lent_entry
 
 from .weights.blocks import owners_of
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.api.spans import Mode
+    from neaptide.api.spans import Evictable, Leaves, Mode, Refuge
 
     from .streaming import Streaming
 
@@ -28,14 +27,12 @@ class StreamedStore(ParameterStore):
     """Blocks' weights, gradients and optimizer state are lent from the host, the rest in place."""
 
     def __init__(self, model: nn.Module, streaming: Streaming, device: torch.device) -> None:
-        super().__init__(streaming.optimizer)
+        super().__init__(model, streaming.optimizer)
         self.streaming = streaming
         self._device = device
-        self._names = parameter_names(model)
-        self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
         self._owners = owners_of(streaming.blocks)
         self._rest_norm: torch.Tensor | None = None
-        self._aside: set[nn.Parameter] = set()
+        self._evicted = Evictions(streaming.optimizer)
 
     @property
     def stores_gradients(self) -> bool:
@@ -53,11 +50,11 @@ class StreamedStore(ParameterStore):
                 parameter.requires_grad,
                 tuple(tied),
             )
-            for parameter, (first, *tied) in self._names.items()
+            for parameter, (first, *tied) in self.names.items()
         ]
 
     def _tier(self, parameter: nn.Parameter) -> Tier:
-        away = parameter in self._owners or parameter in self._aside
+        away = parameter in self._owners or parameter in self._evicted
         return "host" if away else tier_of(parameter.device, self._device)
 
     @contextmanager
@@ -70,7 +67,7 @@ class StreamedStore(ParameterStore):
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
         """Lend the place on the host, the parameter's own tensor, or a copy on `on`."""
-        parameter = self._parameters[span.name]
+        parameter = self.parameters[span.name]
         tensor = self._gradient(span, mode) if of == "gradient" else self._weight(parameter)
         lent = tensor if on is None or on == tensor.device else tensor.to(on)
         yield lent
@@ -88,7 +85,7 @@ class StreamedStore(ParameterStore):
         return block.views[place]
 
     def _gradient(self, span: Span, mode: Mode) -> torch.Tensor:
-        parameter = self._parameters[span.name]
+        parameter = self.parameters[span.name]
         if parameter.grad is None:
             if mode == "read":
                 raise KeyError(span.name)
@@ -102,12 +99,12 @@ class StreamedStore(ParameterStore):
 
     def has_gradient(self, span: Span) -> bool:
         """Return whether the parameter has a `.grad`."""
-        return self._parameters[span.name].grad is not None
+        return self.parameters[span.name].grad is not None
 
     def zero_gradients(self) -> None:
         """Drop every gradient, and what an update inside the backward has left."""
         self.streaming.gradients.drop()
-        for parameter in self._names:
+        for parameter in self.names:
             parameter.grad = None
         if self.streaming.applying is not None:
             rest = torch.zeros(()) if self._rest_norm is None else self._rest_norm
@@ -118,7 +115,7 @@ class StreamedStore(ParameterStore):
         """Return what was stepped in this update's backward."""
         applying = self.streaming.applying
         stepped = applying.stepped if applying is not None else ()
-        return frozenset(self._names[parameter][0] for parameter in stepped)
+        return frozenset(self.names[parameter][0] for parameter in stepped)
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm, of gradients used up inside the backward, too."""
@@ -133,35 +130,65 @@ class StreamedStore(ParameterStore):
         if self.streaming.applying is None:
             super().clip_gradients(max_norm, norm)
             return
-        left = [parameter.grad for parameter in self._names if parameter.grad is not None]
+        left = [parameter.grad for parameter in self.names if parameter.grad is not None]
         self.streaming.applying.clip_gradients(left)
 
     def step(self) -> None:
         """Update what has a gradient, streamed or not."""
         self.streaming.step()
 
-    def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
-        """Leave streamed weights where they are, which saves their fetches, and move the rest."""
-        parameters = {self._parameters[span.name] for span in spans}
-        ours = (self._parameters[span.name] for span in spans if self.can_set_aside(span))
-        moved = list(dict.fromkeys(ours))
-        fetched = self.streaming.set_aside(parameters & self._owners.keys())
-        aside = Aside(moved)
-        self._aside.update(moved)
+    @contextmanager
+    def lend_state(
+        self, span: Span, mode: Mode, *, on: torch.device | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Lend the optimizer's entry, which lies on the host for a parameter that streams."""
+        self._evicted.show()
+        self.drain()
+        parameter = self.parameters[span.name]
+        with lent_entry(self.optimizer, parameter, mode, on) as state:
+            yield state
+        if mode == "write" and parameter in self._owners and self.streaming.updates is not None:
+            self.streaming.updates.adopt(self._owners[parameter][0])
+
+    def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
+        """Return what does not stream: what streams is on the host already."""
+        parameters = [
+            each
+            for each in dict.fromkeys(self.parameters[span.name] for span in spans)
+            if each not in self._owners
+        ]
+        if of == "state":
+            return evictable_state(self.optimizer, parameters, self._evicted)
+        return evictable_weights(each for each in parameters if each not in self._evicted)
+
+    def evict(
+        self,
+        spans: Collection[Span],
+        *,
+        of: Leaves = "weight",
+        refuge: Refuge | None = None,
+    ) -> Callable[[], None]:
+        """Move what does not stream; leave streamed weights on the host, which saves fetches."""
+        found = self.evictable(spans, of=of)
+        if of == "state":
+            return self._evicted.state(found, refuge)
+        streamed = {self.parameters[span.name] for span in spans} & self._owners.keys()
+        fetched = self.streaming.evict(streamed)
+        try:
+            returned = self._evicted.weights(found, refuge)
+        except BaseException:
+            fetched()
+            raise
 
         def back() -> None:
-            aside.back()
-            self._aside.difference_update(moved)
-            moved.clear()  # called again, it leaves alone who has set them aside since
+            returned()
             fetched()
 
         return back
 
-    def can_set_aside(self, span: Span) -> bool:
-        """Return whether the parameter does not stream, and its memory is all its own."""
-        parameter = self._parameters[span.name]
-        away = parameter in self._owners or parameter in self._aside
-        return not away and movable(parameter)
+    def close(self) -> None:
+        """Bring back what is still evicted."""
+        self._evicted.close()
 
     def drain(self) -> None:
         """Wait until the host has the newest weights and state."""

@@ -187,16 +187,16 @@ class Streaming:
     def stay(self, *, whole: bool) -> None:
         """Let all blocks stay on the device, or only those that are resident anyhow.
 
-        One of which a part is set aside does not: its place would be as large as ever.
+        A block of which a part is evicted does not: its place would be as large as ever.
         """
         self._whole = whole
         for block in self.blocks:
-            if (whole or block in self.resident) and not block.aside:
+            if (whole or block in self.resident) and not block.evicted:
                 self.residency.keep(block)
             else:
                 self.residency.let_go(block)
 
-    def set_aside(self, parameters: Collection[nn.Parameter]) -> Callable[[], None]:
+    def evict(self, parameters: Collection[nn.Parameter]) -> Callable[[], None]:
         """Do not fetch some parameters until what is returned is called."""
         affected = []
         for block in self.blocks:
@@ -204,14 +204,14 @@ class Streaming:
                 place for place, parameter in enumerate(block.parameters) if parameter in parameters
             }
             if places:
-                block.aside |= places
+                block.evicted |= places
                 affected.append((block, places))
                 self.residency.let_go(block)
                 self.residency.changed(block)
 
         def back() -> None:
             for block, places in affected:
-                block.aside -= places
+                block.evicted -= places
                 self.residency.changed(block)
             affected.clear()
             self.stay(whole=self._whole)

@@ -17,11 +17,19 @@ from .passes import Passes
 from .refusals import check_hardware, measured
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import nn
 
-    from neaptide import Ledger, Outcome, ParameterStore, Phase, Run, WeighedLoss
+    from neaptide import (
+        AroundBackward,
+        AroundForward,
+        AroundOptimizerStep,
+        Ledger,
+        ParameterStore,
+        Phase,
+        Run,
+    )
 
 _NAME = "low-precision-backward"
 
@@ -68,17 +76,17 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         telling.started(run.log, self._lowering)
 
     @hookimpl
-    def around_forward(self) -> Callable[..., WeighedLoss]:
+    def around_forward(self) -> AroundForward:
         """Run training forwards so that their backward is lowered; measure first where due."""
         return self._passes.forward
 
     @hookimpl
-    def around_backward(self) -> Callable[..., None]:
+    def around_backward(self) -> AroundBackward:
         """Lower what is computed again inside of it, too."""
         return self._passes.backward
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Outcome]:
+    def around_optimizer_step(self) -> AroundOptimizerStep:
         """Count the updates between two measurements; tell once of weights nobody multiplied."""
         return self._passes.update
 

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide import Finding, ParameterStore, Phase, Run
+    from neaptide import (
+        AroundBackward,
+        AroundForward,
+        AroundOptimizerStep,
+        AroundTrainStep,
+        Finding,
+        ParameterStore,
+        Phase,
+        Run,
+    )
 
 _SETTINGS = (*TRAINED, "predict", "evaluate")
 _AT = {"probe": "predict", "evaluate": "evaluate"}
@@ -83,7 +92,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         return intercepting(self._products) if lowered else nullcontext()
 
     @hookimpl
-    def around_forward(self, run: Run) -> Callable[..., Any]:
+    def around_forward(self, run: Run) -> AroundForward:
         """Run model and loss in the dtype of phase and moment."""
 
         def forward(
@@ -100,7 +109,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         return forward
 
     @hookimpl
-    def around_train_step(self) -> Callable[..., Any]:
+    def around_train_step(self) -> AroundTrainStep:
         """Begin anew where a step that failed has dropped the gradients that waited."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
@@ -112,7 +121,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         return step
 
     @hookimpl
-    def around_backward(self) -> Callable[..., None]:
+    def around_backward(self) -> AroundBackward:
         """Multiply the loss by the scale, so that small fp16 gradients do not vanish."""
 
         def backward(following: Callable[..., None], *, loss: torch.Tensor, phase: Phase) -> None:
@@ -123,7 +132,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         return backward
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Outcome]:
+    def around_optimizer_step(self) -> AroundOptimizerStep:
         """Take the scale out again, and adapt it to what became of the update."""
 
         def update(

@@ -1,4 +1,4 @@
-"""Which state may leave, and what makes it leave."""
+"""Which mechanism makes state leave the device, by the strategy's name."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from .compressed import Compressed
 from .dropped import Dropped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
-    from torch import nn
 
-    from .state_tensors import Room, State
+    from neaptide import ParameterStore, Span
+
+    from .accounting import Room
 
 
 class Mechanism(Protocol):
-    """What makes state leave and come back. What fails or is interrupted can be called again."""
+    """Makes state leave and come back. What fails or is interrupted can be called again."""
 
     left: Mapping[str, int]
-    """Bytes that stayed the last time, by why."""
+    """Bytes that stayed the last time, by the reason."""
     error: float | None
     """Relative error of what left last; None where it comes back as it was."""
 
@@ -33,8 +34,8 @@ class Mechanism(Protocol):
     def is_away(self) -> bool:
         """Whether there is anything to bring back."""
 
-    def leave(self, state: State) -> None:
-        """Free the device of `state`."""
+    def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
+        """Free the device of the state of `spans`."""
 
     def begin(self) -> None:
         """Start to bring it back, if that can be done beside the computation."""
@@ -45,23 +46,18 @@ class Mechanism(Protocol):
     def close(self) -> None:
         """Let go of threads and memory."""
 
-    def room(self, state: State) -> Room:
+    def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
         """Return the bytes that leave and those that are taken instead."""
 
 
-def mechanism(strategy: str, state: State) -> Mechanism | None:
-    """Return what a strategy's name stands for; ValueError where it cannot work on `state`."""
+def mechanism(
+    strategy: str, store: ParameterStore, spans: Collection[Span], device: torch.device
+) -> Mechanism | None:
+    """Return a strategy's mechanism; ValueError where it cannot work on the state of `spans`."""
     if strategy in ("cpu", "pinned"):
-        return Away(state.device, pin=strategy == "pinned")
+        return Away(device, pin=strategy == "pinned")
     if strategy == "compress":
         return Compressed()
     if strategy == "drop":
-        return Dropped(state.optimizer, state.parameters)
+        return Dropped(store, spans)
     return None
-
-
-def tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return a model's weights, their gradients and its buffers."""
-    weights = list(model.parameters())
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    return [*weights, *gradients, *model.buffers()]

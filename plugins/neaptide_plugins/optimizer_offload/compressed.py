@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide_toolkit.offload import tensors_in
+
+from .accounting import Room
 from .codes import GROUP, Codes, decode, encodable, encode
-from .state_tensors import Room, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
-    from .state_tensors import Shared, State
+    from neaptide import ParameterStore, Span
+    from neaptide.api.spans import SharedStorage
 
 _ROUNDED = 16
 """Units in the last place by which what is computed from equals may differ."""
@@ -30,7 +33,9 @@ class _Coded:
 
 
 class Compressed:
-    """Keeps state as codes; the tensors stay the same objects, empty in the meantime."""
+    """A refuge of codes on the device; the tensors stay the same objects, empty in the meantime."""
+
+    readable = False
 
     def __init__(self) -> None:
         self.left: Mapping[str, int] = {}
@@ -40,37 +45,47 @@ class Compressed:
         """Relative error of the last coding: root of the summed squares over the values'."""
         self._coded: list[_Coded] = []
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._end: Callable[[], None] | None = None
 
     @property
     def is_away(self) -> bool:
         """Whether any state is coded."""
-        return bool(self._coded or self._pairs)
+        return bool(self._coded)
+
+    def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
+        """Have the store evict the state of `spans` to here."""
+        found = store.evictable(spans, of="state")
+        left = Counter(found.left)
+        alone = {id(t) for t in map(_only, found.storages) if t is not None}
+        del found
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for span in spans:
+            with store.loan(span, "read", of="state") as state:
+                pairs += _squares(state, alone)
+        self._end = store.evict(spans, of="state", refuge=self)
+        self._pairs = pairs if self.is_away else []
+        self.left = +(left + Counter(self.left))
 
     @torch.no_grad()
-    def leave(self, state: State) -> None:
+    def take(self, storages: list[SharedStorage]) -> None:
         """Replace what can be coded by its codes.
 
         One tensor after the other, so that what is allocated meanwhile is some copies of one. A
         tensor that shares its storage with others, is no float or holds inf or NaN stays.
         """
         assert not self.is_away, "it has left already"
-        found = state.found()
-        alone = {id(tensor): tensor for tensor in map(_only, found.storages) if tensor is not None}
-        left = Counter(found.left)
-        left["that int8 cannot stand for"] += found.bytes - sum(t.nbytes for t in alone.values())
-        del found
-        self._pairs = [pair for entry in state.entries for pair in _squares(entry, alone)]
-        norms = []
-        while alone:
-            _, tensor = alone.popitem()
-            codes = encode(tensor)
-            if codes is None:
-                left["that int8 cannot stand for"] += tensor.nbytes
+        stays, norms = 0, []
+        while storages:
+            shared = storages.pop()  # it alone keeps the memory now
+            tensor = _only(shared)
+            codes = None if tensor is None else encode(tensor)
+            if tensor is None or codes is None:
+                stays += shared.bytes
                 continue
             norms.append(_norms(tensor, codes))
             self._coded.append(_Coded(tensor, codes))
             tensor.data = tensor.new_empty(0)
-        self.left = +left
+        self.left = {"that int8 cannot stand for": stays} if stays else {}
         if norms:
             gap, size = torch.linalg.vector_norm(torch.stack(norms), dim=0).tolist()
             self.error = gap / size if size else 0.0
@@ -79,7 +94,7 @@ class Compressed:
         """Do nothing: codes are on the device, and decoded when they are needed."""
 
     @torch.no_grad()
-    def finish(self) -> None:
+    def give_back(self) -> None:
         """Decode everything. What fails or is interrupted can be called again."""
         while self._coded:
             coded = self._coded[-1]
@@ -92,26 +107,31 @@ class Compressed:
                 above.copy_(torch.maximum(above, floor))
         self._pairs = []
 
+    def finish(self) -> None:
+        """Have the store end the eviction."""
+        end = self._end or self.give_back  # an eviction that was interrupted has no end
+        end()
+        self._end = None
+
     def close(self) -> None:
         """Do nothing: no memory is kept."""
 
-    def room(self, state: State) -> Room:
+    def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
         """Return what would be coded, all of it taken to be finite, and its codes."""
-        tensors = [tensor for tensor in map(_only, state.found().storages) if tensor is not None]
+        found = store.evictable(spans, of="state")
+        tensors = [tensor for tensor in map(_only, found.storages) if tensor is not None]
         codes = sum(each.numel() + 4 * -(-each.numel() // GROUP) for each in tensors)
         return Room(leaves=sum(each.nbytes for each in tensors), codes=codes)
 
 
-def _only(shared: Shared) -> torch.Tensor | None:
+def _only(shared: SharedStorage) -> torch.Tensor | None:
     """Return the tensor that fills a storage alone and can be coded, if there is one."""
     tensor = shared.tensors[0]
     alone = len(shared.tensors) == 1 and tensor.nbytes == shared.bytes
     return tensor if alone and encodable(tensor) else None
 
 
-def _squares(
-    entry: object, coded: Mapping[int, torch.Tensor]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _squares(entry: object, coded: Container[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield `(above, root)` wherever each element of one tensor is at least the other's square.
 
     An optimizer may take the root of the difference, as the centred RMSprop does.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from neaptide.api.memory import tensor_bytes
+from neaptide_toolkit.offload import tensors_in
 
+from .accounting import Room
 from .restarting import Restart, made_again, remembered, tried
-from .state_tensors import Room, is_on, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
-    from .state_tensors import State
+    from neaptide import ParameterStore, Span
+    from neaptide.api.spans import SharedStorage
 
 
 class Dropped:
@@ -25,51 +28,67 @@ class Dropped:
     that, or counts in its groups, becomes what it was when this object was made.
 
     Args:
-        optimizer: any; ValueError, in one line, where it does not step again without its state.
-        parameters: those whose state may be forgotten.
+        store: of an optimizer of any class; ValueError, in one line, where it does not step again
+            without its state.
+        spans: those whose state may be forgotten.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
-    ) -> None:
+    readable = False
+
+    def __init__(self, store: ParameterStore, spans: Collection[Span]) -> None:
         self.left: Mapping[str, int] = {}
         self.note: str | None = None
         self.error: float | None = None
-        self._optimizer = optimizer
-        self._gone: list[torch.Tensor] = []
-        self._initial: dict[torch.Tensor, Any] = {}
+        self._store = store
+        self._gone: list[Span] = []
+        self._end: Callable[[], None] | None = None
+        self._initial: dict[str, Any] = {}
         self._settings: list[dict[str, tuple[bool, Any]]] = []
         """Of each group: whether a setting was there, and its value."""
-        mine = set(parameters)
-        first = {each: optimizer.state[each] for each in parameters if each in optimizer.state}
-        for number, group in enumerate(optimizer.param_groups):
-            own = [each for each in group["params"] if each in mine]
-            restart = tried(optimizer, group, first) if own else Restart()
-            if restart.counted and len(own) < len(group["params"]):
-                msg = (
-                    f"{type(optimizer).__name__} counts in {min(restart.counted)!r} of parameter "
-                    f"group {number}, of which only a part would be forgotten; use 'cpu'"
+        optimizer = store.optimizer
+        mine = {store.parameters[span.name]: span for span in spans}
+        with ExitStack() as loans:
+            lent: dict[torch.Tensor, dict[str, Any]] = {
+                each: loans.enter_context(store.loan(span, "read", of="state"))
+                for each, span in mine.items()
+            }
+            first = {each: state for each, state in lent.items() if state}
+            for number, group in enumerate(optimizer.param_groups):
+                own = [each for each in group["params"] if each in mine]
+                restart = tried(optimizer, group, first) if own else Restart()
+                if restart.counted and len(own) < len(group["params"]):
+                    msg = (
+                        f"{type(optimizer).__name__} counts in {min(restart.counted)!r} of "
+                        f"parameter group {number}, of which only a part would be forgotten; use "
+                        f"'cpu'"
+                    )
+                    raise ValueError(msg)
+                if restart.needs_state:
+                    self._initial |= {
+                        mine[each].name: remembered(first[each]) for each in own if each in first
+                    }
+                self._settings.append(
+                    {key: (key in group, copy.deepcopy(group.get(key))) for key in restart.counted}
                 )
-                raise ValueError(msg)
-            if restart.needs_state:
-                self._initial |= {each: remembered(first[each]) for each in own if each in first}
-            self._settings.append(
-                {key: (key in group, copy.deepcopy(group.get(key))) for key in restart.counted}
-            )
 
     @property
     def is_away(self) -> bool:
         """Whether state was forgotten and `finish` has not been called since."""
         return bool(self._gone)
 
-    def leave(self, state: State) -> None:
-        """Forget the entries of the parameters, whatever they hold."""
-        self._gone = [each for each in state.parameters if self._optimizer.state.get(each)]
-        for parameter in self._gone:
-            del self._optimizer.state[parameter]
+    def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
+        """Forget the state of `spans`, whatever it is."""
+        self._gone = []
+        for span in spans:
+            with store.loan(span, "write", of="state") as state:
+                if state:
+                    self._gone.append(span)
+                    state.clear()
         if not self._gone:
             return
-        for group, settings in zip(self._optimizer.param_groups, self._settings, strict=False):
+        # Nothing is evicted, but whoever needs the state has it given back first.
+        self._end = store.evict([], of="state", refuge=self)
+        for group, settings in zip(store.optimizer.param_groups, self._settings, strict=False):
             for key, (was_there, value) in settings.items():
                 if was_there:
                     group[key] = copy.deepcopy(value)
@@ -79,21 +98,36 @@ class Dropped:
     def begin(self) -> None:
         """Do nothing: there is nothing to bring."""
 
-    def finish(self) -> None:
+    def take(self, storages: list[SharedStorage]) -> None:
+        """Take nothing: what is dropped is gone."""
+
+    def give_back(self) -> None:
         """Give back the state that the class does not make itself."""
-        for parameter in self._gone:
-            if parameter in self._initial and not self._optimizer.state.get(parameter):
-                self._optimizer.state[parameter] = made_again(self._initial[parameter])
+        for span in self._gone:
+            if span.name in self._initial:
+                with self._store.loan(span, "write", of="state") as state:
+                    if not state:
+                        state.update(made_again(self._initial[span.name]))
         self._gone = []
+
+    def finish(self) -> None:
+        """Have the store end the eviction."""
+        if self._end is not None:
+            self._end()
+            self._end = None
 
     def close(self) -> None:
         """Do nothing: no memory is kept."""
 
-    def room(self, state: State) -> Room:
+    def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
         """Return what would be given up."""
-        leaves = tensor_bytes(
-            tensor
-            for tensor in tensors_in(state.entries)
-            if tensor.layout is torch.strided and is_on(tensor.device, state.device)
-        )
+        leaves = 0
+        for span in spans:
+            with store.loan(span, "read", of="state") as state:
+                device = store.parameters[span.name].device
+                leaves += tensor_bytes(
+                    tensor
+                    for tensor in tensors_in(state)
+                    if tensor.layout is torch.strided and tensor.device == device
+                )
         return Room(leaves=leaves)

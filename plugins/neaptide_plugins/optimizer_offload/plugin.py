@@ -11,17 +11,25 @@ import torch
 from neaptide import ConfigError, Plugin, hookimpl
 
 from .accounting import account
-from .choosing import mechanism, tensors_of
+from .choosing import mechanism
 from .config import OptimizerOffloadConfig
-from .state_tensors import State
-from .trips import Trips
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import nn
+    from neaptide import (
+        AroundOptimizerStep,
+        Ledger,
+        Outcome,
+        ParameterStore,
+        Phase,
+        PhaseSchedule,
+        Run,
+        Span,
+    )
 
-    from neaptide import Ledger, Outcome, ParameterStore, Phase, PhaseSchedule, Run
+    from .accounting import Room
+    from .choosing import Mechanism
 
 _NAME = "optimizer-offload"
 
@@ -32,38 +40,29 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     _device: torch.device = attrs.field(init=False)
     _corrects: bool = attrs.field(init=False, default=False)
-    _trips: Trips | None = attrs.field(init=False, default=None)
-    _undo: list[Callable[[], None]] = attrs.field(init=False, factory=list)
+    _store: ParameterStore = attrs.field(init=False)
+    _spans: list[Span] = attrs.field(init=False, factory=list)
+    _mechanism: Mechanism | None = attrs.field(init=False, default=None)
+    _last: Room | None = attrs.field(init=False, default=None)
+    """What left the last time, and what was taken instead."""
+    _log: Any = attrs.field(init=False, default=None)
+    _told: bool = attrs.field(init=False, default=False)
 
     @hookimpl
-    def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Choose the mechanism, and hear of everybody who asks for the state."""
-        self._device, optimizer = run.device, store.optimizer
+    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+        """Choose the mechanism for the state of what lies on the device."""
+        self._device, self._store, self._log = run.device, store, run.log
         self._corrects = run.config.phases.correct.steps > 0
-        # By where the store has them now: somebody may set weights aside in Predict. The state of
-        # those it streams is its own business.
-        on_device = {span.name for span in store.spans() if span.tier == "device"}
-        parameters = [each for name, each in model.named_parameters() if name in on_device]
-
-        def state() -> State:
-            return State(optimizer, parameters, tensors_of(model), run.device)
-
+        # By where the store has them now: another plugin may evict weights in Predict. The state of
+        # streamed weights is on the host already.
+        self._spans = [span for span in store.spans() if span.tier == "device"]
         try:
             with store.compute():
-                chosen = mechanism(self.config.strategy, state())
+                self._mechanism = mechanism(self.config.strategy, store, self._spans, run.device)
         except ValueError as error:
             msg = f"{error} @ plugins.{_NAME}.strategy"
             raise ConfigError(msg) from error
         run.log.info(f"{_NAME}.started", strategy=self.config.strategy)  # noqa: G004 - structlog's
-        if chosen is None:
-            return
-        self._trips = Trips(chosen, state, store.compute, run.log)
-        for register in (
-            optimizer.register_step_pre_hook,
-            optimizer.register_state_dict_pre_hook,
-            optimizer.register_load_state_dict_pre_hook,
-        ):
-            self._undo.append(register(self._bring_back).remove)
 
     @hookimpl
     def on_run_end(self) -> None:
@@ -71,10 +70,8 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         try:
             self._bring_back()
         finally:
-            while self._undo:
-                self._undo.pop()()
-            if self._trips is not None:
-                self._trips.mechanism.close()
+            if self._mechanism is not None:
+                self._mechanism.close()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
@@ -82,15 +79,14 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         if phase.updates_optimizer:
             self._begin()
             return
-        if self._trips is not None:
-            self._trips.send_away()
+        self._send_away()
         if self.config.discard_activations:
             _discard(self._device)
 
     @hookimpl(tryfirst=True)
     def select_phase(self, schedule: PhaseSchedule) -> None:
         """Look ahead: the state begins to come back some steps before it is needed."""
-        if self._trips is None or not self._trips.is_away:
+        if self._mechanism is None or not self._mechanism.is_away:
             return
         steps = schedule.steps_until(_updates, limit=self.config.lookahead)
         # A jump that is due still has the room; the update comes right after it.
@@ -98,7 +94,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
             self._begin()
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Outcome]:
+    def around_optimizer_step(self) -> AroundOptimizerStep:
         """Wait for the state where it is updated."""
 
         def update(following: Callable[..., Outcome], **arguments: Any) -> Outcome:
@@ -116,34 +112,52 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
         """Move the state to where it is in `phase`."""
-        if self._trips is None:
+        if self._mechanism is None:
             return ledger
-        return account(ledger, _NAME, self._trips.room(), phase, corrects=self._corrects)
+        room = self._mechanism.room(self._store, self._spans)
+        return account(ledger, _NAME, room, phase, corrects=self._corrects)
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
         """Return the bytes freed in the last Predict, and the error of coding them."""
-        if self._trips is None or self._trips.last is None:
+        if self._mechanism is None or self._last is None:
             return {}
-        room, error = self._trips.last, self._trips.mechanism.error
+        room, error = self._last, self._mechanism.error
         freed = {"freed_bytes": float(room.leaves - room.codes)}
         return freed if error is None else {**freed, "error": error}
 
     def report(self) -> str | None:
         """Return what Predict has freed."""
-        if self._trips is None or self._trips.last is None:
+        room = self._last
+        if room is None:
             return None
-        room = self._trips.last
         text = f"{room.leaves - room.codes} bytes of optimizer state off the device in Predict"
         return f"{text}, {room.host} on the host meanwhile" if room.host else text
 
-    def _begin(self) -> None:
-        if self._trips is not None and self.config.async_restore:
-            self._trips.begin()
+    def _send_away(self) -> None:
+        if self._mechanism is None or self._mechanism.is_away:
+            return
+        self._last = self._mechanism.room(self._store, self._spans)
+        self._mechanism.leave(self._store, self._spans)
+        if not self._told and (self._mechanism.is_away or self._mechanism.left):
+            self._told = True
+            for reason, nbytes in self._mechanism.left.items():
+                self._log.warning(f"{_NAME}.stays", reason=reason, bytes=nbytes)
+            if self._mechanism.note is not None:
+                self._log.warning(f"{_NAME}.not_pinned", reason=self._mechanism.note)
 
-    def _bring_back(self, *_: Any) -> None:
-        if self._trips is not None:
-            self._trips.bring_back()
+    def _begin(self) -> None:
+        mechanism = self._mechanism
+        if mechanism is None or not mechanism.is_away or not self.config.async_restore:
+            return
+        try:
+            mechanism.begin()
+        except (RuntimeError, MemoryError) as error:  # no room yet: the update tries again
+            self._log.warning(f"{_NAME}.put_off", reason=str(error).partition("\n")[0])
+
+    def _bring_back(self) -> None:
+        if self._mechanism is not None:
+            self._mechanism.finish()
 
 
 def _updates(phase: Phase) -> bool:

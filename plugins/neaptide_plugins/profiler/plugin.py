@@ -43,7 +43,7 @@ class Profiler(Plugin[ProfilerConfig]):
             run.device,
             directory,
             run.log,
-            run.spans.listen,
+            run.timeline.listen,
             model,
             store.optimizer,
             machine.memory().limit,

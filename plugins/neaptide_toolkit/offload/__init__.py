@@ -1,8 +1,17 @@
 """Memory a tier below the device, and the lanes on which copies to and from it run."""
 
-from neaptide.run.resident.aside import Aside, is_whole, movable, users
+from neaptide.run.resident.evicted import (
+    Evictions,
+    InRam,
+    Moved,
+    is_whole,
+    places,
+    rebind,
+)
 from neaptide.run.resident.layout import ALIGNMENT, Layout, Place
+from neaptide.run.resident.lending import evictable_state, evictable_weights, lent_entry
 from neaptide.run.resident.pages import lies_in_slab, mapped_slabs, slab_bytes
+from neaptide.run.resident.storages import as_bytes, evictable, tensors_in, users
 
 from .host_memory import PIECE, Slab
 from .lanes import (
@@ -21,22 +30,31 @@ __all__ = [
     "ALIGNMENT",
     "DONE",
     "PIECE",
-    "Aside",
+    "Evictions",
+    "InRam",
     "Lane",
     "Layout",
     "Listener",
+    "Moved",
     "Place",
     "Slab",
     "StreamLane",
     "ThreadLane",
     "Ticket",
+    "as_bytes",
     "computed",
     "current",
+    "evictable",
+    "evictable_state",
+    "evictable_weights",
     "is_whole",
     "lane_for",
+    "lent_entry",
     "lies_in_slab",
     "mapped_slabs",
-    "movable",
+    "places",
+    "rebind",
     "slab_bytes",
+    "tensors_in",
     "users",
 ]

@@ -19,7 +19,7 @@ from .window import Window, window_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from neaptide import Ledger, ParameterStore, Phase, Run, Span
+    from neaptide import AroundTrainStep, Ledger, ParameterStore, Phase, Run, Span
     from neaptide.api.memory import Tier
     from neaptide.api.steps import Probe
 
@@ -89,7 +89,7 @@ class WindowPredictor(Plugin[S]):
             self._searching = Searching(self.config.search_batches, store, probe)
         if self.config.apply_every > 1:
             self._deltas = Deltas(self._storage, self.config.state)
-        self._leave = store.ride(self._follow)
+        self._leave = store.on_update(self._follow)
 
     @hookimpl
     def on_run_end(self) -> None:
@@ -156,7 +156,7 @@ class WindowPredictor(Plugin[S]):
                 self._searching.add(span.name, weight)
 
     @hookimpl
-    def around_train_step(self) -> Callable[..., Any]:
+    def around_train_step(self) -> AroundTrainStep:
         """Count the updates that were made, and search before those that follow a full window."""
 
         def counted(following: Callable[..., Any], **arguments: Any) -> Any:
@@ -243,15 +243,15 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """What a window holds of the weights, once Warmup is over; a search sets them aside."""
+        """Add what a window holds of the weights after Warmup, and the copy a search makes."""
         tier: Tier = "device" if self.config.tier == "device" else "host"
         held = 0 if phase is WARMUP else self._bytes()
         ledger = ledger.add(self.name, "predictor", tier, held)
         if self._searching is None or phase in {WARMUP, PREDICT}:
             return ledger
         assert self._store is not None, "a search has a store"
-        aside = sum(span.bytes for span in self._store.spans() if span.trainable)
-        return ledger.add(self.name, "snapshot", "host", aside, ("predict",))
+        copied = sum(span.bytes for span in self._store.spans() if span.trainable)
+        return ledger.add(self.name, "snapshot", "host", copied, ("predict",))
 
     def _bytes(self) -> int:
         state, waiting = self.config.state, self.config.apply_every > 1

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
-from neaptide.api.memory import nested_tensors
+from neaptide.api.memory import mapped, nested_tensors
 from neaptide.api.parameters import ParameterStore
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.run.resident.store import ResidentStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
 
@@ -33,9 +33,8 @@ class HostileStore(ParameterStore):
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
+        super().__init__(model, optimizer)
         self._inner = ResidentStore(model, optimizer)
-        self._parameters = dict(model.named_parameters())
         self._hidden: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._holders = 0
         self._hide()
@@ -65,13 +64,44 @@ class HostileStore(ParameterStore):
                 truth.copy_(copy)
             _poison(copy)
 
+    @contextmanager
+    def lend_state(
+        self, span: Span, mode: Mode, *, on: torch.device | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Lend copies of the true tensors, which are NaN afterwards."""
+        with self._inner.loan(span, mode, of="state") as entry:
+            truths: dict[int, torch.Tensor] = {}
+
+            def copied(place: torch.Tensor) -> torch.Tensor:
+                truth = self._hidden.get(place.data_ptr(), (place, place))[1]
+                copy = truth.detach().to(on or truth.device, copy=True)
+                truths[id(copy)] = truth
+                return copy
+
+            before = {key: mapped(value, copied) for key, value in entry.items()}
+            lent = dict(before)
+            yield lent
+            if mode == "write":
+                for key in entry.keys() - lent.keys():
+                    del entry[key]
+                for key, value in lent.items():
+                    if value is before.get(key):
+                        for copy in nested_tensors(value):
+                            truths[id(copy)].copy_(copy)
+                    else:
+                        entry[key] = mapped(value, torch.Tensor.clone)
+                if not self._holders:
+                    self._hide_these(nested_tensors(entry))
+            for copy in nested_tensors(lent):
+                _poison(copy)
+
     def has_gradient(self, span: Span) -> bool:
         """Return whether the parameter has a gradient, hidden or not."""
         return self._inner.has_gradient(span)
 
     def zero_gradients(self) -> None:
         """Drop gradients and what hides behind them."""
-        for parameter in self._parameters.values():
+        for parameter in self.parameters.values():
             if parameter.grad is not None:
                 self._hidden.pop(parameter.grad.data_ptr(), None)
         self._inner.zero_gradients()
@@ -89,20 +119,6 @@ class HostileStore(ParameterStore):
             if self._holders == 0:
                 self._hide()
 
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """Return a copy of the true state."""
-        with self.compute():
-            state = super().optimizer_state_dict()
-            groups, by_parameter = state["param_groups"], state["state"]
-            copied = {
-                index: {
-                    key: value.clone() if isinstance(value, torch.Tensor) else value
-                    for key, value in entries.items()
-                }
-                for index, entries in by_parameter.items()
-            }
-        return {"state": copied, "param_groups": groups}
-
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
         """Load with the true values in place."""
         with self.compute():
@@ -114,7 +130,7 @@ class HostileStore(ParameterStore):
         self._holders += 1
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        for parameter in self._parameters.values():
+        for parameter in self.parameters.values():
             yield parameter.data
             if parameter.grad is not None:
                 yield parameter.grad
@@ -122,8 +138,15 @@ class HostileStore(ParameterStore):
             yield from nested_tensors(state)
 
     def _hide(self) -> None:
-        for tensor in self._tensors():
-            if tensor.is_floating_point() and tensor.numel():
+        self._hide_these(self._tensors())
+
+    def _hide_these(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if (
+                tensor.is_floating_point()
+                and tensor.numel()
+                and tensor.data_ptr() not in self._hidden
+            ):
                 # Through .data: autograd's version counters must not notice, as they do not when
                 # a real store brings weights back for the backward.
                 self._hidden[tensor.data_ptr()] = (tensor.data, tensor.data.clone())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from neaptide import AroundEvaluate, AroundForward, AroundOptimizerStep
     from neaptide.api.parameters import ParameterStore
 
     from .subject import Subject
@@ -165,7 +166,7 @@ class Marks(Plugin[NoConfig]):
         self._phase = phase
 
     @hookimpl
-    def around_forward(self) -> Callable[..., Any]:
+    def around_forward(self) -> AroundForward:
         """Mark training forwards and probes."""
 
         def forward(
@@ -178,12 +179,12 @@ class Marks(Plugin[NoConfig]):
         return forward
 
     @hookimpl
-    def around_optimizer_step(self) -> Callable[..., Any]:
+    def around_optimizer_step(self) -> AroundOptimizerStep:
         """Mark updates, gradients being there."""
         return self._marking("update")
 
     @hookimpl
-    def around_evaluate(self) -> Callable[..., Any]:
+    def around_evaluate(self) -> AroundEvaluate:
         """Mark evaluations."""
         return self._marking("evaluate")
 

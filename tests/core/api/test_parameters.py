@@ -296,10 +296,10 @@ def test_writing_a_gradient_that_is_not_there_makes_it_from_zeros(kind: type) ->
 
 
 @stores
-def test_riders_see_every_trainable_span_once_an_update(kind: type) -> None:
+def test_callbacks_see_every_trainable_span_once_an_update(kind: type) -> None:
     store, _, true = trained(kind)
     seen: dict[str, torch.Tensor] = {}
-    leave = store.ride(lambda span, weight, delta: seen.update({span.name: weight.clone()}))
+    leave = store.on_update(lambda span, weight, delta: seen.update({span.name: weight.clone()}))
     store.finish_update()
     leave()
     expected = {span.name for span in store.spans() if span.trainable}
@@ -311,27 +311,29 @@ def test_riders_see_every_trainable_span_once_an_update(kind: type) -> None:
 
 
 @stores
-def test_riders_are_told_the_delta_of_a_jump_and_none_of_an_update(kind: type) -> None:
+def test_callbacks_are_given_the_delta_of_a_jump_and_none_of_an_update(kind: type) -> None:
     store, _, _ = trained(kind)
     deltas: list[Any] = []
-    store.ride(lambda span, weight, delta: deltas.append(delta))
+    store.on_update(lambda span, weight, delta: deltas.append(delta))
     store.finish_update()
     assert {None} == set(deltas)
     deltas.clear()
-    store.carry(lambda span, _weight: torch.ones(span.shape) if span.name == "head.bias" else None)
+    store.notify_update(
+        lambda span, _weight: torch.ones(span.shape) if span.name == "head.bias" else None
+    )
     assert [8.0] == [float(delta.sum()) for delta in deltas if delta is not None]
 
 
 @stores
-def test_two_riders_share_one_pass_and_leave_separately(kind: type) -> None:
+def test_two_callbacks_share_one_pass_and_end_separately(kind: type) -> None:
     store, _, _ = trained(kind)
     order: list[str] = []
 
-    def rider(name: str) -> Callable[..., None]:
+    def callback(name: str) -> Callable[..., None]:
         return lambda span, weight, delta: order.append(name)
 
-    leave = store.ride(rider("first"))
-    store.ride(rider("second"))
+    leave = store.on_update(callback("first"))
+    store.on_update(callback("second"))
     store.finish_update()
     trainable = sum(span.trainable for span in store.spans())
     assert ["first", "second"] * trainable == order
@@ -352,7 +354,8 @@ def test_loading_optimizer_state_keeps_its_dtypes(kind: type) -> None:
     }
     store = kind(model, optimizer)
     store.load_optimizer_state_dict(state)
-    assert same_bits(exact, store.optimizer_state_dict()["state"][0]["momentum_buffer"])
+    with store.optimizer_state() as state:
+        assert same_bits(exact, state["state"][0]["momentum_buffer"])
 
 
 @stores

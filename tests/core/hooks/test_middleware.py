@@ -8,7 +8,7 @@ import pytest
 from support import plugin_with, same_tensors, stranger, tensors_of
 
 from neaptide import ConfigError, HybridTrainer, Loss, Outcome, PluginError, PluginSpec, hookimpl
-from neaptide.api.tracing import Spans
+from neaptide.api.timeline import Timeline
 from neaptide.hooks.middleware import RETURNS, blame, compose, culprit
 from neaptide_toolkit.testing import tiny_task
 from neaptide_toolkit.testing.tiny import tiny_loss
@@ -21,7 +21,7 @@ WHERE = "around_evaluate"
 
 
 def composed(where: str, core: Any, layers: Any) -> Any:
-    return compose(where, core, layers, Spans())
+    return compose(where, core, layers, Timeline())
 
 
 def test_the_first_layer_is_the_outermost() -> None:

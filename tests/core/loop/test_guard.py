@@ -104,10 +104,10 @@ def test_a_loss_that_is_nan_already_refuses_every_jump() -> None:
     assert (False, "the probe loss before the jump is nan") == (verdict.accepted, verdict.reason)
 
 
-def test_riders_hear_of_accepted_jumps_only_with_what_was_added() -> None:
+def test_callbacks_hear_of_accepted_jumps_only_with_what_was_added() -> None:
     heard: list[tuple[float, float]] = []
     store, probe = bowl(1.0)
-    store.ride(lambda span, weight, delta: heard.append((float(weight[0]), float(delta[0]))))
+    store.on_update(lambda span, weight, delta: heard.append((float(weight[0]), float(delta[0]))))
     GUARD.judge(store, by(0.1), probe)
     assert [] == heard
     GUARD.judge(store, by(-3.0), probe)

@@ -32,7 +32,7 @@ class InPlace:
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
         return nullcontext(target.parameter.detach())
 
-    def set_aside(self, target: Target) -> Callable[[], None]:
+    def evict(self, target: Target) -> Callable[[], None]:
         return lambda: None
 
     def stored(self, target: Target, codes: Codes) -> Codes:
@@ -153,7 +153,7 @@ def test_only_what_has_changed_is_encoded_anew() -> None:
 @pytest.mark.parametrize("fails_at", [0, 1])
 def test_what_fails_half_way_leaves_the_model_as_it_was(fails_at: int) -> None:
     class Failing(InPlace):
-        def set_aside(self, target: Target) -> Callable[[], None]:
+        def evict(self, target: Target) -> Callable[[], None]:
             if target.name == f"{fails_at}.weight":
                 raise MemoryError
             return lambda: None
@@ -171,7 +171,7 @@ def test_one_that_cannot_come_back_keeps_no_other_away() -> None:
     failing = {"1.weight"}
 
     class Failing(InPlace):
-        def set_aside(self, target: Target) -> Callable[[], None]:
+        def evict(self, target: Target) -> Callable[[], None]:
             def back() -> None:
                 if target.name in failing:
                     raise MemoryError

@@ -32,7 +32,7 @@ class InPlace:
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
         return nullcontext(target.parameter.detach())
 
-    def set_aside(self, target: Target) -> Callable[[], None]:
+    def evict(self, target: Target) -> Callable[[], None]:
         return lambda: None
 
     def stored(self, target: Target, codes: Codes) -> Codes:

@@ -13,14 +13,15 @@ from support import same_bits
 from torch import nn
 
 from neaptide.api.memory import nested_tensors
-from neaptide_plugins.optimizer_offload import away as module
+from neaptide.run.resident import evicted as module
+from neaptide.run.resident.store import ResidentStore
 from neaptide_plugins.optimizer_offload.away import Away
-from neaptide_plugins.optimizer_offload.state_tensors import State
 from neaptide_toolkit.offload import ThreadLane, lies_in_slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from neaptide import Span
     from neaptide_toolkit.offload import Ticket
 
 CPU = torch.device("cpu")
@@ -61,9 +62,11 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Non
     optimizer.zero_grad()
 
 
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    parameters = list(model.parameters())
-    return State(optimizer, parameters, parameters, CPU)
+def state_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[ResidentStore, list[Span]]:
+    store = ResidentStore(model, optimizer)
+    return store, store.spans()
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -79,7 +82,7 @@ def test_it_is_readable_away_and_the_same_object_back() -> None:
     (model, optimizer), (_, plain) = trained(), trained()
     before = tensors_of(optimizer)
     away = Away(CPU, pin=False)
-    away.leave(state_of(model, optimizer))
+    away.leave(*state_of(model, optimizer))
     large = [tensor for tensor in before if tensor.nbytes >= 1024]
     assert large
     assert all(map(lies_in_slab, large))
@@ -99,7 +102,7 @@ def test_memory_that_is_shared_stays_shared() -> None:
     optimizer.state[parameter] = entry
     del flat
     away = Away(CPU, pin=False)
-    away.leave(State(optimizer, [parameter], [parameter], CPU))
+    away.leave(*state_of(nn.ParameterList([parameter]), optimizer))
     assert lies_in_slab(entry["row"])
     entry["row"][3] = -1.0
     assert -1.0 == entry["odd"][1] == entry["square"][3, 0]
@@ -114,7 +117,7 @@ def test_memory_that_is_shared_stays_shared() -> None:
 def test_what_is_written_while_it_comes_back_is_kept() -> None:
     model, optimizer = trained()
     away = Away(CPU, pin=False)
-    away.leave(state_of(model, optimizer))
+    away.leave(*state_of(model, optimizer))
     away.begin()
     moment = optimizer.state[model[0].weight]["exp_avg"]
     moment.fill_(7.0)
@@ -127,7 +130,7 @@ def test_what_is_written_while_it_comes_back_is_kept() -> None:
 def test_other_memory_that_it_was_given_is_kept() -> None:
     model, optimizer = trained()
     away = Away(CPU, pin=False)
-    away.leave(state_of(model, optimizer))
+    away.leave(*state_of(model, optimizer))
     moment = optimizer.state[model[0].weight]["exp_avg"]
     mine = torch.full_like(moment, 3.0, device="cpu")
     moment.data = mine
@@ -142,11 +145,11 @@ def test_a_copy_that_fails_can_be_tried_again(at: int) -> None:
     away = Away(CPU, pin=False, lane=FailingLane(at))
     state = state_of(model, optimizer)
     with pytest.raises(torch.OutOfMemoryError):  # noqa: PT012 - which of them fails is the case
-        away.leave(state)
+        away.leave(*state)
         away.finish()
     assert all_same(plain, optimizer)
     if not away.is_away:
-        away.leave(state)
+        away.leave(*state)
     away.finish()
     step(model, optimizer, 9)
     step(same, plain, 9)
@@ -158,16 +161,16 @@ def test_leaving_is_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     (model, optimizer), (_, plain) = trained(), trained()
     calls = itertools.count()
 
-    def interrupted(tensor: Any, storage: Any, offset: int) -> None:
+    def interrupted(tensor: Any, storage: Any, first: int) -> None:
         if next(calls) == 2:
             raise KeyboardInterrupt
-        place(tensor, storage, offset)
+        moved_in(tensor, storage, first)
 
-    place = module.place
-    monkeypatch.setattr(module, "place", interrupted)
+    moved_in = module.moved_in
+    monkeypatch.setattr(module, "moved_in", interrupted)
     away = Away(CPU, pin=False)
     with pytest.raises(KeyboardInterrupt):
-        away.leave(state_of(model, optimizer))
+        away.leave(*state_of(model, optimizer))
     assert not away.is_away
     assert not any(map(lies_in_slab, tensors_of(optimizer)))
     assert all_same(plain, optimizer)
@@ -179,21 +182,17 @@ def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
     (model, optimizer), (_, plain) = trained(), trained()
     calls = itertools.count()
 
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupted(tensor: Any, storage: Any, first: int) -> None:
+        if next(calls) >= 2:  # and again where it is undone
+            raise KeyboardInterrupt
+        moved_in(tensor, storage, first)
 
-    def placed(tensor: Any, storage: Any, offset: int) -> None:
-        if next(calls) == 2:
-            interrupted()
-        place(tensor, storage, offset)
-
-    place = module.place
+    moved_in = module.moved_in
     away = Away(CPU, pin=False)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "place", placed)
         patch.setattr(module, "moved_in", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            away.leave(state_of(model, optimizer))
+            away.leave(*state_of(model, optimizer))
     assert away.is_away
     away.finish()
     away.close()
@@ -202,15 +201,15 @@ def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
 
 
 def random_schedule(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     (model, optimizer), (same, plain) = trained(1), trained(1)
-    away = Away(CPU, pin=chance.random() < 0.5, lane=Sleepy("slow"))
+    away = Away(CPU, pin=rng.random() < 0.5, lane=Sleepy("slow"))
     hook = optimizer.register_step_pre_hook(lambda *_: away.finish())
     for number in range(12):
-        for _ in range(chance.randrange(3)):
-            what = chance.choice(("leave", "begin", "finish", "write", "read"))
+        for _ in range(rng.randrange(3)):
+            what = rng.choice(("leave", "begin", "finish", "write", "read"))
             if what == "leave" and not away.is_away:
-                away.leave(state_of(model, optimizer))
+                away.leave(*state_of(model, optimizer))
             elif what == "write":
                 for each, weight in ((optimizer, model[0].weight), (plain, same[0].weight)):
                     each.state[weight]["exp_avg"].mul_(0.5)
@@ -245,7 +244,7 @@ def test_a_user_with_a_gradient_scaler() -> None:
             optimizer.register_step_pre_hook(lambda *_: away.finish())
         for number in range(8):
             if away is not None and number % 3 == 2:
-                away.leave(state_of(model, optimizer))
+                away.leave(*state_of(model, optimizer))
                 away.begin()
             generator = torch.Generator().manual_seed(number)
             loss = model(torch.randn(4, 24, generator=generator)).square().sum()

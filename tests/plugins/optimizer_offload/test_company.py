@@ -218,5 +218,5 @@ def test_what_stays_is_told_once(tmp_path: Path) -> None:
             trainer.step(batch)
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     told = [line for line in map(json.loads, lines) if line["event"] == "optimizer-offload.stays"]
-    assert ["held by somebody else, too"] == [line["reason"] for line in told]
+    assert ["used by other tensors, too"] == [line["reason"] for line in told]
     assert all(line["bytes"] >= 1024 for line in told)

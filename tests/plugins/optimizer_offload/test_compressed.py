@@ -7,20 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from offloaded import state_of
 from support import same_bits
 from torch import nn
 
 from neaptide_plugins.optimizer_offload.compressed import Compressed
-from neaptide_plugins.optimizer_offload.state_tensors import State
-
-CPU = torch.device("cpu")
 
 
-def holding(**tensors: Any) -> tuple[State, dict[str, Any]]:
+def holding(**tensors: Any) -> tuple[Any, dict[str, Any]]:
     parameter = nn.Parameter(torch.zeros(8))
     optimizer = torch.optim.SGD([parameter])
     optimizer.state[parameter] = tensors
-    return State(optimizer, [parameter], [parameter], CPU), tensors
+    return state_of(optimizer, [parameter]), tensors
 
 
 def test_floats_are_coded_and_the_rest_stays() -> None:
@@ -39,7 +37,7 @@ def test_floats_are_coded_and_the_rest_stays() -> None:
     state, held = holding(**given)
     before = {name: value.clone() for name, value in held.items()}
     mechanism = Compressed()
-    mechanism.leave(state)
+    mechanism.leave(*state)
     assert 0 == held["signed"].numel() == held["square"].numel()
     for name in ("odd", "counts", "step", "few"):
         assert same_bits(before[name], held[name])
@@ -58,7 +56,7 @@ def test_tensors_in_one_storage_stay() -> None:
     state, held = holding(one=flat[:2000], two=flat[2000:])
     del flat
     mechanism = Compressed()
-    mechanism.leave(state)
+    mechanism.leave(*state)
     assert not mechanism.is_away
     assert 2000 == held["one"].numel()
 
@@ -70,7 +68,7 @@ def test_a_variance_never_becomes_negative(value: float, dtype: torch.dtype) -> 
     mean = mean.to(dtype)
     state, held = holding(mean=mean, square=mean.square())
     mechanism = Compressed()
-    mechanism.leave(state)
+    mechanism.leave(*state)
     assert 0 == held["mean"].numel()
     mechanism.finish()
     variance = held["square"].addcmul(held["mean"], held["mean"], value=-1)
@@ -86,7 +84,7 @@ def test_centred_rmsprop_with_constant_gradients_goes_on() -> None:
     for number in range(30):
         weight.grad = gradient.clone() * (1 + 1e-3 * (number % 2))
         optimizer.step()
-        mechanism.leave(State(optimizer, [weight], [weight], CPU))
+        mechanism.leave(*state_of(optimizer, [weight]))
         assert mechanism.is_away
         mechanism.finish()
     assert bool(weight.isfinite().all())
@@ -95,7 +93,7 @@ def test_centred_rmsprop_with_constant_gradients_goes_on() -> None:
 def test_values_that_it_is_given_meanwhile_are_kept() -> None:
     state, held = holding(moment=torch.randn(3000))
     mechanism = Compressed()
-    mechanism.leave(state)
+    mechanism.leave(*state)
     held["moment"].data = torch.ones(3000)
     mechanism.finish()
     assert bool((held["moment"] == 1).all())
@@ -107,7 +105,7 @@ def test_many_codings_do_not_drift() -> None:
     state, held = holding(square=square.clone())
     mechanism = Compressed()
     for _ in range(30):
-        mechanism.leave(state)
+        mechanism.leave(*state)
         mechanism.finish()
     ratio = held["square"].log2().mean() - square.log2().mean()
     assert abs(float(ratio)) < 0.02

@@ -65,10 +65,10 @@ def test_without_an_early_return_it_keeps_the_contract() -> None:
 def test_a_phase_may_change_at_every_step(strategy: str, seed: int) -> None:
     def run(settings: dict[str, Any], *plugins: Any) -> str:
         trainer, batches = tiny_trainer(settings, [STEADY_PREDICTOR, *plugins])
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         with trainer:
             for batch in batches[:STEPS]:
-                name = chance.choice(["warmup", "full", "predict", "predict", "correct", None])
+                name = rng.choice(["warmup", "full", "predict", "predict", "correct", None])
                 trainer.step(batch, phase=name)
             digest: str = trainer.digest()
             return digest
@@ -118,7 +118,7 @@ def in_predict(action: Any) -> Any:
 ASKS: dict[str, Any] = {
     "reads the state": lambda store: [t.sum() for t in nested_tensors(dict(store.optimizer.state))],
     "asks for state_dict": lambda store: store.optimizer.state_dict(),
-    "loads it": lambda store: store.load_optimizer_state_dict(store.optimizer_state_dict()),
+    "loads it": lambda store: store.load_optimizer_state_dict(store.optimizer.state_dict()),
     "takes a snapshot": lambda store: store.snapshot(optimizer=True),
     "halves moments": lambda store: [
         state["exp_avg"].mul_(0.5) for state in store.optimizer.state.values()

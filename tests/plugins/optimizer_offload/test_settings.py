@@ -92,7 +92,7 @@ def test_it_comes_back_some_steps_ahead(lookahead: int) -> None:
         trainer.step(batches[0])
         plugin = trainer.hooks.plugins["optimizer-offload"]
         plugin.on_phase_enter(phase=REST)
-        mechanism = plugin._trips.mechanism
+        mechanism = plugin._mechanism
         for left in range(6, -1, -1):
             plugin.select_phase(schedule=schedule)
             if mechanism._ticket is not None:
@@ -114,7 +114,7 @@ def test_a_jump_that_is_due_keeps_the_room() -> None:
         due = attrs.evolve(trainer.state.schedule, phase=FULL, done=10)
         assert due.due() is PREDICT
         plugin.select_phase(schedule=due)
-        assert plugin._trips.mechanism._ticket is None
+        assert plugin._mechanism._ticket is None
 
 
 @pytest.mark.parametrize(

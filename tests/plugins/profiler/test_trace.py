@@ -209,7 +209,7 @@ def test_nothing_listens_outside_the_window(tmp_path: Path) -> None:
     trainer, batches = tiny_trainer(config_of(tmp_path, trace=[3, 4]))
     with trainer:
         for batch in batches[:6]:
-            listening.append(trainer.run.spans.opener is not None)
+            listening.append(trainer.run.timeline.opener is not None)
             trainer.step(batch)
     assert [False, False, True, True, True, False] == listening  # ended as update 5 begins
 
@@ -218,7 +218,7 @@ def test_somebody_elses_timeline_goes_on(tmp_path: Path, caplog: pytest.LogCaptu
     trainer, batches = tiny_trainer(config_of(tmp_path, trace=[2, 3]))
     timeline = Timeline()
     with trainer:
-        end = trainer.run.spans.listen(timeline.span)
+        end = trainer.run.timeline.listen(timeline.span)
         for batch in batches[:4]:
             trainer.step(batch)
         end()
@@ -251,7 +251,7 @@ def test_a_profiler_that_fails_within_the_window_stops_recording(
             trainer.step(batch)
         trainer.hooks.plugins["profiler"]._session._rows._file.close()  # the disk refuses
         trainer.step(batches[3])
-        assert None is trainer.run.spans.opener
+        assert None is trainer.run.timeline.opener
         assert not torch.autograd._profiler_enabled()
         trainer.step(batches[4])
 

@@ -32,7 +32,7 @@ def test_fifty_jumps_are_one_pass_over_the_weights(state: str) -> None:
                 sums[span.name] += delta
                 deltas.add(span.name, delta, jump)
         writes: list[str] = []
-        trainer.store.watch(lambda span: writes.append(span.name))
+        trainer.store.on_write(lambda span: writes.append(span.name))
         before = trainer.store.snapshot().weights
         apply(trainer.store, Update(50, lambda span: deltas.total(span.name, 1.0)), 1.0)
         after = trainer.store.snapshot().weights

@@ -37,7 +37,7 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
                     self._last[span.name] = weight.detach().to(_HOST, torch.float32, copy=True)
                 self._mean[span.name] = torch.zeros_like(self._last[span.name])
                 self._seen[span.name] = 0
-        self._leave = store.ride(self._follow)
+        self._leave = store.on_update(self._follow)
 
     @hookimpl
     def on_run_end(self) -> None:

@@ -10,9 +10,10 @@ import torch
 from neaptide.api.memory import tier_of
 from neaptide.api.norms import norm_dtype, norm_of, on_device, total_norm
 from neaptide.api.parameters import ParameterStore
-from neaptide.api.spans import Change, Keeper, Mode, Span
+from neaptide.api.spans import Change, Evictable, Keeper, Leaves, Mode, Refuge, Span
 
-from .aside import Aside, is_whole, movable
+from .evicted import Evictions, is_whole
+from .lending import evictable_state, evictable_weights, lent_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -27,40 +28,38 @@ class ResidentStore(ParameterStore):
     """The default: weights, gradients and optimizer state stay where the module has them."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer)
-        self._names = parameter_names(model)
-        self._parameters = {names[0]: parameter for parameter, names in self._names.items()}
+        super().__init__(model, optimizer)
         self._found = torch.zeros(1)  # of the finite check, which only ever adds to it
         self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
-        self._ordered = [self._parameters[name] for name in sorted(self._parameters)]
-        self._aside: set[nn.Parameter] = set()
+        self._ordered = [self.parameters[name] for name in sorted(self.parameters)]
+        self._evicted = Evictions(optimizer)
         self._kept: dict[nn.Parameter, Keeper] = {}
 
     def spans(self) -> list[Span]:
         """Return one span a parameter, in the module's order."""
-        present = (parameter for parameter in self._names if parameter not in self._aside)
+        present = (parameter for parameter in self.names if parameter not in self._evicted)
         device = next(present, _ONE).device
-        return [self._span(parameter, device) for parameter in self._names]
+        return [self._span(parameter, device) for parameter in self.names]
 
     def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
-        # Riders ask after every update; all that a user may still change is compared each time.
-        aside = parameter in self._aside
+        # Asked for after every update; all that a user may still change is compared each time.
+        away = parameter in self._evicted
         now = (
             parameter.requires_grad,
             parameter.dtype,
             parameter.device,
             device,
             parameter.shape,
-            aside,
+            away,
         )
         before, span = self._spans.get(parameter, (None, None))
         if span is None or now != before:
-            first, *tied = self._names[parameter]
+            first, *tied = self.names[parameter]
             span = Span(
                 first,
                 tuple(parameter.shape),
                 parameter.dtype,
-                "host" if aside else tier_of(parameter.device, device),
+                "host" if away else tier_of(parameter.device, device),
                 parameter.requires_grad,
                 tuple(tied),
             )
@@ -77,7 +76,7 @@ class ResidentStore(ParameterStore):
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
         """Lend the parameter's own tensor, or a copy on `on` that is written back."""
-        parameter = self._parameters[span.name]
+        parameter = self.parameters[span.name]
         if of == "gradient":
             if parameter.grad is None:
                 if mode == "read":
@@ -98,33 +97,46 @@ class ResidentStore(ParameterStore):
         keeper = self._kept.get(parameter)
         return parameter.detach() if keeper is None else keeper.read()
 
-    def set_aside(self, spans: Collection[Span]) -> Callable[[], None]:
-        """Move the weights whose memory is all their own to RAM; the others stay."""
-        ours = (self._parameters[span.name] for span in spans if self.can_set_aside(span))
-        moved = list(dict.fromkeys(ours))
-        aside = Aside(moved)
-        self._aside.update(moved)
+    @contextmanager
+    def lend_state(
+        self, span: Span, mode: Mode, *, on: torch.device | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Lend the optimizer's own entry, or a copy on `on` that is written back."""
+        self._evicted.show()
+        with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
+            yield state
 
-        def back() -> None:
-            aside.back()
-            self._aside.difference_update(moved)
-            moved.clear()  # called again, it leaves alone who has set them aside since
+    def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
+        """Return the storages in which only weights, or only state, of `spans` lie."""
+        parameters = dict.fromkeys(self.parameters[span.name] for span in spans)
+        if of == "state":
+            return evictable_state(self.optimizer, parameters, self._evicted)
+        return evictable_weights(
+            each for each in parameters if each not in self._evicted and each not in self._kept
+        )
 
-        return back
+    def evict(
+        self,
+        spans: Collection[Span],
+        *,
+        of: Leaves = "weight",
+        refuge: Refuge | None = None,
+    ) -> Callable[[], None]:
+        """Move what is `evictable` to the refuge; the rest stays."""
+        send = self._evicted.state if of == "state" else self._evicted.weights
+        return send(self.evictable(spans, of=of), refuge)
 
-    def can_set_aside(self, span: Span) -> bool:
-        """Return whether the parameter is on the device, and its memory all its own."""
-        parameter = self._parameters[span.name]
-        taken = parameter in self._aside or parameter in self._kept
-        return not taken and movable(parameter)
+    def close(self) -> None:
+        """Bring back what is still evicted."""
+        self._evicted.close()
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
         """Leave the parameter a single NaN for all its elements.
 
         Who still holds its memory, as a state dict does, has the values of now.
         """
-        parameter = self._parameters[span.name]
-        if parameter in self._aside or parameter in self._kept or not is_whole(parameter):
+        parameter = self.parameters[span.name]
+        if parameter in self._evicted or parameter in self._kept or not is_whole(parameter):
             msg = f"{span.name!r} is a part of other memory, or it is taken already"
             raise ValueError(msg)
         parameter.data = _hollow(parameter)
@@ -150,21 +162,21 @@ class ResidentStore(ParameterStore):
                 keeper.write(parameter.detach())
                 parameter.data = _hollow(parameter)
 
-    def carry(self, change: Change) -> None:
-        """Call every rider without a loan a span: the weights are where they are."""
-        if not self._riders:
+    def notify_update(self, change: Change) -> None:
+        """Call every callback without a loan a span: the weights are where they are."""
+        if not self._on_update:
             return
         with torch.no_grad():
-            for span, parameter in zip(self.spans(), self._names, strict=True):
+            for span, parameter in zip(self.spans(), self.names, strict=True):
                 if span.trainable:
                     weight = self._weight(parameter)
                     delta = change(span, weight)
-                    for rider in self._riders:
-                        rider(span, weight, delta)
+                    for callback in self._on_update:
+                        callback(span, weight, delta)
 
     def has_gradient(self, span: Span) -> bool:
         """Return whether the parameter has a `.grad`."""
-        return self._parameters[span.name].grad is not None
+        return self.parameters[span.name].grad is not None
 
     def zero_gradients(self) -> None:
         """Set every `.grad` to None."""
@@ -225,11 +237,3 @@ def _hollow(parameter: nn.Parameter) -> torch.Tensor:
 def _is_slow_fused(gradient: torch.Tensor) -> bool:
     # The fused norm takes no sparse gradients, and on a CPU it reads bf16 ten times slower.
     return gradient.is_sparse or (gradient.is_cpu and gradient.dtype.itemsize < 4)  # noqa: PLR2004
-
-
-def parameter_names(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
-    """Return each parameter once with all its qualified names, in the module's order."""
-    names: dict[nn.Parameter, tuple[str, ...]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[parameter] = (*names.get(parameter, ()), name)
-    return names

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .call import tried
-from .leaves import before_accumulation, set_aside
+from .leaves import before_accumulation, without_gradients
 from .probing import is_close, sampled
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def backward(
         unit.gradients.prepare(unit.block)
     else:
         asked = [*call.shared, *(leaf for leaf in leaves if leaf.requires_grad)]
-    # Set aside where they lie: on the host, but for shared ones.
-    with set_aside([*own, *call.shared]), unit.using("backward"):
+    with without_gradients([*own, *call.shared]), unit.using("backward"):
         parameters = [*own, *call.shared]
         while (failed := tried(lambda: _backward(call, leaves, arrived, asked))) is not None:
             for tensor in (*parameters, *leaves):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def set_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Let gradients of earlier backwards be, so that this one's are told apart."""
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:

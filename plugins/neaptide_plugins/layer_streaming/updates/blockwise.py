@@ -130,9 +130,12 @@ class Updates:
                 step_away(self._optimizer, left)
         self._write_back(block, home)
 
-    def adopt(self) -> None:
-        """Move state that the optimizer has elsewhere (loaded, or its own) to where it streams."""
-        for home in self._homes.values():
+    def adopt(self, block: Block | None = None) -> None:
+        """Move state that the optimizer has elsewhere (loaded, or its own) to where it streams.
+
+        Only the state of `block`, where one is given; what was fetched of it counts no more.
+        """
+        for home in self._homes.values() if block is None else (self._homes[block.index],):
             home.written.finish()
             for parameter, tensors in home.shown.items():
                 held = self._optimizer.state.get(parameter)

@@ -54,7 +54,7 @@ class Block:
     """Of the last copy back to the host."""
     stale: bool = False
     """Whether the host has newer weights than the slot."""
-    aside: frozenset[int] = frozenset()
+    evicted: frozenset[int] = frozenset()
     """Places of parameters that nobody computes with for now."""
     changes: int = 0
     """How often the weights have been given other values."""

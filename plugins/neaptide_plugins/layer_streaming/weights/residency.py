@@ -243,9 +243,9 @@ class Residency:
 
     def _copy_in(self, block: Block, slot: Slot) -> None:
         pairs = [(slot.flat[: block.layout.bytes], block.host)]
-        if block.aside:
+        if block.evicted:
             both = enumerate(zip(self._views(block, slot), block.views, strict=True))
-            pairs = [pair for place, pair in both if place not in block.aside]
+            pairs = [pair for place, pair in both if place not in block.evicted]
 
         def copy() -> None:
             for target, source in pairs:

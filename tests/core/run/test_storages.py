@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque, namedtuple
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import numpy as np
@@ -12,15 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from neaptide_plugins.optimizer_offload.state_tensors import (
-    SMALLEST,
-    Found,
-    State,
-    find,
-    tensors_in,
-)
+from neaptide.run.resident.storages import SMALLEST, evictable, tensors_in
+from neaptide.run.resident.store import ResidentStore
 
-CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    from neaptide.api.spans import Evictable
+
 Pair = namedtuple("Pair", "one two")  # noqa: PYI024 - as strangers write it
 
 
@@ -66,8 +63,8 @@ def large(value: float = 1.0) -> torch.Tensor:
     return torch.full((SMALLEST,), value)
 
 
-def found(*entries: Any, elsewhere: Any = ()) -> Found:
-    return find(entries, elsewhere, CPU)
+def found(*entries: Any) -> Evictable:
+    return evictable(tensors_in(entries), smallest=SMALLEST)
 
 
 @pytest.mark.parametrize(
@@ -127,17 +124,17 @@ def test_what_somebody_else_holds_stays(also: Any) -> None:
     tensor = large()
     held = also(tensor)
     result = found({"tensor": tensor})
-    assert () == result.storages
-    assert {"held by somebody else, too": 4 * SMALLEST} == dict(result.left)
+    assert [] == result.storages
+    assert {"used by other tensors, too": 4 * SMALLEST} == dict(result.left)
     del held
     assert 1 == len(found({"tensor": tensor}).storages)
 
 
-def test_the_memory_of_weights_gradients_and_buffers_stays() -> None:
+def test_the_memory_of_weights_stays() -> None:
     weight = nn.Parameter(large())
-    result = found({"old": weight.data, "same": weight}, elsewhere=[weight])
-    assert () == result.storages
-    assert {"shared with a weight, a gradient or a buffer": 4 * SMALLEST} == dict(result.left)
+    result = found({"old": weight.data})
+    assert [] == result.storages
+    assert {"used by other tensors, too": 4 * SMALLEST} == dict(result.left)
 
 
 def test_memory_that_is_not_torchs_stays() -> None:
@@ -160,17 +157,18 @@ def test_memory_that_is_not_torchs_stays() -> None:
     ],
 )
 def test_odd_and_small_tensors_stay(odd: torch.Tensor) -> None:
-    assert () == found({"odd": odd}).storages
+    assert [] == found({"odd": odd}).storages
 
 
-def test_what_is_reachable_from_other_entries_stays() -> None:
+def test_other_entries_of_the_state_stay() -> None:
     parameters = [nn.Parameter(large()) for _ in range(3)]
     optimizer = torch.optim.SGD(parameters)
-    both = large()
-    optimizer.state[parameters[0]] = {"own": large(), "both": both}
-    optimizer.state[parameters[1]] = {"both": both}
-    optimizer.state["global"] = {"held": large()}  # type: ignore[index]  # as strangers do
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
-    state = State(optimizer, parameters[:1], parameters, CPU)
-    (own,) = state.found().storages
+    flat = torch.zeros(2 * SMALLEST)
+    both = flat[:SMALLEST], flat[SMALLEST:]
+    optimizer.state[parameters[0]] = {"own": large(), "shares": both[0]}
+    optimizer.state[parameters[1]] = {"shares": both[1]}
+    optimizer.state[parameters[0]]["named"] = named = large()
+    optimizer.state["global"] = {"held": [named]}  # type: ignore[index]  # as strangers do
+    store = ResidentStore(nn.ParameterList(parameters), optimizer)
+    (own,) = store.evictable(store.spans()[:1], of="state").storages
     assert own.tensors == (optimizer.state[parameters[0]]["own"],)

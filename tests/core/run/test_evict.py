@@ -10,7 +10,6 @@ from torch import nn
 
 from neaptide import HybridTrainer
 from neaptide.run.resident.store import ResidentStore
-from neaptide_toolkit.offload import movable
 from neaptide_toolkit.testing.allocations import Allocations, counted
 from neaptide_toolkit.testing.hostile import HostileStore
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
@@ -40,12 +39,12 @@ def written(store: ParameterStore, value: float) -> None:
             weight.add_(value)
 
 
-def test_loans_lend_what_was_set_aside_and_back_is_bit_for_bit() -> None:
+def test_loans_lend_what_was_evict_and_back_is_bit_for_bit() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last))
     expected = {name: weight + 0.25 for name, weight in model.state_dict().items()}
     strides = [parameter.stride() for parameter in model.parameters()]
     store = store_of(model)
-    back = store.set_aside(store.spans())
+    back = store.evict(store.spans())
     assert {"host"} == {span.tier for span in store.spans()}
     written(store, 0.25)
     back()
@@ -58,12 +57,12 @@ def test_what_is_named_twice_or_put_back_twice_is_so_once() -> None:
     model = nn.Linear(8, 4, bias=False)
     store = store_of(model)
     (span,) = store.spans()
-    back = store.set_aside([span, span])
+    back = store.evict([span, span])
     written(store, 1.0)
     expected = model.weight.clone()
     back()
     assert torch.equal(expected, model.weight)
-    again = store.set_aside([span])
+    again = store.evict([span])
     back()
     assert ["host"] == [each.tier for each in store.spans()]
     again()
@@ -74,11 +73,11 @@ def test_what_is_named_twice_or_put_back_twice_is_so_once() -> None:
     assert torch.equal(expected + 1, model.weight)
 
 
-def test_the_device_holds_nothing_of_what_is_set_aside() -> None:
+def test_the_device_holds_nothing_of_what_is_evict() -> None:
     def built() -> tuple[ResidentStore, Callable[[], None]]:
         model = nn.Linear(512, 512, bias=False)
         store = store_of(model)
-        return store, store.set_aside(store.spans())
+        return store, store.evict(store.spans())
 
     def back_again() -> ResidentStore:
         store, back = built()
@@ -93,33 +92,33 @@ def test_a_parameter_that_shares_its_memory_stays() -> None:
     whole = torch.randn(2, 8)
     model = nn.ParameterList([nn.Parameter(whole[0]), nn.Parameter(whole[1])])
     store = store_of(model)
-    assert not any(map(movable, model.parameters()))
-    back = store.set_aside(store.spans())
+    assert [] == store.evictable(store.spans()[:1]).storages
+    back = store.evict(store.spans())
     assert {"device"} == {span.tier for span in store.spans()}
     back()
     assert whole[0].data_ptr() == model[0].data_ptr()
 
 
 def test_training_goes_on_bitwise_afterwards() -> None:
-    def trained(*, aside: bool) -> dict[str, torch.Tensor]:
+    def trained(*, evicted: bool) -> dict[str, torch.Tensor]:
         task = tiny_task(steps=6)
         with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss) as trainer:
             for batch in task.batches:
                 trainer.step(batch)
-                if aside:
-                    trainer.store.set_aside(trainer.store.spans())()
+                if evicted:
+                    trainer.store.evict(trainer.store.spans())()
         return task.model.state_dict()
 
-    expected, actual = trained(aside=False), trained(aside=True)
+    expected, actual = trained(evicted=False), trained(evicted=True)
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
 @pytest.mark.parametrize("kind", [ResidentStore, HostileStore])
-def test_watchers_hear_of_each_write_once(kind: type[ParameterStore]) -> None:
+def test_callbacks_hear_of_each_write_once(kind: type[ParameterStore]) -> None:
     model = nn.Linear(2, 2)
     store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[call-arg]  # as both stores take
     heard: list[str] = []
-    leave = store.watch(lambda span: heard.append(span.name))
+    leave = store.on_write(lambda span: heard.append(span.name))
     weight, bias = sorted(store.spans(), key=lambda span: span.name, reverse=True)
     with store.loan(weight, "read"), store.loan(bias, "write"):
         assert [] == heard

@@ -10,8 +10,8 @@ Opener = Callable[[str, str], AbstractContextManager[Any]]
 """`opener(name, category)` gives the context entered around one span."""
 
 
-class Spans:
-    """The spans of one run, `run.spans`. Nobody listening, none is opened and nothing is named.
+class Timeline:
+    """The spans of one run, `run.timeline`. Nobody listening, none is opened and nothing is named.
 
     Categories and names: `step` (`"step 12 full"`, `"step 12 predict"`), `core` (the core's own
     part of an around hook, `"around_forward"`), and a plugin's name for each of its hooks and

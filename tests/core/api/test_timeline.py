@@ -1,4 +1,4 @@
-"""The spans of a run: what is named, how it nests, and that listening changes no bit."""
+"""The timeline of a run: what is named, how it nests, and that listening changes no bit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 
 from neaptide import Update, hookimpl
-from neaptide.api.tracing import Spans
+from neaptide.api.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide.api.tracing import Opener
+    from neaptide.api.timeline import Opener
 
 
 def recorder(events: list[tuple[str, str, str]]) -> Opener:
@@ -57,7 +57,7 @@ def traced(steps: int) -> list[tuple[str, str, str]]:
     events: list[tuple[str, str, str]] = []
     trainer, batches = tiny_trainer({"phases": CYCLE}, [SPEC])
     with trainer:
-        end = trainer.run.spans.listen(recorder(events))
+        end = trainer.run.timeline.listen(recorder(events))
         for batch in batches[:steps]:
             trainer.step(batch)
         end()
@@ -97,7 +97,7 @@ def test_listening_changes_no_bit() -> None:
         trainer, batches = tiny_trainer({"phases": CYCLE}, [SPEC])
         with trainer:
             if listen:
-                trainer.run.spans.listen(recorder([]))
+                trainer.run.timeline.listen(recorder([]))
             for batch in batches[:8]:
                 trainer.step(batch)
             weights.append(tensors_of(trainer.model))
@@ -105,17 +105,17 @@ def test_listening_changes_no_bit() -> None:
 
 
 def test_one_listens_at_a_time() -> None:
-    spans, events = Spans(), []
-    end = spans.listen(recorder(events))
+    timeline, events = Timeline(), []
+    end = timeline.listen(recorder(events))
     with pytest.raises(RuntimeError, match="being recorded already"):
-        spans.listen(recorder([]))
+        timeline.listen(recorder([]))
     end()
     end()
-    with spans.open("nobody", "listens"):
+    with timeline.open("nobody", "listens"):
         pass
     assert [] == events
-    spans.listen(recorder(events))
+    timeline.listen(recorder(events))
     end()  # another one's end is not this one's
-    with spans.open("a", "b"):
+    with timeline.open("a", "b"):
         pass
     assert [("in", "a", "b"), ("out", "a", "b")] == events

@@ -1,0 +1,188 @@
+"""Tensors that are off the device for a while: the move to RAM and back, and who has to wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from .layout import ALIGNMENT, is_dense
+from .pages import Pages, mapped
+from .storages import as_bytes, moved_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from neaptide.api.spans import Evictable, Refuge, SharedStorage
+
+
+@attrs.define(eq=False)
+class Moved:
+    """One storage's bytes on the host, and the tensors that lie there."""
+
+    host: torch.Tensor
+    """uint8 `[bytes]`, a view of the buffer."""
+    tensors: tuple[torch.Tensor, ...]
+    firsts: tuple[int, ...]
+    """The first element of each in its storage."""
+    device: torch.device
+
+    def put_back(self, storage: torch.UntypedStorage) -> None:
+        """Let the tensors lie in `storage`, but for those that were given other memory since."""
+        here = self.host.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity
+        for tensor, first in zip(self.tensors, self.firsts, strict=True):
+            if tensor.untyped_storage()._cdata == here:  # noqa: SLF001 - as above
+                moved_in(tensor, storage, first)
+
+
+def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
+    """Return the offset of each storage in one buffer, and the buffer's size, in bytes."""
+    offsets, size = [], 0
+    for shared in storages:
+        offsets.append(size)
+        size += -(-shared.bytes // ALIGNMENT) * ALIGNMENT
+    return offsets, size
+
+
+def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Moved]) -> None:
+    """Let the tensors lie in `flat`, which holds their bytes at `places`; note them in `into`.
+
+    All of them or, where this raises or is interrupted, none.
+    """
+    offsets, _ = places(storages)
+    into += [
+        Moved(
+            flat[offset : offset + shared.bytes],
+            shared.tensors,
+            tuple(int(tensor.storage_offset()) for tensor in shared.tensors),
+            shared.storage.device,
+        )
+        for offset, shared in zip(offsets, storages, strict=True)
+    ]
+    try:
+        for offset, moved in zip(offsets, into, strict=True):
+            for tensor, first in zip(moved.tensors, moved.firsts, strict=True):
+                moved_in(tensor, flat.untyped_storage(), offset // tensor.itemsize + first)
+    except BaseException:
+        for shared, moved in zip(storages, into, strict=True):
+            for tensor, first in zip(moved.tensors, moved.firsts, strict=True):
+                moved_in(tensor, shared.storage, first)
+        into.clear()
+        raise
+
+
+class InRam:
+    """The refuge of a store that is given none: pageable memory, copied while everybody waits."""
+
+    readable = True
+
+    def __init__(self) -> None:
+        self._moved: list[Moved] = []
+
+    def take(self, storages: list[SharedStorage]) -> None:
+        """Copy the storages to a buffer of their own, whose pages live as long as its tensors."""
+        offsets, size = places(storages)
+        _, flat = mapped(size, Pages)
+        for offset, shared in zip(offsets, storages, strict=True):
+            flat[offset : offset + shared.bytes].copy_(as_bytes(shared.storage))
+        rebind(storages, flat, self._moved)
+
+    def give_back(self) -> None:
+        """Copy them back. Raises what allocating raises; call it again for those still away."""
+        while self._moved:
+            moved = self._moved[-1]
+            room = torch.empty(moved.host.nbytes, dtype=torch.uint8, device=moved.device)
+            moved.put_back(room.copy_(moved.host).untyped_storage())
+            self._moved.pop()
+
+
+class Evictions:
+    """What a store has evicted. State comes back before the optimizer steps or loads."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._homes: dict[torch.Tensor, torch.device] = {}
+        self._state: list[Refuge] = []
+        self._open: list[Callable[[], None]] = []
+        """What brings evicted weights back."""
+        self._hooks: list[Callable[[], None]] = []
+
+    def __contains__(self, weight: torch.Tensor) -> bool:
+        """Return whether a weight is away."""
+        return weight in self._homes
+
+    def home(self, weight: torch.Tensor) -> torch.device:
+        """Return the device on which a weight is, or was before it left."""
+        return self._homes.get(weight, weight.device)
+
+    def weights(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
+        """Send weights away; return what brings them back."""
+        kept = refuge or InRam()
+        homes = {each: each.device for shared in found.storages for each in shared.tensors}
+        kept.take(found.storages)
+        self._homes |= homes
+
+        def back() -> None:
+            if homes:  # called again, it leaves alone what was evicted since
+                kept.give_back()
+                for each in homes:
+                    del self._homes[each]
+                homes.clear()
+                self._open.remove(back)
+
+        if homes:
+            self._open.append(back)
+        return back
+
+    def state(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
+        """Send state away; return what brings it back, if it is not back before."""
+        kept = refuge or InRam()
+        kept.take(found.storages)
+        self._state.append(kept)
+        if not self._hooks:
+            for register, hook in (
+                (self._optimizer.register_step_pre_hook, self._all_back),
+                (self._optimizer.register_load_state_dict_pre_hook, self._all_back),
+                (self._optimizer.register_state_dict_pre_hook, self.show),
+            ):
+                self._hooks.append(register(hook).remove)
+
+        def back() -> None:
+            if kept in self._state:
+                self._back(kept)
+
+        return back
+
+    def close(self) -> None:
+        """Bring everything back, and let go of the optimizer."""
+        self._all_back()
+        for back in reversed(tuple(self._open)):
+            back()
+        while self._hooks:
+            self._hooks.pop()()
+
+    def show(self, *_: object) -> None:
+        """Bring back what cannot be read where it is."""
+        self._all_back(readable=False)
+
+    def _all_back(self, *_: object, readable: bool = True) -> None:
+        for refuge in tuple(self._state):
+            if readable or not refuge.readable:
+                self._back(refuge)
+
+    def _back(self, refuge: Refuge) -> None:
+        self._state.remove(refuge)  # first: giving back may ask for loans
+        try:
+            refuge.give_back()
+        except BaseException:
+            self._state.append(refuge)
+            raise
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is a plain one over all of its memory, whoever else may see that."""
+    if type(tensor.data) is not torch.Tensor or tensor.layout != torch.strided:
+        return False
+    own = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return own and is_dense(tensor)

@@ -1,0 +1,81 @@
+"""The optimizer's state of one parameter as a loan, and what of a store may be evicted."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .storages import SMALLEST, evictable, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+
+    from neaptide.api.spans import Evictable, Mode
+
+    from .evicted import Evictions
+
+
+@contextmanager
+def lent_entry(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    mode: Mode,
+    on: torch.device | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Lend the optimizer's entry of `parameter`: itself, or copies of its tensors on `on`.
+
+    A parameter without one gets it when something was written; one that is left empty goes.
+    """
+    entry: dict[str, Any] = optimizer.state.get(parameter, {})
+    lent = entry if mode == "write" else dict(entry)
+    if on is not None:
+        lent = {key: _on(value, on) for key, value in entry.items()}
+    yield lent
+    if mode == "read":
+        return
+    if lent is not entry:
+        for key, value in lent.items():
+            before = entry.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor):
+                lent[key] = (
+                    before.copy_(value) if _alike(before, value) else value.to(before.device)
+                )
+        entry.clear()
+        entry.update(lent)
+    if entry:
+        optimizer.state[parameter] = entry
+    else:
+        optimizer.state.pop(parameter, None)
+
+
+def evictable_state(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], away: Evictions
+) -> Evictable:
+    """Return the storages with the state of `parameters` on the device where each belongs."""
+    own = dict.fromkeys(parameters)
+    tensors = [
+        tensor
+        for each in own
+        if each in optimizer.state
+        for tensor in tensors_in(optimizer.state[each])
+        if tensor.device == away.home(each)
+    ]
+    others = tensors_in([state for each, state in optimizer.state.items() if each not in own])
+    return evictable(tensors, others, SMALLEST)
+
+
+def evictable_weights(parameters: Iterable[nn.Parameter]) -> Evictable:
+    """Return the storages of plain weights."""
+    return evictable(each for each in parameters if type(each.data) is torch.Tensor)
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -13,9 +13,10 @@ from torch.profiler import ProfilerActivity, profile
 from neaptide import HybridTrainer
 from neaptide_plugins.layer_streaming.accounting import held
 from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_toolkit.offload import lies_in_slab, mapped_slabs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
 RECOMPUTED = "resident, recompute"
 PLAIN = "resident"
@@ -36,6 +37,7 @@ SIZES = tuple(
     for blocks, width in ((8, 64), (8, 192), (8, 384))
 )
 QUICK = (Size("4 x 32", Shape(4, 32, 2, 64, 64), 4, 8),)
+LARGE = (Size("12 x 768", Shape(12, 768, 12, 3 * 768, 512), 8, 128),)
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,22 @@ WAYS = tuple(
 )
 
 
+README = {
+    "no plugin": PLAIN,
+    "`activation-checkpointing`": RECOMPUTED,
+    "`layer-streaming`": "after, on cpu; micro-batches 1; resident none",
+    '… with `optimizer_on = "device"`': "after, on device; micro-batches 1; resident none",
+    '… with `update = "in_backward"`': "in backward; micro-batches 1; resident none",
+}
+"""What the README compares, by what a reader enables."""
+
+
 class Subject:
     """A trainer on one size, stepped on the same batch."""
 
     def __init__(self, size: Size, plugins: dict[str, dict[str, Any]]) -> None:
         torch.manual_seed(0)
+        before = mapped_slabs()
         model = Decoder(size.shape)
         self.trainer = HybridTrainer(
             model,
@@ -104,10 +117,14 @@ class Subject:
         )
         self._batch = batch_of(size.shape, size.samples, size.sequence, "cpu", 0)
         self._streaming = getattr(self.trainer.store, "streaming", None)
+        self._slabs = mapped_slabs() - before
+        self.loss = float("nan")
 
     def step(self) -> None:
         """Train once."""
-        self.trainer.step(self._batch)
+        before = mapped_slabs()
+        self.loss = self.trainer.step(self._batch).loss
+        self._slabs |= mapped_slabs() - before
 
     def fetched(self) -> tuple[int, int]:
         """Return the fetches so far, and those that were waited for."""
@@ -117,27 +134,37 @@ class Subject:
 
     def held(self) -> int:
         """Return the bytes that lie on the device between two steps."""
-        optimizer = self.trainer.optimizer
-        streamed = set()
-        if self._streaming is not None:
-            streamed = {p for block in self._streaming.blocks for p in block.parameters}
+        streamed = self._streamed()
         there = [p for p in self.trainer.model.parameters() if p not in streamed]
-        state = [
+        lent = 0 if self._streaming is None else sum(held(self._streaming).values())
+        return sum(tensor.nbytes for tensor in (*there, *self._state(there))) + lent
+
+    def held_in_ram(self) -> int:
+        """Return the bytes that lie in RAM, the other tier, between two steps."""
+        state = [value for value in self._state(self._streamed()) if not lies_in_slab(value)]
+        return sum(map(len, self._slabs)) + sum(value.nbytes for value in state)
+
+    def _streamed(self) -> set[torch.nn.Parameter]:
+        blocks = [] if self._streaming is None else self._streaming.blocks
+        return {parameter for block in blocks for parameter in block.parameters}
+
+    def _state(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
+        return [
             value
-            for parameter in there
-            for value in optimizer.state.get(parameter, {}).values()
+            for parameter in parameters
+            for value in self.trainer.optimizer.state.get(parameter, {}).values()
             if isinstance(value, torch.Tensor)
         ]
-        lent = 0 if self._streaming is None else sum(held(self._streaming).values())
-        return sum(tensor.nbytes for tensor in (*there, *state)) + lent
 
 
-def subjects(size: Size) -> dict[str, Subject]:
-    """Return resident training and every way to stream, by name."""
-    blocks = size.shape.blocks
-    ways = {way.name: Subject(size, way.plugins(blocks)) for way in WAYS}
-    recomputed = Subject(size, {"activation-checkpointing": {"interval": 1}})
-    return {PLAIN: Subject(size, {}), RECOMPUTED: recomputed, **ways}
+NAMES = (PLAIN, RECOMPUTED, *(way.name for way in WAYS))
+
+
+def subjects(size: Size, names: Collection[str] = NAMES) -> dict[str, Subject]:
+    """Return resident training and ways to stream, by name."""
+    plugins = {PLAIN: {}, RECOMPUTED: {"activation-checkpointing": {"interval": 1}}}
+    plugins |= {way.name: way.plugins(size.shape.blocks) for way in WAYS}
+    return {name: Subject(size, plugins[name]) for name in names}
 
 
 def most_allocated(action: Callable[[], Any]) -> int:

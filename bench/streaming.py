@@ -1,11 +1,13 @@
 """Streamed training beside resident training on a CPU: speed, peak bytes, fetches, overlap.
 
     python bench/streaming.py [--json PATH] [--trace PATH] [--rounds N] [--quick]
+    python bench/streaming.py --large --rounds 3 --steps 1 --page README.md
 
 Every subject trains the same decoder with AdamW on one thread. In each round every subject makes
 the same number of steps, in an order that changes from round to round; ratios are taken round by
 round. "Device" is the CPU here, and RAM its other tier: what is measured is the work of streaming,
 not what it gains on a GPU. Peaks are counted by torch's profiler, not read from the process.
+`--large` is one larger model and what the README compares; `--page` puts that table there.
 """
 
 from __future__ import annotations
@@ -21,21 +23,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from _scale_table import put_into
 from _streaming_timeline import overlap, timeline, trace
-from _streaming_ways import PLAIN, QUICK, RECOMPUTED, SIZES, WAYS, Size, Subject, subjects
+from _streaming_ways import (
+    LARGE,
+    NAMES,
+    PLAIN,
+    QUICK,
+    README,
+    RECOMPUTED,
+    SIZES,
+    WAYS,
+    Size,
+    Subject,
+    subjects,
+)
 from _streaming_ways import most_allocated as most
 
 from neaptide.machine.facts import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 _FEWEST_ROUNDS = 2
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
 _HEAD = (
     "| size | subject | steps/s | quartiles | x resident, recompute | x resident | peak MiB "
     "| fetches (waited for) | overlap |"
 )
+_README_HEAD = "| enabled | peak on the device | kept in RAM |"
 
 
 def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, list[float]]:
@@ -74,6 +90,8 @@ def row(
         "x_resident": ratio(taken[PLAIN], taken[name]),
         "peak_device_bytes": peak,
         "held_device_bytes": held,
+        "held_ram_bytes": subject.held_in_ram(),
+        "loss": subject.loss,
         "fetches_a_step": after[0] - before[0],
         "waited_for_a_step": after[1] - before[1],
         "overlap": share,
@@ -88,9 +106,9 @@ def ratio(base: Sequence[float], taken: Sequence[float]) -> dict[str, Any]:
     return {"median": middle, "quartiles": [low, high]}
 
 
-def measured(size: Size, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Return every subject's row on one size."""
-    found = subjects(size)
+def measured(size: Size, names: Collection[str], rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Return the rows of the named subjects on one size."""
+    found = subjects(size, names)
     taken = measure(found, rounds, steps)
     shape = size.shape
     shares = {
@@ -98,6 +116,7 @@ def measured(size: Size, rounds: int, steps: int) -> list[dict[str, Any]]:
             timeline(shape, size.samples, size.sequence, way.settings(shape.blocks), steps)
         )
         for way in WAYS
+        if way.name in names
     }
     rows = [row(size, name, taken, each, shares.get(name)) for name, each in found.items()]
     for each in found.values():
@@ -121,6 +140,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def readme(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the README's table: peak bytes of the last size, with and without each plugin."""
+    found = {each["subject"]: each for each in rows}
+    lines = [_README_HEAD, re.sub(r"[^|]+", "---", _README_HEAD)]
+    for enabled, name in README.items():
+        sizes = [found[name][key] / _GIB for key in ("peak_device_bytes", "held_ram_bytes")]
+        lines.append(f"| {enabled} | {sizes[0]:.2f} GiB | {sizes[1]:.2f} GiB |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, print a table, write JSON and the trace."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -130,18 +159,26 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=2, help="steps of a subject in a round")
-    parser.add_argument("--quick", action="store_true", help="one tiny size; for a first look")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--quick", action="store_true", help="one tiny size; for a first look")
+    model.add_argument("--large", action="store_true", help="one large size, the README's subjects")
+    parser.add_argument(
+        "--page", type=Path, metavar="PATH", help="put the README's table between its two comments"
+    )
     options = parser.parse_args()
     if options.rounds < _FEWEST_ROUNDS:
         parser.error(
             f"--rounds must be at least {_FEWEST_ROUNDS}: {options.rounds} has no quartiles"
         )
     torch.set_num_threads(1)
-    sizes = QUICK if options.quick else SIZES
+    sizes = QUICK if options.quick else LARGE if options.large else SIZES
+    names = tuple(README.values()) if options.large else NAMES
     load = [os.getloadavg()[0]]
-    rows = [row for size in sizes for row in measured(size, options.rounds, options.steps)]
+    rows = [row for size in sizes for row in measured(size, names, options.rounds, options.steps)]
     load.append(os.getloadavg()[0])
     print(table(rows))
+    if options.page:
+        put_into(options.page, readme(rows))
     if options.trace:
         size, way = sizes[-1], WAYS[-4]
         settings = way.settings(size.shape.blocks)

@@ -1,16 +1,21 @@
-"""The streaming bench: every way is measured, and the timeline is a trace Perfetto opens."""
+"""The streaming bench: every way is measured, the trace opens, the README shows the figures."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pages import ROOT, text_of
 
-BENCH = Path(__file__).parents[2] / "bench"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BENCH = ROOT / "bench"
+LARGE = ROOT / "docs" / "benchmarks" / "streaming-large.json"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 COPIES = {"to device", "to host"}
 
 
@@ -21,13 +26,28 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Report and trace of one quick run, and what it printed."""
+    """Report, trace and page of one quick run, and what it printed."""
     folder = tmp_path_factory.mktemp("streaming")
-    paths = [str(folder / name) for name in ("report.json", "trace.json")]
-    done = run("--quick", "--rounds", "2", "--steps", "1", "--json", paths[0], "--trace", paths[1])
+    paths = {name: folder / name for name in ("json", "trace", "page")}
+    paths["page"].write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n", encoding="utf-8")
+    options = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    done = run("--quick", "--rounds", "2", "--steps", "1", *options)
     assert 0 == done.returncode, done.stderr
-    report, trace = (json.loads(Path(path).read_text()) for path in paths)
-    return {"report": report, "trace": trace, "printed": done.stdout}
+    report, trace = (json.loads(paths[name].read_text()) for name in ("json", "trace"))
+    page = text_of(paths["page"])
+    return {"report": report, "trace": trace, "page": page, "printed": done.stdout}
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    import streaming
+
+    yield streaming
+    for name in set(sys.modules) - before:
+        if (BENCH / f"{name}.py").exists():
+            del sys.modules[name]
 
 
 def test_every_way_is_beside_resident_training(files: dict[str, Any]) -> None:
@@ -62,6 +82,50 @@ def test_streaming_takes_fewer_bytes_and_fetches(files: dict[str, Any]) -> None:
         assert 0 <= row["waited_for_a_step"] <= row["fetches_a_step"]
         assert row["fetches_a_step"] > 0 or name.endswith("half")
         assert 0 <= row["overlap"] <= 1
+
+
+def test_what_leaves_the_device_is_counted_in_ram(files: dict[str, Any]) -> None:
+    for row in files["report"]["rows"]:
+        if row["subject"].startswith("resident"):
+            assert 0 == row["held_ram_bytes"]
+            continue
+        # Of a float32 parameter: weight, two moments, and the gradient where it is stored.
+        each = 12 if row["subject"].startswith("in backward") else 16
+        streamed = row["held_ram_bytes"] / each
+        assert 0.9 * row["parameters"] < streamed < row["parameters"]
+
+
+def test_the_table_of_a_page_is_replaced(files: dict[str, Any], bench: Any) -> None:
+    table = bench.readme(files["report"]["rows"])
+
+    assert f"Before.\n{BEGIN}\n\n{table}\n\n{END}\nAfter.\n" == files["page"]
+    for enabled in bench.README:
+        assert f"| {enabled} | 0.00 GiB | " in table
+
+
+def test_the_readme_shows_the_committed_figures(bench: Any) -> None:
+    report, text = json.loads(text_of(LARGE)), text_of(ROOT / "README.md")
+    rows, machine = report["rows"], report["machine"]
+
+    assert bench.readme(rows) == text.partition(BEGIN)[2].partition(END)[0].strip()
+    assert set(bench.README.values()) == {row["subject"] for row in rows}
+    assert f"{rows[0]['parameters'] / 1e6:.0f} million parameters" in text
+    assert f"{rows[0]['tokens']:,} tokens" in text
+    assert f"{machine['cpu']['count']} cores" in text
+    assert (1, [], "No GPU was measured" in text) == (report["threads"], machine["gpus"], True)
+    command = f"--rounds {report['rounds']} --steps {report['steps']}"
+    assert command in text
+    assert f"--json {LARGE.relative_to(ROOT)}" in text
+    small = json.loads(text_of(LARGE.with_name("streaming.json")))["rows"]
+    speeds = [
+        row["x_resident"]["median"]
+        for row in small
+        if row["size"] == small[-1]["size"] and row["subject"] in [*bench.README.values()][2:]
+    ]
+    assert f"[{min(speeds):.2f} to {max(speeds):.2f}]" in text
+    assert f"a model of {small[-1]['parameters'] / 1e6:.0f}\n  million parameters" in text
+    assert "the same loss, bit for bit" in text
+    assert 1 == len({row["loss"] for row in rows})
 
 
 def test_the_trace_has_the_lanes_and_the_blocks(files: dict[str, Any]) -> None:

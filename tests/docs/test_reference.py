@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from pages import PLUGINS, READMES, ROOT, headings, section, tables, text_of
+from pages import PLUGINS, READMES, ROOT, anchors, headings, section, tables, text_of
 from support import CYCLE, tiny_trainer
 
 from neaptide import Interrupted, NeaptideError, PluginSpec, RunConfig, StepResult
@@ -20,7 +20,8 @@ from neaptide.cli import exit_codes
 from neaptide.hooks import hookspecs
 from neaptide.hooks.manager import _AROUND, _SPECS
 from neaptide.hooks.registry import installed_plugins
-from neaptide_toolkit.testing import LAWS
+from neaptide_toolkit.testing import LAWS, ContractError
+from neaptide_toolkit.testing.providers import PROVIDER_LAW
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,6 +169,14 @@ def test_the_manifest_table_has_every_field_with_its_default() -> None:
 def test_the_table_of_laws_is_complete() -> None:
     (table,) = tables(section(WRITING, "6. Tests"))
     assert list(LAWS) == [row["law"].strip("`") for row in table]
+
+
+@pytest.mark.parametrize("law", [*LAWS, PROVIDER_LAW])
+def test_a_broken_law_leads_to_its_section(law: str) -> None:
+    page, _, anchor = ContractError("plugin 'mine'", law, "", "", "").see.partition("#")
+    assert anchor in anchors(ROOT / page)
+    parts = re.findall(r"^- \*\*(\w+)\*\*: ", section(ROOT / page, f"`{law}`"), re.MULTILINE)
+    assert ["Checks", "Fails", "Mend"] == parts
 
 
 def test_the_table_of_step_results_is_complete() -> None:

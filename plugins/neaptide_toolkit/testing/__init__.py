@@ -8,10 +8,10 @@ def test_contract():
 
 from .allocations import peak_of
 from .contract import LAWS, check_plugin
+from .failures import ContractError
 from .hostile import HOSTILE_STORE, HostileStore
 from .liars import LIES, LYING_PREDICTOR
 from .providers import check_provider
-from .subject import ContractError
 from .tiny import TinyTask, tiny_task
 
 __all__ = [

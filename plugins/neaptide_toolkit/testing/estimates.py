@@ -13,8 +13,9 @@ from torch import nn
 from neaptide.api.memory import tensor_bytes
 from neaptide.api.parameters import ParameterStore
 
+from .failures import require
 from .moments import observed
-from .subject import STEPS, Subject, require
+from .subject import STEPS, Subject
 from .tiny import STEADY_PREDICTOR, tiny_task
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ FLOOR = 8 << 10
 def estimate_is_measured(subject: Subject) -> None:
     """Its estimate of what it holds between steps is what its tensors take, within 5 %."""
     task = tiny_task()
+    subject.attempt.tries(
+        f"train {STEPS} steps, and after each add up the tensors that the plugin holds"
+    )
     with subject.trainer(task) as trainer:
         plugin = trainer.hooks.plugins[subject.spec.name]
         for batch in task.batches[:STEPS]:
@@ -41,6 +45,8 @@ def estimate_is_measured(subject: Subject) -> None:
             require(
                 abs(stated - measured) <= TOLERANCE * max(stated, measured),
                 f"in {phase} it estimates {stated} bytes between steps but holds {measured}",
+                f"let estimate_memory add what the plugin holds in {phase}, of kinds and at "
+                f"moments that include 'update', and nothing that it does not hold",
             )
 
 
@@ -50,6 +56,9 @@ def estimate_is_allocated(subject: Subject) -> None:
     Compared are two runs, with the plugin and without it: what was allocated with what the ledgers
     state, to 5 % of what the plugin adds or moves and a few KiB.
     """
+    subject.attempt.tries(
+        "train with the plugin and without, and count what torch's allocators hand out"
+    )
     without = attrs.evolve(subject, spec=STEADY_PREDICTOR, settings={})
     plain = observed(without) if subject.beside else _plain(torch.get_default_dtype())
     own = observed(subject)
@@ -80,6 +89,8 @@ def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_sl
             abs(stated - allocated) <= TOLERANCE * largest + FLOOR,
             f"in {key[0]} at {key[1]!r} it states {stated:+} bytes {where}, "
             f"and {allocated:+} are allocated",
+            f"let estimate_memory state for {key[0]} what is held at {key[1]!r}, on its tier; give "
+            f"back what is no longer needed, in reference cycles too",
         )
 
 

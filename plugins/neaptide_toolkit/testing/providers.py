@@ -6,14 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.errors import suggest
 from neaptide_kernels.registry import KERNELS, Provider, copied, disagreements, same_bits
 
-from .subject import ContractError
+from .failures import Attempt, require, told_as
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from neaptide_kernels.registry import OpSpec
+PROVIDER_LAW = "provider-agrees"
+"""The name of the law that `check_provider` checks."""
+_ANSWERS = "let `supports` and `configs` answer every query of the op without raising"
+_RUNS = (
+    "return what the op's reference returns for these arguments, in tensors of its own, and write "
+    "to nothing but what the op mutates"
+)
 
 
 def check_provider(provider: Provider, device: str | torch.device = "cpu") -> int:
@@ -27,34 +34,49 @@ def check_provider(provider: Provider, device: str | torch.device = "cpu") -> in
         How many samples it supports.
 
     Raises:
-        ContractError: naming the sample and the first law it breaks, or that it supports none.
+        ContractError: naming the sample and what was wrong, or that it supports none. Whatever
+            the provider raises is the cause of one; KeyboardInterrupt alone passes.
     """
+    attempt = Attempt()
+    with told_as(PROVIDER_LAW, f"provider {provider.name!r} of {provider.op!r}", attempt):
+        return _check(provider, torch.device(device), attempt)
+
+
+def _check(provider: Provider, device: torch.device, attempt: Attempt) -> int:
+    attempt.tries(f"find samples of the op on {device}")
+    require(
+        provider.op in KERNELS.ops,
+        f"no op {provider.op!r}{suggest(provider.op, KERNELS.ops)}",
+        "import the module that defines the op, and name the op in Provider(op=…)",
+    )
     spec = KERNELS.ops[provider.op].spec
     supported = 0
-    for sample in spec.samples(torch.device(device)):
+    for sample in spec.samples(device):
         for kind, arguments in _forms(spec.complete(sample.arguments)):
+            where = f"{sample.name}{kind}"
+            attempt.tries(f"ask whether it supports the sample {where}", _ANSWERS)
             query = KERNELS.query(provider.op, arguments)
             if provider.supports(query) is not True:
                 continue
             supported += not kind
             for config in provider.configs(query) or ({},):
-                for problem in _problems(spec, provider, arguments, config):
-                    where = f"{sample.name}{kind}" + (f", {dict(config)}" if config else "")
-                    msg = f"provider {provider.name!r} of {provider.op!r} on {where}: {problem}"
-                    raise ContractError(msg)
-    if not supported:
-        msg = f"provider {provider.name!r} of {provider.op!r} supports no sample on {device}"
-        raise ContractError(msg)
+                chosen = f", {dict(config)}" if config else ""
+                attempt.tries(f"run it and the op's reference on the sample {where}{chosen}", _RUNS)
+                for problem in disagreements(spec, provider, arguments, config):
+                    require(holds=False, came=problem, change=_RUNS)
+                first, second = (provider.run(*copied(arguments), **config) for _ in range(2))
+                require(
+                    not spec.deterministic or same_bits(first, second),
+                    "other bits the second time",
+                    "add in one order, without atomics: the op promises the same bits",
+                )
+    attempt.tries(f"find samples of the op on {device}")
+    require(
+        supported > 0,
+        "it supports none",
+        "let `supports` return True for what it can run, or check it on the device it is made for",
+    )
     return supported
-
-
-def _problems(
-    spec: OpSpec, provider: Provider, arguments: Sequence[Any], config: Any
-) -> Iterator[str]:
-    yield from disagreements(spec, provider, arguments, config)
-    first, second = (provider.run(*copied(arguments), **config) for _ in range(2))
-    if spec.deterministic and not same_bits(first, second):
-        yield "it gives other bits the second time"
 
 
 def _forms(arguments: list[Any]) -> Iterator[tuple[str, list[Any]]]:

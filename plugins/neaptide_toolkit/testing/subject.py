@@ -9,6 +9,7 @@ import attrs
 from neaptide.plugin import PluginSpec
 from neaptide.run.trainer import HybridTrainer
 
+from .failures import Attempt
 from .tiny import STEADY_PREDICTOR, TinyTask, tiny_loss
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ PHASE_LENGTHS = {
 }
 
 
-class ContractError(AssertionError):
-    """A plugin breaks a law; the text says which, what was seen and what was expected."""
-
-
 @attrs.frozen
 class Subject:
     """The plugin under check, with the settings and the company it is checked in."""
@@ -34,6 +31,10 @@ class Subject:
     spec: PluginSpec
     settings: Mapping[str, Any]
     beside: tuple[str | PluginSpec, ...]
+    may_fail: bool = False
+    """Whether a run goes on without an observer that fails; else its error ends the run."""
+    attempt: Attempt = attrs.field(factory=Attempt)
+    """What the law that is checked does at the moment."""
 
     def plugins(self, *more: PluginSpec) -> list[str | PluginSpec]:
         """Return what to enable: the plugin, its company, and a predictor if it brings none."""
@@ -44,7 +45,8 @@ class Subject:
             for claim in other.claims
         }
         predictor = [] if "predictor" in claims else [STEADY_PREDICTOR]
-        return [self.spec, *self.beside, *predictor, *more]
+        spec = self.spec if self.may_fail else attrs.evolve(self.spec, observer=False)
+        return [spec, *self.beside, *predictor, *more]
 
     def config(self) -> dict[str, Any]:
         """Return the run's config."""
@@ -63,9 +65,3 @@ class Subject:
             config=self.config(),
             plugins=self.plugins(*more),
         )
-
-
-def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence
-    """Raise ContractError saying `otherwise` unless it `holds`."""
-    if not holds:
-        raise ContractError(otherwise)

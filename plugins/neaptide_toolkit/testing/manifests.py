@@ -1,0 +1,78 @@
+"""The laws on what is read without a run: the manifest and the settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide import config as configs
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
+
+from .failures import require
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+_WITH_TORCH = 79
+"""An exit code that Python itself does not use."""
+
+
+def manifest_is_light(subject: Subject) -> None:
+    """The manifest has a summary and is importable without torch."""
+    spec, attempt = subject.spec, subject.attempt
+    attempt.tries("read its manifest")
+    require(
+        bool(spec.summary), "it has no summary", "say in a line what it does: PluginSpec(summary=…)"
+    )
+    found = installed_plugins().installed.get(spec.name)
+    if found is None:
+        return
+    module = found.target.partition(":")[0]
+    attempt.tries(f"import {module} in a Python of its own")
+    code = f"import sys, {module}; sys.exit({_WITH_TORCH} if 'torch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)  # noqa: S603 - our own interpreter
+    require(
+        done.returncode != _WITH_TORCH,
+        "the import of torch with it",
+        f"import nothing in {module} that imports torch; let `load` name the class as "
+        f"'package.module:Class', which is imported later",
+    )
+    last = "".join(done.stderr.splitlines()[-1:])
+    require(
+        done.returncode == 0,
+        f"exit code {done.returncode}: {last}",
+        f"let {module} be importable alone, before anything else of Neaptide is",
+    )
+
+
+def config_round_trips(subject: Subject) -> None:
+    """Its settings survive every format bit for bit; each has a default and a line of help."""
+    attempt, spec = subject.attempt, subject.spec
+    form = "let `config` be an attrs.frozen(kw_only=True) class whose fields have defaults"
+    attempt.tries(f"build its settings from {dict(subject.settings)}", form)
+    full, _ = configured(subject.config(), subject.plugins())
+    table = configs.unstructure(full)
+    for name, notation in configs.FORMATS.items():
+        attempt.tries(f"write its settings as {name} and read them again", form)
+        again, _ = configured(notation.loads(notation.dumps(table)), subject.plugins())
+        require(
+            again == full,
+            f"{again.plugins[spec.name]} instead of {full.plugins[spec.name]}",
+            "use types that a file holds: bool, int, float, str, lists, tables, None",
+        )
+    attempt.tries("look at each of its settings", form)
+    for field in attrs.fields(spec.config):
+        require(
+            field.default is not attrs.NOTHING,
+            f"setting {field.name!r} has no default",
+            f"give {field.name!r} a default: a user may write an empty table",
+        )
+        require(
+            "help" in field.metadata,
+            f"setting {field.name!r} has no help",
+            f'declare it as {field.name} = neaptide.field(default, help="…")',
+        )

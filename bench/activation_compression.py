@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide_plugins.activation_compression.ops import Ops
+from neaptide_plugins.activation_compression.needs import Ops
 from neaptide_plugins.activation_compression.saving import Saving
 from neaptide_plugins.builtin_models.byte_gpt import VOCABULARY, build
 from neaptide_plugins.builtin_models.config import ByteGptOptions

@@ -10,7 +10,7 @@ from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny
 
 from neaptide import PACE, Pace, hookimpl
 from neaptide_toolkit.testing import check_plugin
-from neaptide_toolkit.testing.hostile import HOSTILE_STORE
+from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from neaptide import PACE, PREDICT, ConfigError, Pace, hookimpl
 from neaptide.api.memory import nested_tensors
 from neaptide.hooks.registry import installed_plugins
 from neaptide_toolkit.testing import check_plugin
-from neaptide_toolkit.testing.hostile import HOSTILE_STORE
+from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
 
 if TYPE_CHECKING:
     from pathlib import Path

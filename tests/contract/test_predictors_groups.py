@@ -10,7 +10,7 @@ from support import CYCLE, same_tensors
 from torch import nn
 
 from neaptide import HybridTrainer
-from neaptide_toolkit.testing.hostile import HOSTILE_STORE
+from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
 
 PREDICTORS: dict[str, dict[str, Any]] = {
     "predictor-dmd": {"snapshots": 4, "rank": 2},

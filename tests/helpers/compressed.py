@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import nn
 
-from neaptide_plugins.activation_compression.ops import Ops
+from neaptide_plugins.activation_compression.needs import Ops
 from neaptide_plugins.activation_compression.saving import Held, Saving
 from neaptide_toolkit.gradient_error import compare
 

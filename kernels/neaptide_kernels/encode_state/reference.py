@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .features import DECAYS, QUANTILES, SHORTEST_SECONDS, SPANS
-from .window import Window, log_level, mean_of, quotient, window_of
+from .loss_window import Window, log_level, mean_of, quotient, window_of
 
 UNEXPLAINED = 1e-6
 """Added to a span's variance, as a share of that of all: a line fits nothing where all is flat."""

@@ -10,8 +10,8 @@ from neaptide import ConfigError, Plugin, hookimpl
 from neaptide_toolkit.gradient_error import is_measured
 
 from .config import ActivationCompressionConfig
-from .measuring import Measuring
-from .ops import Ops
+from .gradient_error_meter import Measuring
+from .needs import Ops
 from .saving import Held, Saving
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .blocks import Block, Kept, Saved
 from .layout import Layout, layout_of
-from .ops import EXACT, MASK, Need, Ops, of_a_leaf
+from .needs import EXACT, MASK, Need, Ops, of_a_leaf
+from .saved_memory import Block, Kept, Saved
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _NO_NUMBER = 2**63

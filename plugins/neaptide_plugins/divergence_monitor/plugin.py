@@ -8,10 +8,10 @@ import attrs
 
 from neaptide import FULL, Outcome, Plugin, hookimpl
 
+from .alarm import Alarm, Level
 from .config import DivergenceMonitorConfig
-from .levels import Alarm, Level
+from .monitor import Watch
 from .rollback import Rollback
-from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from neaptide.api.history import History
 
-    from .watch import Change
+    from .monitor import Change
 
 
 @attrs.define(eq=False)

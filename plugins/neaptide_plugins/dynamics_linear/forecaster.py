@@ -12,13 +12,13 @@ import torch
 from neaptide_kernels.encode_state import EXTRAS, FEATURES, LOSSES, NORMS, SECONDS, encode_state
 
 from .curve import OFFSET, Curve, Level, learning
-from .outlook import Moment, Outlook, outlook
+from .horizon import Moment, Outlook, outlook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .config import DynamicsLinearConfig
-    from .outlook import Expected
+    from .horizon import Expected
 
 POWERS = (4.0, 8.0)
 """Of the two curves, which look back over about a fifth and a ninth of the run."""

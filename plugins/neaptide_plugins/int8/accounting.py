@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neaptide.api.memory import Moment, Tier
 
     from .config import Int8Config
-    from .reach import Reach
+    from .full_weights import Reach
     from .scheme import Scheme
     from .targets import Target
 

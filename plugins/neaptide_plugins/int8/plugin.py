@@ -10,10 +10,10 @@ from neaptide import ConfigError, Plugin, hookimpl
 
 from .accounting import OWNER, Footprint, estimated, footprints, summary
 from .config import Int8Config
+from .full_weights import Reach, check_kept
 from .grid import check_trainable
-from .reach import Reach, check_kept
+from .phase_weights import Switch, within
 from .scheme import Scheme
-from .switch import Switch, within
 from .targets import find
 
 if TYPE_CHECKING:

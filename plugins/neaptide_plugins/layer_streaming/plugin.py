@@ -9,8 +9,8 @@ import attrs
 from neaptide import Plugin, hookimpl
 
 from .accounting import account, explained
+from .assembly import NAME, build, decided
 from .budget import spare_bytes
-from .building import NAME, build, decided
 from .config import LayerStreamingConfig
 from .store import StreamedStore
 

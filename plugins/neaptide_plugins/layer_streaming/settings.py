@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 if TYPE_CHECKING:
-    from .updates.applying import Clip
+    from .updates.backward_update import Clip
 
 
 @attrs.frozen(kw_only=True)

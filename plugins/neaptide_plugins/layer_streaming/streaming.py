@@ -14,7 +14,7 @@ from .calls.graph import Preserved
 from .calls.inputs import Inputs
 from .calls.recompute import Recomputed
 from .checks import looks_across_samples
-from .updates.applying import Applying
+from .updates.backward_update import Applying
 from .updates.blockwise import Updates
 from .updates.gradients import Gradients
 from .weights.blocks import make_blocks, shared_parameters

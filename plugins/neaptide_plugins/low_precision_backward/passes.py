@@ -9,7 +9,7 @@ import attrs
 from neaptide import Outcome
 from neaptide_toolkit.gradient_error import is_measured
 
-from . import telling
+from . import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -65,7 +65,7 @@ class Passes:
         if lowering.meter.due:
             found = lowering.measure(model, self.store, call)
             if found is not None:
-                telling.measured(self.log, *found)
+                messages.measured(self.log, *found)
         if lowering.refused:
             return call()
         with lowering.lowered():
@@ -87,6 +87,6 @@ class Passes:
         if outcome is Outcome.APPLIED and self.active(phase):
             self.lowering.meter.updates += 1
             if not self._looked:
-                telling.not_met(self.log, self.lowering)
+                messages.not_met(self.log, self.lowering)
             self._looked = True
         return outcome

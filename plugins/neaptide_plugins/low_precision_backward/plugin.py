@@ -10,7 +10,7 @@ from neaptide import ConfigError, Plugin, hookimpl
 from neaptide.api.memory import tensor_bytes
 from neaptide_toolkit.low_precision import Chosen, choose_weights
 
-from . import telling
+from . import messages
 from .config import LowPrecisionBackwardConfig
 from .lowering import Lowering
 from .passes import Passes
@@ -73,7 +73,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
             config.limit,
         )
         self._passes = Passes(self._lowering, config.phases, store, run.log)
-        telling.started(run.log, self._lowering)
+        messages.started(run.log, self._lowering)
 
     @hookimpl
     def around_forward(self) -> AroundForward:
@@ -114,7 +114,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     def report(self) -> str | None:
         """Return how many products were lowered, and what was measured."""
-        return telling.summary(self._lowering)
+        return messages.summary(self._lowering)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeds drawn, the meter, and whether it has refused to go on."""

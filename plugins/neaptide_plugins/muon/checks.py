@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .pieces import rows_of
+from .matrices import rows_of
 
 KINDS = ("muon", "adamw")
 NS_DTYPES = ("auto", "float32", "bfloat16")

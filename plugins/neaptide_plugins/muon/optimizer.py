@@ -9,8 +9,8 @@ import torch
 from torch.optim.adamw import adamw
 
 from .checks import check_gradient, check_options, check_parameters
+from .matrices import Piece, batches, rows_of
 from .newton_schulz import orthogonalised
-from .pieces import Piece, batches, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

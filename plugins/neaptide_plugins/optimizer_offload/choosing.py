@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from .away import Away
-from .compressed import Compressed
-from .dropped import Dropped
+from .compressed_state import Compressed
+from .dropped_state import Dropped
+from .host_state import Away
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

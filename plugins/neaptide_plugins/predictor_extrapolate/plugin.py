@@ -6,7 +6,7 @@ import attrs
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
-from neaptide_toolkit.predictors.held import Ops
+from neaptide_toolkit.predictors.held_tensors import Ops
 from neaptide_toolkit.predictors.window import Plan, Window
 from neaptide_toolkit.predictors.window_predictor import Gains, WindowPredictor, reach
 

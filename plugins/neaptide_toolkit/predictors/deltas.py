@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from .held import Held, pieces, seed_of
+from .held_tensors import Held, pieces, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .held import Storage
+    from .held_tensors import Storage
     from .settings import State
     from .window import Window
 

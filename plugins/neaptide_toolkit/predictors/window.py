@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from .held import Held, held_bytes, pieces, seed_of
+from .held_tensors import Held, held_bytes, pieces, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from neaptide import Span
 
-    from .held import Storage
+    from .held_tensors import Storage
     from .settings import State
 
     Coefficients = Callable[[int, int], Sequence[float]]

@@ -11,9 +11,9 @@ import torch
 from neaptide import PACE, PREDICT, WARMUP, Outcome, Pace, Plugin, Update, hookimpl
 
 from .deltas import Deltas
-from .held import Ops, Storage, held_bytes, storage_for
-from .searching import Searching, searching_bytes
+from .held_tensors import Ops, Storage, held_bytes, storage_for
 from .settings import WindowSettings
+from .spread_search import Searching, searching_bytes
 from .window import Window, window_bytes
 
 if TYPE_CHECKING:

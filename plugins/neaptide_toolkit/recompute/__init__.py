@@ -10,8 +10,8 @@ from .arguments import (
     record,
 )
 from .blocks import find_blocks
-from .patching import Patch
-from .surroundings import Buffers, BuffersBefore, Surroundings
+from .call_context import Buffers, BuffersBefore, Surroundings
+from .patch import Patch
 
 __all__ = [
     "Arguments",

@@ -9,8 +9,8 @@ def test_contract():
 from .allocations import peak_of
 from .contract import LAWS, check_plugin
 from .failures import ContractError
-from .hostile import HOSTILE_STORE, HostileStore
-from .liars import LIES, LYING_PREDICTOR
+from .hostile_store import HOSTILE_STORE, HostileStore
+from .lying_predictor import LIES, LYING_PREDICTOR
 from .providers import check_provider
 from .tiny import TinyTask, tiny_task
 

@@ -16,7 +16,7 @@ from neaptide.plugin import PluginSpec
 
 from .estimates import estimate_is_allocated, estimate_is_measured
 from .failures import Attempt, require, told_as
-from .hostile import HOSTILE_STORE
+from .hostile_store import HOSTILE_STORE
 from .manifests import config_round_trips, manifest_is_light
 from .subject import STEPS, Subject
 from .tiny import STEADY_PREDICTOR, tiny_task

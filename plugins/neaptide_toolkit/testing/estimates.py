@@ -14,7 +14,7 @@ from neaptide.api.memory import tensor_bytes
 from neaptide.api.parameters import ParameterStore
 
 from .failures import require
-from .moments import observed
+from .memory_counts import observed
 from .subject import STEPS, Subject
 from .tiny import STEADY_PREDICTOR, tiny_task
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from neaptide.api.memory import Moment
     from neaptide.plugin import Plugin
 
-    from .moments import Observed
+    from .memory_counts import Observed
 
 TOLERANCE = 0.05
 FLOOR = 8 << 10

@@ -11,7 +11,7 @@ from torch import nn
 from neaptide import HybridTrainer
 from neaptide.run.resident.store import ResidentStore
 from neaptide_toolkit.testing.allocations import Allocations, counted
-from neaptide_toolkit.testing.hostile import HostileStore
+from neaptide_toolkit.testing.hostile_store import HostileStore
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def written(store: ParameterStore, value: float) -> None:
             weight.add_(value)
 
 
-def test_loans_lend_what_was_evict_and_back_is_bit_for_bit() -> None:
+def test_loans_lend_what_was_evicted_and_back_is_bit_for_bit() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last))
     expected = {name: weight + 0.25 for name, weight in model.state_dict().items()}
     strides = [parameter.stride() for parameter in model.parameters()]
@@ -73,7 +73,7 @@ def test_what_is_named_twice_or_put_back_twice_is_so_once() -> None:
     assert torch.equal(expected + 1, model.weight)
 
 
-def test_the_device_holds_nothing_of_what_is_evict() -> None:
+def test_the_device_holds_nothing_of_what_is_evicted() -> None:
     def built() -> tuple[ResidentStore, Callable[[], None]]:
         model = nn.Linear(512, 512, bias=False)
         store = store_of(model)

@@ -10,7 +10,7 @@ from compressed import SIZE, both, error, given_x, linear, saving
 from torch import nn
 from torch.nn import functional
 
-from neaptide_plugins.activation_compression.ops import CODES, EXACT, Need, Ops
+from neaptide_plugins.activation_compression.needs import CODES, EXACT, Need, Ops
 from neaptide_plugins.activation_compression.saving import Saving
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from support import CYCLE, same_tensors, tensors_of
 from neaptide import ConfigError, HybridTrainer
 from neaptide.hooks.enabling import configured
 from neaptide_plugins.ademamix.optimizer import AdEMAMix
-from neaptide_toolkit.testing.hostile import HOSTILE_STORE
+from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
 if TYPE_CHECKING:

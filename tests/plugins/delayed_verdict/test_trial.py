@@ -7,7 +7,7 @@ import torch
 from support import same_tensors, tiny_trainer
 
 from neaptide_plugins.delayed_verdict.trial import Kept, Trial, extrapolated, losses_of
-from neaptide_toolkit.testing.hostile import HOSTILE_STORE
+from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
 
 CPU = torch.device("cpu")
 

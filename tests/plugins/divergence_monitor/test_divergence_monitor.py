@@ -14,7 +14,7 @@ from torch import nn
 
 from neaptide import CORRECT, FULL, PREDICT, HybridTrainer, hookimpl
 from neaptide_plugins.divergence_monitor import SPEC
-from neaptide_plugins.divergence_monitor.levels import Alarm, Level
+from neaptide_plugins.divergence_monitor.alarm import Alarm, Level
 from neaptide_toolkit.testing import check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 

@@ -12,7 +12,7 @@ from torch import nn
 from zoo_layers import LAYERS, Residual, Stack
 from zoo_nets import NETS
 
-from neaptide_plugins.int8.holding import Holding, Quantizer
+from neaptide_plugins.int8.held_weights import Holding, Quantizer
 from neaptide_plugins.int8.scheme import Codes, Scheme, encode
 from neaptide_plugins.int8.targets import Target, find
 from neaptide_plugins.int8.weight import Int8Weight, computing

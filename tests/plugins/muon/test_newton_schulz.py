@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from neaptide_plugins.muon.matrices import Piece, batches
 from neaptide_plugins.muon.newton_schulz import orthogonalised
 from neaptide_plugins.muon.optimizer import Muon
-from neaptide_plugins.muon.pieces import Piece, batches
 
 sides = st.integers(1, 80)
 

@@ -21,7 +21,7 @@ from neaptide import (
 )
 from neaptide.api.memory import nested_tensors
 from neaptide_plugins.optimizer_offload import SPEC
-from neaptide_plugins.optimizer_offload.away import Away
+from neaptide_plugins.optimizer_offload.host_state import Away
 from neaptide_toolkit.offload import slab_bytes
 from neaptide_toolkit.testing import LAWS, check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide import HybridTrainer
-from neaptide_plugins.predictor_drift.window import half_at, reach, share_of
+from neaptide_plugins.predictor_drift.drift_coefficients import half_at, reach, share_of
 from neaptide_toolkit.testing import tiny_task
 from neaptide_toolkit.testing.tiny import tiny_loss
 

@@ -11,7 +11,7 @@ from neaptide.api.spans import Span
 from neaptide.loop.guard import apply
 from neaptide_plugins.predictor_drift.config import PredictorDriftConfig
 from neaptide_plugins.predictor_drift.plugin import PredictorDrift
-from neaptide_toolkit.predictors.held import Storage
+from neaptide_toolkit.predictors.held_tensors import Storage
 from neaptide_toolkit.predictors.window import Plan, Window
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from support import same_bits
 from neaptide import Span
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
-from neaptide_toolkit.predictors.held import Ops, Storage
+from neaptide_toolkit.predictors.held_tensors import Ops, Storage
 from neaptide_toolkit.predictors.window import Plan, Window, window_bytes
 
 if TYPE_CHECKING:

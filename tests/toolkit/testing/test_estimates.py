@@ -11,7 +11,7 @@ from support import stranger
 from neaptide import Ledger, Phase, Plugin, hookimpl
 from neaptide_toolkit.offload import Slab
 from neaptide_toolkit.testing import ContractError, check_plugin
-from neaptide_toolkit.testing.moments import observed
+from neaptide_toolkit.testing.memory_counts import observed
 from neaptide_toolkit.testing.subject import Subject
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_task
 

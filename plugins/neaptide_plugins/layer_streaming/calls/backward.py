@@ -9,7 +9,7 @@ import torch
 
 from .call import tried
 from .leaves import before_accumulation, without_gradients
-from .probing import is_close, sampled
+from .split_probe import is_close, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

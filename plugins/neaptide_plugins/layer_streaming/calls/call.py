@@ -11,7 +11,7 @@ from neaptide_toolkit.offload import DONE, Ticket
 from neaptide_toolkit.recompute import Arguments, Kept, Surroundings
 
 from ..oom import is_out_of_memory
-from .pieces import Batch
+from .micro_batches import Batch
 from .tensors import Found, replaced
 from .unit import apart
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..weights.order import Moment
-    from .captured import Outside
-    from .hidden import Hidden
+    from .graph_outside import Outside
     from .unit import Unit
+    from .untracked_state import Hidden
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"
 """What torch.func says inside a forward whose graph is let go as it is made."""

@@ -11,11 +11,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from neaptide_toolkit.recompute import Surroundings
 
 from .call import WITHOUT_HOOKS, tried
-from .captured import Outside
-from .hidden import Hidden
-from .pieces import Batch, joined
-from .probing import probe, sampled, ways_out
+from .graph_outside import Outside
+from .micro_batches import Batch, joined
+from .split_probe import probe, sampled, ways_out
 from .tensors import Found, replaced
+from .untracked_state import Hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from neaptide_plugins.int8.measuring import Measuring, relative_gap, worst_quarter
+from neaptide_plugins.int8.loss_gap import Measuring, relative_gap, worst_quarter
 
 
 def test_it_is_due_at_the_first_and_then_every_so_often() -> None:

@@ -11,7 +11,7 @@ from offloaded import state_of
 from support import same_bits
 from torch import nn
 
-from neaptide_plugins.optimizer_offload.compressed import Compressed
+from neaptide_plugins.optimizer_offload.compressed_state import Compressed
 
 
 def holding(**tensors: Any) -> tuple[Any, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from . import detect
-from .levels import Alarm, Level
+from .alarm import Alarm, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

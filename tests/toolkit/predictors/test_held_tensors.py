@@ -10,8 +10,8 @@ from support import same_bits
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
-from neaptide_toolkit.predictors import held
-from neaptide_toolkit.predictors.held import Held, Ops, Storage, held_bytes, pieces, seed_of
+from neaptide_toolkit.predictors import held_tensors
+from neaptide_toolkit.predictors.held_tensors import Held, Ops, Storage, held_bytes, pieces, seed_of
 
 CPU = torch.device("cpu")
 OPS = Ops(quantize_int8, dequantize_int8, apply_delta)
@@ -71,7 +71,7 @@ def test_many_small_additions_arrive_on_average(state: str) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_pieces_are_places_of_the_whole(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "PIECE", 512)
+    monkeypatch.setattr(held_tensors, "PIECE", 512)
     whole, parts = filled((1300,), state, 3), PLACES["host"].zeros((1300,), state)  # type: ignore[arg-type]
     found = list(pieces(1300))
     assert [(0, 512), (512, 1024), (1024, 1280), (1280, 1300)] == found

@@ -186,7 +186,7 @@ class HostileStorePlugin(Plugin[NoConfig]):
 
 HOSTILE_STORE = PluginSpec(
     name="hostile-store",
-    load="neaptide_toolkit.testing.hostile:HostileStorePlugin",
+    load="neaptide_toolkit.testing.hostile_store:HostileStorePlugin",
     summary="A store that shows weights only on loan, for tests.",
     claims={"param.storage"},
 )

@@ -201,6 +201,6 @@ class Marks(Plugin[NoConfig]):
 
 MARKS = PluginSpec(
     name="memory-marks",
-    load="neaptide_toolkit.testing.moments:Marks",
+    load="neaptide_toolkit.testing.memory_counts:Marks",
     summary="Marks the moments at which memory is counted, for tests.",
 )

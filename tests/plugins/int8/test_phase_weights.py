@@ -12,8 +12,8 @@ from torch import nn
 from neaptide.api.phases import CORRECT, FULL, PREDICT
 from neaptide.api.steps import WeighedLoss
 from neaptide_plugins.int8.config import Int8Config
+from neaptide_plugins.int8.phase_weights import Switch
 from neaptide_plugins.int8.scheme import Scheme
-from neaptide_plugins.int8.switch import Switch
 from neaptide_plugins.int8.targets import find
 from neaptide_plugins.int8.training import TrainedWeight
 from neaptide_plugins.int8.weight import Int8Weight

@@ -80,7 +80,7 @@ class LyingPredictor(Plugin[LyingConfig]):
 
 LYING_PREDICTOR = PluginSpec(
     name="lying-predictor",
-    load="neaptide_toolkit.testing.liars:LyingPredictor",
+    load="neaptide_toolkit.testing.lying_predictor:LyingPredictor",
     config=LyingConfig,
     summary="A predictor that lies, for tests.",
     claims={"predictor"},

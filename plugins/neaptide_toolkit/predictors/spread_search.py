@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .search import Search, along
+from .line_search import Search, along
 from .window import Window, window_bytes
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from neaptide.api.parameters import ParameterStore
 
-    from .held import Storage
+    from .held_tensors import Storage
     from .settings import State
 
 

@@ -12,7 +12,7 @@ from neaptide.api.memory import tensor_bytes
 from neaptide_toolkit.offload import tensors_in
 
 from .accounting import Room
-from .restarting import Restart, made_again, remembered, tried
+from .restart import Restart, made_again, remembered, tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

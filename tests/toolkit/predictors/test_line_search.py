@@ -13,7 +13,7 @@ from support import same_tensors, tensors_of
 from torch import nn
 
 from neaptide.run.resident.store import ResidentStore
-from neaptide_toolkit.predictors.search import FACTORS, Search, along, lowest
+from neaptide_toolkit.predictors.line_search import FACTORS, Search, along, lowest
 
 nan, inf = math.nan, math.inf
 

@@ -15,7 +15,7 @@ from torch import nn
 from neaptide.api.memory import nested_tensors
 from neaptide.run.resident import evicted as module
 from neaptide.run.resident.store import ResidentStore
-from neaptide_plugins.optimizer_offload.away import Away
+from neaptide_plugins.optimizer_offload.host_state import Away
 from neaptide_toolkit.offload import ThreadLane, lies_in_slab
 
 if TYPE_CHECKING:

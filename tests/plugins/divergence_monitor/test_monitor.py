@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neaptide_plugins.divergence_monitor.alarm import Alarm, Level
 from neaptide_plugins.divergence_monitor.config import DivergenceMonitorConfig
-from neaptide_plugins.divergence_monitor.levels import Alarm, Level
-from neaptide_plugins.divergence_monitor.watch import Change, Watch
+from neaptide_plugins.divergence_monitor.monitor import Change, Watch
 
 UPDATES = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=120)
 CALM = st.integers(1, 10)

@@ -19,7 +19,7 @@ from .codes import (
     positive,
     with_signs,
 )
-from .ops import BETWEEN, CODES, EXACT, MASK, RECTIFIED, SIGNED, SIGNS, Need
+from .needs import BETWEEN, CODES, EXACT, MASK, RECTIFIED, SIGNED, SIGNS, Need
 
 if TYPE_CHECKING:
     from .layout import Layout

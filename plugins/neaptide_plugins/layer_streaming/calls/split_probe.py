@@ -10,8 +10,8 @@ import torch
 from neaptide_toolkit.recompute import Surroundings
 
 from .call import tried
-from .hidden import Hidden
-from .pieces import Batch, joined
+from .micro_batches import Batch, joined
+from .untracked_state import Hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,8 +9,8 @@ import attrs
 
 from neaptide.api import buffers, rng
 
-from .holding import Holding, Quantizer
-from .measuring import Measuring
+from .held_weights import Holding, Quantizer
+from .loss_gap import Measuring
 from .scheme import Scheme
 from .training import Training
 from .weight import computing
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from neaptide import Phase, WeighedLoss
 
     from .config import Int8Config
-    from .reach import Reach
+    from .full_weights import Reach
     from .targets import Target
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}

@@ -12,7 +12,7 @@ from optimizers_of_torch import OPTIMIZERS
 from support import same_bits
 from torch import nn
 
-from neaptide_plugins.optimizer_offload.dropped import Dropped
+from neaptide_plugins.optimizer_offload.dropped_state import Dropped
 
 
 def gradients(parameters: list[nn.Parameter], seed: int) -> None:

@@ -15,7 +15,7 @@ from neaptide_toolkit.recompute import find_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from neaptide_plugins.layer_streaming.settings import Settings
+    from neaptide_plugins.layer_streaming.settings import StreamingSettings
 
     Span = tuple[str, str, float, float]
     """Lane, what ran, start and end in seconds of `time.perf_counter`."""
@@ -26,7 +26,7 @@ LEARNING = 2
 
 
 def timeline(
-    shape: Shape, samples: int, sequence: int, settings: Settings, steps: int
+    shape: Shape, samples: int, sequence: int, settings: StreamingSettings, steps: int
 ) -> list[Span]:
     """Return the spans of so many steps, all copies and every use of a block, by start."""
     torch.manual_seed(0)

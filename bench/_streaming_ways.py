@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from neaptide import HybridTrainer
 from neaptide_plugins.layer_streaming.accounting import held
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_toolkit.offload import lies_in_slab, mapped_slabs
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class Way:
         }
         return {"layer-streaming": settings}
 
-    def settings(self, blocks: int) -> Settings:
+    def settings(self, blocks: int) -> StreamingSettings:
         """Return the same for the mechanism alone."""
-        return Settings(
+        return StreamingSettings(
             micro_batches=self.micro_batches,
             resident=blocks // 2 if self.half_resident else 0,
             on_device=self.optimizer_on == "device",

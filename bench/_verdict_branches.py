@@ -13,7 +13,7 @@ from _forecast_traces import config_of
 
 from neaptide import HybridTrainer, Plugin, PluginSpec, Update, hookimpl
 from neaptide.run import assembly
-from neaptide_plugins.delayed_verdict.trial import Kept, losses_of
+from neaptide_plugins.delayed_verdict.trial import TrialWeights, losses_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,14 +37,14 @@ class Proposer(Plugin[Any]):
 
     kind: str = "drift"
     newest: dict[str, list[torch.Tensor]] = attrs.field(init=False, factory=dict)
-    kept: Kept = attrs.field(init=False)
+    kept: TrialWeights = attrs.field(init=False)
     seen: int = 0
     """Updates since the branch."""
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
         """Ride along."""
-        self.kept = Kept(torch.device("cpu"), torch.float32)
+        self.kept = TrialWeights(torch.device("cpu"), torch.float32)
         self.kept.reserve(span for span in store.spans() if span.trainable)
         store.on_update(self._follow)
 
@@ -139,7 +139,7 @@ def judged(task: str, seed: int) -> Iterator[Judged]:
 
 
 def losses(
-    trainer: HybridTrainer, kept: Kept, batches: Sequence[Any], contrast: str
+    trainer: HybridTrainer, kept: TrialWeights, batches: Sequence[Any], contrast: str
 ) -> list[list[float]]:
     """Return for each of the weights that `losses_of` tries its losses by batch."""
     found: list[list[float]] = []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide_plugins.activation_compression.needs import Ops
+from neaptide_plugins.activation_compression.needs import NodeNeeds
 from neaptide_plugins.activation_compression.saving import Saving
 from neaptide_plugins.builtin_models.byte_gpt import VOCABULARY, build
 from neaptide_plugins.builtin_models.config import ByteGptOptions
@@ -53,7 +53,7 @@ class Task:
     def step(self, group: int | None, between: Callable[[], None] = lambda: None) -> Saving | None:
         """Run forward and backward, compressed in groups of `group` unless that is None."""
         self.model.zero_grad()
-        session = None if group is None else Saving(Ops(), group=group, min_elements=1024)
+        session = None if group is None else Saving(NodeNeeds(), group=group, min_elements=1024)
         with session.hooks() if session else nullcontext():
             loss = self.loss()
             if session:

@@ -32,7 +32,7 @@ from neaptide.run.signals import stop_on_signals
 from neaptide_verbs.compare.findings import findings
 from neaptide_verbs.compare.pool import Pool
 from neaptide_verbs.compare.protocol import compare
-from neaptide_verbs.compare.runs import Settings
+from neaptide_verbs.compare.runs import ComparisonSettings
 from neaptide_verbs.compare.sides import sides_of
 from neaptide_verbs.compare.text import headline, summary
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from neaptide.config import RunConfig
-    from neaptide_verbs.compare.trials import Result, Trial
+    from neaptide_verbs.compare.trials import Result, TrainingTrial
 
 HERE = Path(__file__).parent
 TASKS = ("byte-gpt", "noisy-digits", "photo")
@@ -83,7 +83,7 @@ def composed(task: str, overlays: Sequence[str], sets: Sequence[str]) -> RunConf
     return load(files, specs=installed_plugins(), sets=sets).config
 
 
-def measured(task: str, idea: Idea, settings: Settings, given: Any) -> dict[str, Any]:
+def measured(task: str, idea: Idea, settings: ComparisonSettings, given: Any) -> dict[str, Any]:
     """Return the findings of one idea on one task."""
     against = None if idea.against is None else composed(task, idea.against, given.set)
     sides = sides_of(composed(task, idea.candidate, given.set), against)
@@ -128,7 +128,7 @@ def _worth(best: Any) -> dict[str, Any]:
     }
 
 
-def _report(trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
+def _report(trial: TrainingTrial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
     if not kept:
         averaged = "" if result.averaged is None else f", averaged {result.averaged:.4f}"
         when = time.strftime("%H:%M:%S")
@@ -186,7 +186,7 @@ def main() -> None:
         filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
     )
     seeds = tuple(map(int, given.seeds.split(",")))
-    settings = Settings(seeds=seeds, sweeps=not given.as_is)
+    settings = ComparisonSettings(seeds=seeds, sweeps=not given.as_is)
     if given.whole:
         settings = attrs.evolve(settings, candidate_budgets=(1.0,))
     for name in given.ideas.split(","):

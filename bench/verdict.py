@@ -23,8 +23,8 @@ from _forecast_traces import TASKS
 from _verdict_branches import KINDS, Judged, judged
 
 from neaptide.machine.facts import facts
-from neaptide_plugins.delayed_verdict.pacing import Verdict, verdict_of
-from neaptide_plugins.delayed_verdict.trial import Trial
+from neaptide_plugins.delayed_verdict.pacing import JumpVerdict, verdict_of
+from neaptide_plugins.delayed_verdict.trial import JumpTrial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 CERTAINTY = 2.0
 
 
-def said(jump: Judged, contrast: str) -> tuple[float, Verdict]:
+def said(jump: Judged, contrast: str) -> tuple[float, JumpVerdict]:
     """Return the gain that a contrast finds, and its verdict."""
     rows = [row if contrast == "mirrored" else row[:2] for row in jump.losses]
-    trial = Trial(jump.update, 1, "high", None, losses=rows)
+    trial = JumpTrial(jump.update, 1, "high", None, losses=rows)
     return trial.gain, verdict_of(trial.gain, trial.error, CERTAINTY)
 
 
@@ -51,9 +51,9 @@ def row(task: str, kind: str, contrast: str, jumps: Sequence[Judged]) -> str:
     gains, verdicts = zip(*(said(jump, contrast) for jump in jumps), strict=True)
     off = [gain - truth for gain, truth in zip(gains, truths, strict=True)]
     errors = math.sqrt(statistics.fmean(each * each for each in off))
-    counted = [verdicts.count(each) for each in Verdict]
+    counted = [verdicts.count(each) for each in JumpVerdict]
     wrong = sum(
-        verdict is not Verdict.UNCLEAR and (verdict is Verdict.WORTHWHILE) != (truth > 0.0)
+        verdict is not JumpVerdict.UNCLEAR and (verdict is JumpVerdict.WORTHWHILE) != (truth > 0.0)
         for verdict, truth in zip(verdicts, truths, strict=True)
     )
     cells = [
@@ -73,7 +73,7 @@ def table(found: dict[str, list[Judged]]) -> str:
     """Return truth and verdicts by task, kind of jump and contrast."""
     columns = (
         "task | jump | contrast | truth | said | RMS error | "
-        f"{' | '.join(each.value for each in Verdict)} | wrong"
+        f"{' | '.join(each.value for each in JumpVerdict)} | wrong"
     )
     lines = [f"| {columns} |", f"|{'---|' * len(columns.split(' | '))}"]
     for task, jumps in found.items():

@@ -83,7 +83,7 @@ class PluginSpec:
 
 
 @attrs.frozen
-class Shipped:
+class ShippedEntry:
     """One entry point: what a distribution ships under a name."""
 
     entry: EntryPoint
@@ -117,17 +117,17 @@ class Shipped:
             raise PluginError(msg) from error
 
 
-def shipped_all(group: str) -> list[Shipped]:
+def shipped_all(group: str) -> list[ShippedEntry]:
     """Return every entry point of a group, in the order of names; nothing is imported."""
     found = sorted(entry_points(group=group), key=lambda entry: entry.name)
     nobody = "an unknown distribution"
     dists = [f"{one.dist.name} {one.dist.version}" if one.dist else nobody for one in found]
-    return list(map(Shipped, found, dists))
+    return list(map(ShippedEntry, found, dists))
 
 
-def shipped(group: str) -> dict[str, Shipped]:
+def shipped(group: str) -> dict[str, ShippedEntry]:
     """Return what distributions ship in an entry-point group by name; nothing is imported."""
-    found: dict[str, Shipped] = {}
+    found: dict[str, ShippedEntry] = {}
     for current in shipped_all(group):
         before = found.setdefault(current.name, current)
         if before.target != current.target:

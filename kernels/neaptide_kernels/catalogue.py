@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .registry import Provider
-    from .shipping import Shipped
+    from .shipping import ShippedKernel
 
 _FOLDERS = (adam8bit, adamw_split, apply_delta, chunked_cross_entropy, encode_state, int8, lion8bit)
 
@@ -28,7 +28,7 @@ def triton_providers() -> tuple[Provider, ...]:
     return tuple(provider for folder in _FOLDERS for provider in folder.TRITON)
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedKernel]:
     """Yield every kernel as it is launched, to be compiled without a GPU."""
     for folder in _FOLDERS:
         yield from folder.shipped()

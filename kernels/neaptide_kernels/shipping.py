@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class Shipped:
+class ShippedKernel:
     """One kernel with one set of constants: what a launch would compile."""
 
     name: str

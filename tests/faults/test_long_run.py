@@ -1,4 +1,4 @@
-"""Every plugin on: thousands of steps leave nothing behind, and chance decides nothing."""
+"""Every plugin on: thousands of steps leave nothing behind, and randomness decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks and nets that are hard to run twice: chance, state, changes in place, odd signatures."""
+"""Blocks and nets that are hard to run twice: rng state, changes in place, odd signatures."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import attrs
 import torch
 from torch import nn
 
-from neaptide_plugins.activation_compression.needs import Ops
-from neaptide_plugins.activation_compression.saving import Held, Saving
+from neaptide_plugins.activation_compression.needs import NodeNeeds
+from neaptide_plugins.activation_compression.saving import SavedBytes, Saving
 from neaptide_toolkit.gradient_error import compare
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SIZE = 32
 def saving(**settings: Any) -> Saving:
     """Return a fresh session; groups of 16 and tensors of 16 elements or more unless given."""
     exclude = settings.pop("exclude", ())
-    return Saving(Ops(exclude), **{"group": 16, "min_elements": 16, **settings})
+    return Saving(NodeNeeds(exclude), **{"group": 16, "min_elements": 16, **settings})
 
 
 @attrs.frozen(eq=False)
@@ -32,7 +32,7 @@ class Result:
 
     loss: torch.Tensor
     gradients: list[torch.Tensor | None]
-    held: Held | None
+    held: SavedBytes | None
 
 
 def differentiated(

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from neaptide.config import FORMATS, Loaded, load, unstructure
+from neaptide.config import FORMATS, LoadedConfig, load, unstructure
 from neaptide.hooks.registry import installed_plugins
 
 ROOT = Path(__file__).resolve().parents[1] / "configs"
@@ -22,7 +22,7 @@ FILES = sorted(
 )
 
 
-def loaded(path: Path) -> Loaded:
+def loaded(path: Path) -> LoadedConfig:
     """Load a stored configuration with the installed plugins and nothing else."""
     return load([path], specs=installed_plugins())
 

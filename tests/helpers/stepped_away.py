@@ -17,7 +17,7 @@ from neaptide_plugins.layer_streaming.updates.stepping import (
     state_layout,
     step_away,
 )
-from neaptide_toolkit.offload import Layout
+from neaptide_toolkit.offload import BufferLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -105,7 +105,7 @@ class Away:
         for parameter, weight in zip(parameters, self.weights, strict=True):
             dtype = weight.dtype if masters is None else torch.float32
             layout = state_layout(optimizer, groups[id(parameter)], dtype)
-            places = Layout.of([weight] * len(layout), list(layout.values()))
+            places = BufferLayout.of([weight] * len(layout), list(layout.values()))
             flat = torch.full((places.bytes,), 0xFF, dtype=torch.uint8)
             self.states.append(dict(zip(layout, places.views(flat), strict=True)))
 

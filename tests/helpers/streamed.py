@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import same_bits
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 from neaptide_toolkit.offload import ThreadLane
 from neaptide_toolkit.recompute import find_blocks
@@ -58,7 +58,7 @@ class Trace:
     losses: list[torch.Tensor] = attrs.field(factory=list)
     gradients: list[dict[str, torch.Tensor]] = attrs.field(factory=list)
     state: dict[str, torch.Tensor] = attrs.field(factory=dict)
-    chance: torch.Tensor = attrs.field(factory=lambda: torch.zeros(()))
+    rng_state: torch.Tensor = attrs.field(factory=lambda: torch.zeros(()))
 
 
 def batch_of(seed: int) -> torch.Tensor:
@@ -88,7 +88,7 @@ def train(
     optimizer = optimizer_of(model, kind)
     streaming = None
     if way is not None:
-        settings = Settings(poison=True, **way)
+        settings = StreamingSettings(poison=True, **way)
         streaming = Streaming(
             model,
             blocks_of(model),
@@ -119,7 +119,7 @@ def train(
         if streaming is not None:
             streaming.close()
     trace.state = {name: value.clone() for name, value in model.state_dict().items()}
-    trace.chance = torch.get_rng_state()
+    trace.rng_state = torch.get_rng_state()
     return trace
 
 
@@ -148,7 +148,7 @@ def assert_same(expected: Trace, found: Trace) -> None:
     for one, other in zip(expected.gradients, found.gradients, strict=False):
         assert [] == different(one, other)
     assert [] == different(expected.state, found.state)
-    assert torch.equal(expected.chance, found.chance)
+    assert torch.equal(expected.rng_state, found.rng_state)
 
 
 def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:

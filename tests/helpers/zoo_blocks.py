@@ -121,7 +121,7 @@ def remembers(block: Any, x: torch.Tensor) -> torch.Tensor:
     return x + y / len(block.log)
 
 
-def by_pythons_chance(block: Any, x: torch.Tensor) -> torch.Tensor:
+def by_pythons_rng(block: Any, x: torch.Tensor) -> torch.Tensor:
     return x + block.linear(x) * random.random() if random.random() < 0.7 else x - block.linear(x)
 
 
@@ -282,7 +282,7 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
         counts, seen=lambda: torch.zeros((), dtype=torch.int64), mean=lambda: torch.zeros(WIDTH)
     ),
     "remember in attributes": stacked(remembers, log=list),
-    "python's chance": stacked(by_pythons_chance),
+    "python's rng": stacked(by_pythons_rng),
     "experts": stacked(
         routed,
         router=lambda: nn.Linear(WIDTH, 6),
@@ -301,7 +301,7 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "autocast": stacked(
         lambda b, x: x + torch.autocast("cpu", torch.bfloat16)(b.linear)(x).float()
     ),
-    "chance": stacked(lambda b, x: x + b.linear(x) * torch.randn(WIDTH) + torch.rand_like(x)),
+    "torch's rng": stacked(lambda b, x: x + b.linear(x) * torch.randn(WIDTH) + torch.rand_like(x)),
     "dropout in place": stacked(lambda b, x: functional.dropout(b.linear(x), 0.3, inplace=True)),
     "a split and joined": stacked(lambda b, x: torch.cat([b.linear(x)[..., :3], x[..., 3:]], -1)),
     "in-place softmax": stacked(lambda b, x: x + b.linear(x).exp_().softmax(-1)),

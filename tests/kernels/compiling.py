@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 from neaptide_kernels.catalogue import shipped
 
 if TYPE_CHECKING:
-    from neaptide_kernels.shipping import Shipped
+    from neaptide_kernels.shipping import ShippedKernel
 
 BUDGETS = Path(__file__).with_name("budgets.json")
 SHARED_LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -34,7 +34,7 @@ SLACK = 1.05
 _BLACKWELL = 100
 
 
-def resources(launch: Shipped, arch: int) -> dict[str, int]:
+def resources(launch: ShippedKernel, arch: int) -> dict[str, int]:
     """Return registers, spilled bytes and shared memory of one launch compiled for `sm_<arch>`."""
     kernel = getattr(import_module(launch.module), launch.kernel)
     constants = {

@@ -17,11 +17,11 @@ from .verify import read_manifest, verify
 if TYPE_CHECKING:
     from .digests import digest
     from .safetensors_stream import TensorFile, TensorItem
-    from .store import Loaded, load, save
+    from .store import Checkpoint, load, save
 
 __all__ = [
+    "Checkpoint",
     "FileEntry",
-    "Loaded",
     "Manifest",
     "TensorFile",
     "TensorItem",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Loaded": "store",
+    "Checkpoint": "store",
     "TensorFile": "safetensors_stream",
     "TensorItem": "safetensors_stream",
     "digest": "digests",

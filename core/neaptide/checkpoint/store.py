@@ -34,7 +34,7 @@ _SHOWN = 5
 
 
 @attrs.frozen(eq=False)
-class Loaded:
+class Checkpoint:
     """A checkpoint whose every byte was verified; tensors are read when asked for.
 
     Reading raises CheckpointError if a file is no longer the one that was verified.
@@ -121,7 +121,7 @@ def save(
             canonical.check_keys(number, name, writer.bytes)
 
 
-def load(directory: Path) -> Loaded:
+def load(directory: Path) -> Checkpoint:
     """Verify every byte of the checkpoint at `directory` and return it, nothing read yet.
 
     Raises WrongCheckpointError where there is none, else CheckpointError that lists what is wrong.
@@ -136,4 +136,4 @@ def load(directory: Path) -> Loaded:
         more = f"; {len(found.problems) - _SHOWN} more" if len(found.problems) > _SHOWN else ""
         msg = f"cannot load checkpoint {directory}: {shown}{more}; load an older checkpoint"
         raise CheckpointError(msg)
-    return Loaded(directory, found.manifest, found.identities)
+    return Checkpoint(directory, found.manifest, found.identities)

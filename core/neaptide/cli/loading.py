@@ -18,12 +18,12 @@ from neaptide.hooks.registry import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from neaptide.config import Loaded
+    from neaptide.config import LoadedConfig
 
 LOG = logging.getLogger(__name__)
 
 
-def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> Loaded:
+def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> LoadedConfig:
     """Return the combined config with the origin of each setting; nothing is imported."""
     if not files and preset is None:
         msg = "give a configuration file or --preset NAME (see neaptide presets list)"

@@ -20,7 +20,7 @@ from neaptide.plugin import shipped
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from neaptide.plugin import Shipped
+    from neaptide.plugin import ShippedEntry
 
 GROUP = "neaptide.verbs"
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*")
@@ -40,7 +40,7 @@ def add_verbs(app: App, given: Sequence[str] = ()) -> None:
             _add(app, name, entries, absent)
 
 
-def _add(home: App, name: str, entries: Mapping[str, Shipped], absent: set[str]) -> None:
+def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[str]) -> None:
     """Add one verb, below those that its name begins with; `absent` are those nobody ships."""
     entry, owner = entries[name], "neaptide"
     *above, last = name.split(".")
@@ -71,7 +71,7 @@ def _add(home: App, name: str, entries: Mapping[str, Shipped], absent: set[str])
         home.command(_broken(entry, problem), name=last, help=f"BROKEN: {shown}")
 
 
-def _broken(entry: Shipped, problem: str) -> Callable[..., None]:
+def _broken(entry: ShippedEntry, problem: str) -> Callable[..., None]:
     msg = f"verb {entry.name!r} from {entry.distribution} cannot be used: {problem}"
 
     def broken(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:

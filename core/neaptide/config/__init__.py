@@ -6,7 +6,7 @@ from neaptide.config.convert import structure, unstructure
 from neaptide.config.fields import field
 from neaptide.config.formats import FORMATS, Format, by_name, by_suffix, read_text
 from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
-from neaptide.config.loading import Loaded, load
+from neaptide.config.loading import LoadedConfig, load
 from neaptide.config.options import structure_options
 from neaptide.config.schema import RunConfig
 
@@ -19,7 +19,7 @@ __all__ = [
     "FORMATS",
     "Format",
     "Layer",
-    "Loaded",
+    "LoadedConfig",
     "RunConfig",
     "by_name",
     "by_suffix",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Loaded:
+class LoadedConfig:
     """A configuration, and the origin of each of its values by dotted path (or `default`)."""
 
     config: RunConfig
@@ -35,7 +35,7 @@ def load(
     sets: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
     disabled: frozenset[str] = frozenset(),
-) -> Loaded:
+) -> LoadedConfig:
     """Combine defaults < preset < files in order < environment < `sets`, and check the result.
 
     Args:
@@ -60,7 +60,7 @@ def load(
     config = structure(values, specs, disabled=disabled, origins=named)
     explicit = _preset_origins(config, values.get("plugins", {}), specs) | origins
     effective = map(dotted, leaves(unstructure(config)))
-    return Loaded(config, {path: explicit.get(path, "default") for path in effective})
+    return LoadedConfig(config, {path: explicit.get(path, "default") for path in effective})
 
 
 def _preset_origins(

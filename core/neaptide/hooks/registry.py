@@ -10,7 +10,7 @@ from functools import cache
 import attrs
 
 from neaptide.errors import PluginError, suggest
-from neaptide.plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec, Shipped, shipped
+from neaptide.plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec, ShippedEntry, shipped
 
 DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
 
@@ -101,7 +101,7 @@ def disabled_strangers() -> list[str]:
     return [f"{name!r} is not installed{suggest(name, known)}" for name in unknown]
 
 
-def _read(one: Shipped) -> Installed:
+def _read(one: ShippedEntry) -> Installed:
     spec, problem = None, None
     try:
         value = one.load()

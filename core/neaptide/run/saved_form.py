@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from neaptide.api.parameters import ParameterStore
-    from neaptide.checkpoint import Loaded
+    from neaptide.checkpoint import Checkpoint
 
 _Number = int | float
 
 
 @contextmanager
-def formed(loaded: Loaded, section: str) -> Iterator[None]:
+def formed(loaded: Checkpoint, section: str) -> Iterator[None]:
     """Raise CheckpointError, naming `section`, for whatever its form raises within."""
     try:
         yield
@@ -41,7 +41,7 @@ def formed(loaded: Loaded, section: str) -> Iterator[None]:
         raise CheckpointError(msg) from error
 
 
-def small_sections(loaded: Loaded) -> dict[str, Any]:
+def small_sections(loaded: Checkpoint) -> dict[str, Any]:
     """Return `training`, `rng`, `data`, `optimizer` and `buffers`, checked."""
     checks = {
         "training": _check_training,
@@ -58,7 +58,7 @@ def small_sections(loaded: Loaded) -> dict[str, Any]:
     return found
 
 
-def check_large_sections(loaded: Loaded, store: ParameterStore, plugins: Iterable[str]) -> None:
+def check_large_sections(loaded: Checkpoint, store: ParameterStore, plugins: Iterable[str]) -> None:
     """Check `gradients`, `plugins` and `extra`, none of whose tensors are read for it."""
     with formed(loaded, "gradients"):
         _check_gradients(loaded.outline("gradients"), store)

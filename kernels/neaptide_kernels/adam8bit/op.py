@@ -9,7 +9,7 @@ import torch
 
 from neaptide_kernels.registry import KERNELS, OpSpec, Provider, define
 from neaptide_kernels.state_codes import blocks_of, compiled, launching, lists
-from neaptide_kernels.state_codes.trials import Trials
+from neaptide_kernels.state_codes.trials import StepTrials
 from neaptide_kernels.support import triton_version
 
 from . import reference, tuning
@@ -71,7 +71,7 @@ def _traffic(params: Any, grads: Any, *_: Any) -> int:
     )
 
 
-_TRIALS = Trials(reference.adam8bit_step, new_state, (0.9, 0.999, 1e-8, 1e-2))
+_TRIALS = StepTrials(reference.adam8bit_step, new_state, (0.9, 0.999, 1e-8, 1e-2))
 
 adam8bit_step = define(
     OpSpec(

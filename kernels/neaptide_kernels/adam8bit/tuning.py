@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from neaptide_kernels.shipping import Shipped
+    from neaptide_kernels.shipping import ShippedKernel
 
 
 def step(
@@ -37,7 +37,7 @@ def step(
     launching.launch(kernel.adam_step, lists, lr, (beta1, beta2, eps, weight_decay), seed, **config)
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedKernel]:
     """Yield the launches."""
     numbers = ("beta1", "beta2", "eps", "weight_decay")
     yield from launching.shipped("neaptide_kernels.adam8bit.kernel", "adam_step", numbers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.shipping import ShippedKernel
 from neaptide_kernels.tensor_table import table_of
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def adamw_split_step(
     )  # fmt: skip
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedKernel]:
     """Yield the launches for gradients in bfloat16 and float32, in every config."""
     for config in CONFIGS:
         chunk, warps = config["chunk"], config["num_warps"]
         for dtype in (torch.bfloat16, torch.float32):
             name = str(dtype).removeprefix("torch.")
-            yield Shipped(
+            yield ShippedKernel(
                 name=f"adamw_split: {name} gradients, {chunk}, {warps} warps",
                 module="neaptide_kernels.adamw_split.kernel",
                 kernel="adamw_split",
@@ -82,7 +82,7 @@ def shipped() -> Iterator[Shipped]:
             )
     bits = dict.fromkeys(("beta1_bits", "beta2_bits", "eps_bits", "decay_bits"), "i64")
     for rate in ("fp32", "fp64"):
-        yield Shipped(
+        yield ShippedKernel(
             name=f"step_constants: {rate} learning rate",
             module="neaptide_kernels.adamw_split.kernel",
             kernel="step_constants",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.counter_random import keys
-from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.shipping import ShippedKernel
 from neaptide_kernels.tensor_table import table_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _launch(
     )  # fmt: skip
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedKernel]:
     """Yield the launches for bfloat16 weights in every config, and one for float16."""
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
@@ -106,7 +106,7 @@ def shipped() -> Iterator[Shipped]:
     for param, delta, stochastic, config in cases:
         chunk, warps = config["chunk"], config["num_warps"]
         kind = f"{delta} to {param}{', stochastic' * stochastic}"
-        yield Shipped(
+        yield ShippedKernel(
             name=f"apply_deltas: {kind}, {chunk}, {warps} warps",
             module="neaptide_kernels.apply_delta.kernel",
             kernel="apply_deltas",

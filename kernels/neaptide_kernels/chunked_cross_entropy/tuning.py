@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.shipping import ShippedKernel
 
 from .chunks import Head, sums
 
@@ -80,13 +80,13 @@ def _differentiate(
     return losses.sum(), logits
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedKernel]:
     """Yield the launches over bfloat16 logits in every config, with and without a softcap."""
     for config in CONFIGS:
         tile, warps = config["tile"], config["num_warps"]
         for softcap, gradient in ((False, True), (True, True), (False, False)):
             kind = f"{'softcap, ' * softcap}{'with' if gradient else 'without'} gradient"
-            yield Shipped(
+            yield ShippedKernel(
                 name=f"differentiate_rows: {kind}, {tile}, {warps} warps",
                 module="neaptide_kernels.chunked_cross_entropy.kernel",
                 kernel="differentiate_rows",

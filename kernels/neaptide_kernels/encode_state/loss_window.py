@@ -7,7 +7,7 @@ import torch
 
 
 @attrs.frozen(eq=False)
-class Window:
+class LossWindow:
     """Samples by age, newest first: `[..., window]` each, and `[..., 1]` what is of them all."""
 
     raw: torch.Tensor
@@ -57,7 +57,7 @@ class Window:
         return [count / self.raw.shape[-1], broken]
 
 
-def window_of(ring: torch.Tensor, seen: torch.Tensor) -> Window:
+def window_of(ring: torch.Tensor, seen: torch.Tensor) -> LossWindow:
     """Return a ring's samples, `seen` of which there were since the start."""
     size = ring.shape[-1]
     age = torch.arange(size, device=ring.device)
@@ -78,7 +78,7 @@ def window_of(ring: torch.Tensor, seen: torch.Tensor) -> Window:
     mean = mean_of(away, valid)
     deviation = torch.where(valid, away - mean, 0)
     std = mean_of(deviation * deviation, valid).sqrt()
-    return Window(raw, valid, filled, unit, last, away, mean, deviation, std)
+    return LossWindow(raw, valid, filled, unit, last, away, mean, deviation, std)
 
 
 def log_level(number: torch.Tensor) -> torch.Tensor:

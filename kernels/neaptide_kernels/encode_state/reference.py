@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .features import DECAYS, QUANTILES, SHORTEST_SECONDS, SPANS
-from .loss_window import Window, log_level, mean_of, quotient, window_of
+from .loss_window import LossWindow, log_level, mean_of, quotient, window_of
 
 UNEXPLAINED = 1e-6
 """Added to a span's variance, as a share of that of all: a line fits nothing where all is flat."""
@@ -49,7 +49,7 @@ def encode_state(
     return features.to(torch.promote_types(losses.dtype, torch.float32))
 
 
-def _of_losses(losses: Window) -> torch.Tensor:
+def _of_losses(losses: LossWindow) -> torch.Tensor:
     last, mean = losses.last, losses.mean
     z = losses.by_std(losses.deviation)
     quantiles = _quantiles(losses)
@@ -87,7 +87,7 @@ def _of_losses(losses: Window) -> torch.Tensor:
     return torch.cat([feature.to(mean.dtype) for feature in features], -1)
 
 
-def _of_norms(norms: Window) -> torch.Tensor:
+def _of_norms(norms: LossWindow) -> torch.Tensor:
     features = [
         *norms.presence(),
         norms.level(norms.last),
@@ -99,7 +99,7 @@ def _of_norms(norms: Window) -> torch.Tensor:
     return torch.cat([feature.to(norms.mean.dtype) for feature in features], -1)
 
 
-def _of_seconds(seconds: Window) -> torch.Tensor:
+def _of_seconds(seconds: LossWindow) -> torch.Tensor:
     mean = (seconds.last + seconds.mean) * seconds.unit
     most = torch.finfo(mean.dtype).max
     log = mean.clamp(SHORTEST_SECONDS, most).log()
@@ -107,7 +107,7 @@ def _of_seconds(seconds: Window) -> torch.Tensor:
     return torch.cat([feature.to(mean.dtype) for feature in features], -1)
 
 
-def _quantiles(window: Window) -> torch.Tensor:
+def _quantiles(window: LossWindow) -> torch.Tensor:
     """Return the quantiles of `away`, `[..., 7]`."""
     ordered = torch.where(window.valid, window.away, torch.inf).sort(-1).values
     highest = (window.valid.sum(-1, keepdim=True) - 1).clamp(min=0)
@@ -119,7 +119,7 @@ def _quantiles(window: Window) -> torch.Tensor:
     return window.where_any(torch.lerp(low, high, place - below))
 
 
-def _extremes(window: Window) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _extremes(window: LossWindow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return least and largest of `away`, and how long ago the least was, by the window."""
     size = window.raw.shape[-1]
     least = torch.where(window.valid, window.away, torch.inf).amin(-1, keepdim=True)
@@ -129,7 +129,7 @@ def _extremes(window: Window) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return window.where_any(least), window.where_any(largest), window.where_any(age / size)
 
 
-def _trend(window: Window, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _trend(window: LossWindow, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rise of the line over a span in stds of all, and the share that it explains."""
     time = -window.age.to(window.away.dtype) * span
     time = torch.where(span, time - mean_of(time, span), 0)
@@ -141,7 +141,7 @@ def _trend(window: Window, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return rise, quotient(along * along, of_time * variance)
 
 
-def _bend(window: Window, z: torch.Tensor) -> torch.Tensor:
+def _bend(window: LossWindow, z: torch.Tensor) -> torch.Tensor:
     third = 3 * window.age // window.filled.clamp(min=1)
     parts = [window.valid & (third == place) for place in range(3)]
     newest, middle, oldest = (mean_of(z, part) for part in parts)
@@ -149,7 +149,7 @@ def _bend(window: Window, z: torch.Tensor) -> torch.Tensor:
     return torch.where(whole, newest - 2 * middle + oldest, 0)
 
 
-def _of_neighbours(window: Window) -> list[torch.Tensor]:
+def _of_neighbours(window: LossWindow) -> list[torch.Tensor]:
     """Return falls, falls among the newest 8, roughness and turns."""
     newer, older = window.raw[..., :-1], window.raw[..., 1:]
     pairs = window.valid[..., :-1] & window.valid[..., 1:]
@@ -165,7 +165,7 @@ def _of_neighbours(window: Window) -> list[torch.Tensor]:
     ]
 
 
-def _echo(window: Window, z: torch.Tensor, apart: int) -> torch.Tensor:
+def _echo(window: LossWindow, z: torch.Tensor, apart: int) -> torch.Tensor:
     pairs = window.valid[..., :-apart] & window.valid[..., apart:]
     return mean_of(z[..., :-apart] * z[..., apart:], pairs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.shipping import ShippedKernel
 
 from .features import FEATURES
 
@@ -40,13 +40,13 @@ def encode_state(*given: torch.Tensor, num_warps: int = 4) -> torch.Tensor:
     return out
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedKernel]:
     """Yield the launch in every config."""
     rings, counts = ("losses", "norms", "seconds"), "_seen"
     types = dict.fromkeys((*rings, "extras", "out"), "*fp32")
     types |= {ring + counts: "*i64" for ring in rings}
     for config in CONFIGS:
-        yield Shipped(
+        yield ShippedKernel(
             name=f"encode: {config['num_warps']} warps",
             module="neaptide_kernels.encode_state.kernel",
             kernel="encode",

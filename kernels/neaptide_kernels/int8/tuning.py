@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.counter_random import keys
-from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.shipping import ShippedKernel
 
 from .reference import parameters
 
@@ -109,7 +109,7 @@ def shape_of_tile(group: int, tile: int) -> tuple[int, int]:
     return width, max(1, tile // width)
 
 
-def shipped() -> Iterator[Shipped]:
+def shipped() -> Iterator[ShippedKernel]:
     """Yield the launches of blocks of 256 and of long groups, in every config."""
     sizes = {"elements": "i32", "group": "i32"}
     seeds = {"first_key": "i64", "second_key": "i64"}
@@ -159,8 +159,8 @@ def _shipped(
     types: Mapping[str, str],
     constants: Mapping[str, Any],
     options: Mapping[str, Any],
-) -> Shipped:
-    return Shipped(
+) -> ShippedKernel:
+    return ShippedKernel(
         name=f"{name}: {case}",
         module="neaptide_kernels.int8.kernel",
         kernel=name,

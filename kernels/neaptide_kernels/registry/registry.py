@@ -19,7 +19,7 @@ from .provider import REFERENCE, Provider
 from .query import query_of
 from .requests import Requests
 from .timings import Table
-from .trials import Trials
+from .trials import ProviderTrials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ class Kernels:
         self._ops: dict[str, Op] = {}
         self._providers: dict[str, dict[str, Provider]] = {}
         self._added: Counter[tuple[str, str]] = Counter()
-        self._trials = Trials()
+        self._trials = ProviderTrials()
         self._requests = Requests()
         self._choices: dict[Query, Choice] = {}
         self._path = path

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .spec import OpSpec
 
 
-class Trials:
+class ProviderTrials:
     """What this process knows of providers it has tried."""
 
     def __init__(self) -> None:

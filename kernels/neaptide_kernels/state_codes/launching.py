@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.counter_random import keys, signed
-from neaptide_kernels.shipping import Shipped
+from neaptide_kernels.shipping import ShippedKernel
 from neaptide_kernels.tensor_table import table_of
 
 from . import BLOCK
@@ -67,14 +67,14 @@ def launch(
     )  # fmt: skip
 
 
-def shipped(module: str, kernel: str, numbers: Sequence[str]) -> Iterator[Shipped]:
+def shipped(module: str, kernel: str, numbers: Sequence[str]) -> Iterator[ShippedKernel]:
     """Yield a kernel's launches for bfloat16 weights in every config, and one for float32."""
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
     cases = [("bf16", tl.bfloat16, config) for config in CONFIGS]
     for name, dtype, config in (*cases, ("fp32", tl.float32, CONFIGS[0])):
         rows, warps = config["rows"], config["num_warps"]
-        yield Shipped(
+        yield ShippedKernel(
             name=f"{kernel}: {name}, {rows}x{BLOCK}, {warps} warps",
             module=module,
             kernel=kernel,

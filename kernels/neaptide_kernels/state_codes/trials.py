@@ -48,7 +48,7 @@ def _spread(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 @attrs.frozen
-class Trials:
+class StepTrials:
     """What one op over 8-bit state is tried on and timed on."""
 
     step: Callable[..., None]

@@ -22,10 +22,10 @@ from neaptide.api.memory import tensor_bytes
 from neaptide_toolkit.recompute import (
     Arguments,
     Buffers,
+    CallContext,
     ChangedInPlaceError,
     Output,
     Patch,
-    Surroundings,
     record,
 )
 
@@ -42,7 +42,7 @@ class _Enough(BaseException):
 
 
 @attrs.define(eq=False)
-class _Block:
+class _CheckpointedBlock:
     """A block with what has been learned of it."""
 
     name: str
@@ -59,10 +59,10 @@ class _Block:
 
 
 @attrs.define(eq=False)
-class _Call:
-    block: _Block
+class _CheckpointedCall:
+    block: _CheckpointedBlock
     arguments: Arguments
-    surroundings: Surroundings
+    context: CallContext
     again: Any
     """A context under which selected ops take their outputs from the forward."""
 
@@ -79,7 +79,7 @@ class _Segment:
 
     key: tuple[str, int]
     last: int = -1
-    calls: list[_Call] = attrs.field(factory=list)
+    calls: list[_CheckpointedCall] = attrs.field(factory=list)
     saved: list[tuple[torch.Size, torch.dtype]] = attrs.field(factory=list)
     values: dict[int, tuple[torch.Tensor, int]] = attrs.field(factory=dict)
     outputs: dict[int, tuple[Any, Output, int]] = attrs.field(factory=dict)
@@ -119,7 +119,7 @@ class _Segment:
         try:
             for call in self.calls:
                 name = call.block.name
-                with torch.enable_grad(), call.surroundings.restored():
+                with torch.enable_grad(), call.context.restored():
                     args, kwargs = call.arguments.again(outputs)
                     with call.again, saved_tensors_hooks(catch, _never):
                         outputs.append(tree_leaves(call.block.forward(*args, **kwargs)))
@@ -159,7 +159,7 @@ class Segments:
         self._ratio = ratio
         self._contexts = selective_contexts(save_ops)
         self._enabled = enabled
-        self._blocks: list[_Block] = []
+        self._blocks: list[_CheckpointedBlock] = []
         self._chosen: set[tuple[str, int]] = set()
         self._inside = False
         self._current: Callable[[], _Segment | None] = lambda: None
@@ -172,7 +172,7 @@ class Segments:
             group = name.rpartition(".")[0]
             index = places[group] = places.get(group, -1) + 1
             keys.append((group, index // self._interval))
-            block = _Block(name, index, group, Patch(module), Buffers(module))
+            block = _CheckpointedBlock(name, index, group, Patch(module), Buffers(module))
             self._blocks.append(block)
         for block in self._blocks:
             block.patch.apply(partial(self.call, block))
@@ -190,7 +190,7 @@ class Segments:
         """Count bytes anew."""
         self.dropped_bytes = self.kept_bytes = 0
 
-    def call(self, block: _Block, *args: Any, **kwargs: Any) -> Any:
+    def call(self, block: _CheckpointedBlock, *args: Any, **kwargs: Any) -> Any:
         """Run a block's forward, dropping what it saves."""
         key = (block.group, block.index // self._interval)
         if (
@@ -214,7 +214,11 @@ class Segments:
             self._inside = False
 
     def _recorded(
-        self, segment: _Segment, block: _Block, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        segment: _Segment,
+        block: _CheckpointedBlock,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         arguments, structured = record(
             args, kwargs, segment.origin, copied=block.changes_inputs is not False
@@ -225,7 +229,7 @@ class Segments:
                 f"until the backward; pass use_cache=False where there is such a switch"
             )
         forward_context, again = self._contexts()
-        call = _Call(block, arguments, Surroundings.now(block.buffers.before()), again)
+        call = _CheckpointedCall(block, arguments, CallContext.now(block.buffers.before()), again)
         index, seen = len(segment.calls), set[int]()
         segment.calls.append(call)
         segment.last = block.index
@@ -248,7 +252,7 @@ class Segments:
                 self.dropped_bytes += tensor.nbytes if plain else tensor_bytes([tensor])
         return _Holder(segment, len(segment.saved) - 1)
 
-    def _learn(self, block: _Block, call: _Call) -> None:
+    def _learn(self, block: _CheckpointedBlock, call: _CheckpointedCall) -> None:
         arguments = call.arguments
         if block.changes_inputs is None:
             block.changes_inputs = arguments.changed
@@ -262,7 +266,7 @@ class Segments:
             raise ChangedInPlaceError(msg)
         self.kept_bytes += arguments.kept_bytes
         arguments.settle()
-        call.surroundings.buffers.settle(block.name)
+        call.context.buffers.settle(block.name)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -19,7 +19,7 @@ _LARGEST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2.0**-23)
 
 
 @attrs.frozen(eq=False)
-class Codes:
+class ActivationCodes:
     """What a flat floating tensor is encoded as."""
 
     codes: torch.Tensor
@@ -37,7 +37,7 @@ class Codes:
 
 def encode(
     flat: torch.Tensor, group: int, *, look: bool, never_negative: bool = False
-) -> Codes | None:
+) -> ActivationCodes | None:
     """Encode a float32, bfloat16 or float16 tensor `[N]` in groups of `group`.
 
     Args:
@@ -60,10 +60,10 @@ def encode(
     if never_negative:
         codes.masked_fill_((codes == 0) & (flat <= 0).logical_not(), _TINY)
     scale.clamp_(max=_LARGEST_SCALE)
-    return Codes(codes, scale, group, flat.dtype, infinite, never_negative)
+    return ActivationCodes(codes, scale, group, flat.dtype, infinite, never_negative)
 
 
-def decode(encoded: Codes) -> torch.Tensor:
+def decode(encoded: ActivationCodes) -> torch.Tensor:
     """Return the values `[N]` in the dtype they had."""
     codes = encoded.codes
     if encoded.never_negative:
@@ -74,7 +74,7 @@ def decode(encoded: Codes) -> torch.Tensor:
     return flat
 
 
-def positive(encoded: Codes) -> torch.Tensor:
+def positive(encoded: ActivationCodes) -> torch.Tensor:
     """Return 1 where a value of a tensor without negative ones was not zero, else 0."""
     return (encoded.codes != 0).to(encoded.dtype)
 

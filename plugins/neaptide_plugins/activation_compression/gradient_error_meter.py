@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define(eq=False)
-class Measuring:
+class GradientErrorMeter:
     """The relative errors so far, and whether the next forward is to be measured."""
 
     every: int

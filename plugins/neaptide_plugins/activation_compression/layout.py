@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Layout:
+class StridedLayout:
     """Sizes and strides, and the order in which the elements lie in memory."""
 
     size: tuple[int, ...]
@@ -41,7 +41,7 @@ class Layout:
         return flat.as_strided(self.size, self.packed, 0)
 
 
-def layout_of(tensor: torch.Tensor) -> Layout | None:
+def layout_of(tensor: torch.Tensor) -> StridedLayout | None:
     """Return the layout of a tensor; None where elements share memory, as in expanded ones."""
     size, stride = tuple(tensor.shape), tensor.stride()
     order = tuple(sorted(range(len(size)), key=lambda dim: (-stride[dim], -size[dim], dim)))
@@ -52,7 +52,7 @@ def layout_of(tensor: torch.Tensor) -> Layout | None:
         if size[dim] > 1:  # of other dimensions no stride is ever taken
             packed[dim] = step
             step *= size[dim]
-    return Layout(size, stride, int(tensor.storage_offset()), order, tuple(packed))
+    return StridedLayout(size, stride, int(tensor.storage_offset()), order, tuple(packed))
 
 
 def _apart(dimensions: Sequence[tuple[int, int]]) -> bool:

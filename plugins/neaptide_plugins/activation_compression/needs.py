@@ -114,7 +114,7 @@ _LEAST_POWER = 2.0
 _ATTENTION_INPUTS = 3
 
 
-class Ops:
+class NodeNeeds:
     """Answers for each node what it needs of a tensor that it saves."""
 
     def __init__(self, exclude: tuple[Family, ...] = ()) -> None:

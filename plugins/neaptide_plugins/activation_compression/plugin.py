@@ -10,9 +10,9 @@ from neaptide import ConfigError, Plugin, hookimpl
 from neaptide_toolkit.gradient_error import is_measured
 
 from .config import ActivationCompressionConfig
-from .gradient_error_meter import Measuring
-from .needs import Ops
-from .saving import Held, Saving
+from .gradient_error_meter import GradientErrorMeter
+from .needs import NodeNeeds
+from .saving import SavedBytes, Saving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 class ActivationCompression(Plugin[ActivationCompressionConfig]):
     """Compresses what training forwards save, in the phases of the config."""
 
-    _ops: Ops = attrs.field(init=False)
-    _measuring: Measuring = attrs.field(init=False)
-    _held: Held = attrs.field(init=False, factory=Held)
+    _ops: NodeNeeds = attrs.field(init=False)
+    _measuring: GradientErrorMeter = attrs.field(init=False)
+    _held: SavedBytes = attrs.field(init=False, factory=SavedBytes)
 
     @_ops.default
-    def _chosen(self) -> Ops:
-        return Ops(self.config.exclude)
+    def _chosen(self) -> NodeNeeds:
+        return NodeNeeds(self.config.exclude)
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
         """Note where to measure."""
-        self._measuring = Measuring(self.config.check_every, run, store)
+        self._measuring = GradientErrorMeter(self.config.check_every, run, store)
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:

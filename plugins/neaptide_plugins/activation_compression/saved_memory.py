@@ -8,8 +8,8 @@ import attrs
 import torch
 
 from .codes import (
+    ActivationCodes,
     Bits,
-    Codes,
     decode,
     decode_bits,
     encode,
@@ -22,11 +22,11 @@ from .codes import (
 from .needs import BETWEEN, CODES, EXACT, MASK, RECTIFIED, SIGNED, SIGNS, Need
 
 if TYPE_CHECKING:
-    from .layout import Layout
+    from .layout import StridedLayout
 
 
 @attrs.define(eq=False)
-class Kept:
+class ExactTensor:
     """A tensor as it was saved."""
 
     tensor: torch.Tensor
@@ -39,7 +39,7 @@ class Kept:
 
 
 @attrs.define(eq=False)
-class Block:
+class SavedMemory:
     """A stretch of memory that was saved, perhaps several times and in several shapes."""
 
     tensor: torch.Tensor
@@ -53,7 +53,7 @@ class Block:
     pinned: bool = False
     """Whether somebody needs it exactly: then all others get it so, too."""
     waiting: int = 0
-    codes: Codes | None = None
+    codes: ActivationCodes | None = None
     bits: dict[Need, Bits] = attrs.field(factory=dict)
 
     def settle(self, saved: Saved, need: Need) -> None:
@@ -77,7 +77,7 @@ class Block:
             self._forget()
 
     @torch.no_grad()
-    def _encode(self, layout: Layout, need: Need) -> None:
+    def _encode(self, layout: StridedLayout, need: Need) -> None:
         flat = layout.flat(self.tensor)
         if self.codes is None and need in {CODES, RECTIFIED, SIGNED}:
             self.codes = encode(
@@ -110,8 +110,8 @@ class Block:
 class Saved:
     """One saving of a block."""
 
-    block: Block
-    layout: Layout
+    block: SavedMemory
+    layout: StridedLayout
     producer: int | None
     """The number of the node that made it; None where none did."""
     output: int
@@ -126,7 +126,7 @@ class Saved:
             return block.tensor.as_strided(layout.size, layout.stride, layout.offset)
         return layout.unflatten(self._flat(block))
 
-    def _flat(self, block: Block) -> torch.Tensor:
+    def _flat(self, block: SavedMemory) -> torch.Tensor:
         need, codes = self.need, block.codes
         if need not in {CODES, RECTIFIED, SIGNED}:
             return decode_bits(block.bits[need])

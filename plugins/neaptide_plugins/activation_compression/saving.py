@@ -17,9 +17,9 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .layout import Layout, layout_of
-from .needs import EXACT, MASK, Need, Ops, of_a_leaf
-from .saved_memory import Block, Kept, Saved
+from .layout import StridedLayout, layout_of
+from .needs import EXACT, MASK, Need, NodeNeeds, of_a_leaf
+from .saved_memory import ExactTensor, Saved, SavedMemory
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _NO_NUMBER = 2**63
@@ -36,7 +36,7 @@ class _Walk:
 
 
 @attrs.frozen
-class Held:
+class SavedBytes:
     """Bytes held from the forward to the backward, parameters and what they are cast to aside."""
 
     exact: int = 0
@@ -59,11 +59,11 @@ class Saving:
         min_elements: smaller tensors stay as they are.
     """
 
-    def __init__(self, ops: Ops, *, group: int, min_elements: int) -> None:
+    def __init__(self, ops: NodeNeeds, *, group: int, min_elements: int) -> None:
         self._ops = ops
         self._group = group
         self._min_elements = min_elements
-        self._blocks: weakref.WeakValueDictionary[Any, Block] = weakref.WeakValueDictionary()
+        self._blocks: weakref.WeakValueDictionary[Any, SavedMemory] = weakref.WeakValueDictionary()
         self._walks: dict[int, _Walk] = {}
         self._others: dict[int, int] = {}
 
@@ -84,7 +84,7 @@ class Saving:
             block.finish()
         self._walks.clear()
 
-    def held(self) -> Held:
+    def held(self) -> SavedBytes:
         """Return the bytes held now."""
         exact, compressed = dict(self._others), dict(self._others)
         codes = 0
@@ -93,9 +93,9 @@ class Saving:
             codes += block.nbytes
             if block.exact:
                 compressed[block.storage.cdata] = block.storage_bytes
-        return Held(sum(exact.values()), sum(compressed.values()) + codes)
+        return SavedBytes(sum(exact.values()), sum(compressed.values()) + codes)
 
-    def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
+    def _pack(self, tensor: torch.Tensor) -> ExactTensor | Saved:
         saver = _get_sequence_nr() - 1  # before `grad_fn`, which may make a node
         node = tensor.grad_fn
         walk = self._walks.setdefault(threading.get_ident(), _Walk(saver))
@@ -105,7 +105,7 @@ class Saving:
         if layout is None:
             self._count(tensor, node)
             # Detached, for a node must not hold the tensor that holds the node.
-            return Kept(tensor if node is None else tensor.detach(), tensor._version)
+            return ExactTensor(tensor if node is None else tensor.detach(), tensor._version)
         block = self._block(tensor, layout)
         producer = None if node is None else node._sequence_nr()
         saved = Saved(block, layout, producer, tensor.output_nr)
@@ -118,7 +118,7 @@ class Saving:
             walk.waiting.setdefault(saver, []).append(weakref.ref(saved))
         return saved
 
-    def _compressible(self, tensor: torch.Tensor, node: Any) -> Layout | None:
+    def _compressible(self, tensor: torch.Tensor, node: Any) -> StridedLayout | None:
         if (
             type(tensor) is not torch.Tensor
             or tensor.layout is not torch.strided
@@ -134,13 +134,13 @@ class Saving:
             suited = tensor.dtype in _DTYPES and not of_a_leaf(node)
         return layout_of(tensor) if suited else None
 
-    def _block(self, tensor: torch.Tensor, layout: Layout) -> Block:
+    def _block(self, tensor: torch.Tensor, layout: StridedLayout) -> SavedMemory:
         storage = tensor.untyped_storage()
         extent = tensor.numel() if layout.gapless else (layout.size, layout.stride)
         key = (storage._cdata, layout.offset, extent, tensor.dtype, tensor._version)
         block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[key] = Block(
+            block = self._blocks[key] = SavedMemory(
                 tensor.detach(),
                 tensor._version,
                 StorageWeakRef(storage),  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -42,7 +42,7 @@ class Attention(nn.Module):
         return projected
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """One pre-norm transformer block, `[B, T, width]` to the same (Radford et al. 2019)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -71,7 +71,8 @@ class ByteGpt(nn.Module):
         self.positions = nn.Embedding(options.context, options.width)
         self.dropout = nn.Dropout(options.dropout)
         self.blocks = nn.ModuleList(
-            Block(options.width, options.heads, options.dropout) for _ in range(options.layers)
+            TransformerBlock(options.width, options.heads, options.dropout)
+            for _ in range(options.layers)
         )
         self.norm = nn.LayerNorm(options.width)
         self.head = nn.Linear(options.width, VOCABULARY, bias=False)
@@ -105,7 +106,7 @@ def build(options: ByteGptOptions) -> ByteGpt:
     into_residual = {
         projection
         for block in model.modules()
-        if isinstance(block, Block)
+        if isinstance(block, TransformerBlock)
         for projection in (block.attention.out, block.down)
     }
     for module in model.modules():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .config import MlpOptions
 
 
-class Layer(nn.Module):
+class MlpLayer(nn.Module):
     """Linear, GELU, dropout: `[B, inputs]` to `[B, width]`."""
 
     def __init__(self, inputs: int, width: int, dropout: float) -> None:
@@ -36,7 +36,7 @@ class Mlp(nn.Module):
         self.inputs = options.inputs
         widths = [options.inputs] + [options.width] * (options.layers - 1)
         self.blocks = nn.ModuleList(
-            Layer(width, options.width, options.dropout) for width in widths
+            MlpLayer(width, options.width, options.dropout) for width in widths
         )
         self.head = nn.Linear(options.width, options.outputs)
 

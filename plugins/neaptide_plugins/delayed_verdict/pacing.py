@@ -14,7 +14,7 @@ REGIMES = ("high", "middle", "low")
 """By the share of the largest learning rate: over two thirds, over one third, the rest."""
 
 
-class Verdict(Enum):
+class JumpVerdict(Enum):
     """What a jump was worth."""
 
     WORTHWHILE = "worthwhile"
@@ -22,11 +22,11 @@ class Verdict(Enum):
     UNCLEAR = "unclear"
 
 
-def verdict_of(gain: float, error: float, certainty: float) -> Verdict:
+def verdict_of(gain: float, error: float, certainty: float) -> JumpVerdict:
     """Return the verdict on a mean gain with its standard error."""
     if abs(gain) <= certainty * error:
-        return Verdict.UNCLEAR
-    return Verdict.WORTHWHILE if gain > 0.0 else Verdict.HARMFUL
+        return JumpVerdict.UNCLEAR
+    return JumpVerdict.WORTHWHILE if gain > 0.0 else JumpVerdict.HARMFUL
 
 
 def regime_of(factor: float) -> str:
@@ -45,11 +45,11 @@ class Pacing:
     until: int = 0
     """Update before which there are no jumps."""
 
-    def after(self, verdict: Verdict, update: int, config: DelayedVerdictConfig) -> Pacing:
+    def after(self, verdict: JumpVerdict, update: int, config: DelayedVerdictConfig) -> Pacing:
         """Return the pacing after a verdict that was reached at `update`."""
-        if verdict is Verdict.UNCLEAR:
+        if verdict is JumpVerdict.UNCLEAR:
             return self
-        worthwhile = verdict is Verdict.WORTHWHILE
+        worthwhile = verdict is JumpVerdict.WORTHWHILE
         factors = (
             (config.grow, config.window_grow)
             if worthwhile

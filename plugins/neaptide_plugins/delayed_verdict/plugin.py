@@ -11,7 +11,7 @@ from neaptide import JUMP_GAIN, PACE, PREDICT, WARMUP, JumpGain, Outcome, Pace, 
 from neaptide.loop.schedule import LearningRate
 
 from .config import DelayedVerdictConfig
-from .trial import Kept, losses_of
+from .trial import TrialWeights, losses_of
 from .verdicts import UNFINISHED, Verdicts
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
     _run: Run = attrs.field(init=False)
     _store: ParameterStore = attrs.field(init=False)
     _probe: Probe = attrs.field(init=False)
-    _kept: Kept = attrs.field(init=False)
+    _kept: TrialWeights = attrs.field(init=False)
     _verdicts: Verdicts = attrs.field(init=False)
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
     _recording: bool = attrs.field(init=False, default=False)
@@ -43,7 +43,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         )
         device = run.device if config.tier == "device" else torch.device("cpu")
         self._run, self._store, self._probe = run, store, probe
-        self._kept = Kept(device, getattr(torch, config.state))
+        self._kept = TrialWeights(device, getattr(torch, config.state))
         self._verdicts = Verdicts(config, rate.factor)
         self._leave = store.on_update(self._follow)
         self._publish()

@@ -19,7 +19,7 @@ POINTS = 4
 
 
 @attrs.define(eq=False)
-class Trial:
+class JumpTrial:
     """Counts the updates since a jump, and takes in what its judgement measures."""
 
     step: int
@@ -68,7 +68,7 @@ def extrapolated(points: list[list[float]], update: float) -> float | None:
 
 
 @attrs.define(eq=False)
-class Kept:
+class TrialWeights:
     """By span the jump in bfloat16 and the running mean of weights, on one device."""
 
     device: torch.device
@@ -134,7 +134,7 @@ class Kept:
 
 
 def losses_of(
-    store: ParameterStore, kept: Kept, probe: Callable[[], float], contrast: str
+    store: ParameterStore, kept: TrialWeights, probe: Callable[[], float], contrast: str
 ) -> list[float]:
     """Return the loss of the averaged weights, of them less the jump and, mirrored, plus it.
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .pacing import REGIMES, Pacing, Verdict, regime_of, verdict_of
-from .trial import POINTS, Trial, extrapolated
+from .pacing import REGIMES, JumpVerdict, Pacing, regime_of, verdict_of
+from .trial import POINTS, JumpTrial, extrapolated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +25,12 @@ class Verdicts:
     config: DelayedVerdictConfig
     factor: Callable[[int], float]
     """The schedule: the share of the largest learning rate after so many updates."""
-    trial: Trial | None = None
+    trial: JumpTrial | None = None
     pacings: dict[str, Pacing] = attrs.field(factory=lambda: dict.fromkeys(REGIMES, Pacing()))
     points: list[list[float]] = attrs.field(factory=list)
     """Update and loss of the averaged weights at the newest verdicts."""
     counts: dict[str, int] = attrs.field(
-        factory=lambda: dict.fromkeys((*(each.value for each in Verdict), UNFINISHED), 0)
+        factory=lambda: dict.fromkeys((*(each.value for each in JumpVerdict), UNFINISHED), 0)
     )
     newest: dict[str, float] = attrs.field(factory=dict)
     """Gains of the newest verdict."""
@@ -45,7 +45,7 @@ class Verdicts:
     def begin(self, step: int, horizon: int) -> None:
         """Put an accepted jump after `step` updates on trial."""
         expected = extrapolated(self.points, step + self.config.after)
-        self.trial = Trial(step + 1, horizon, regime_of(self.factor(step)), expected)
+        self.trial = JumpTrial(step + 1, horizon, regime_of(self.factor(step)), expected)
 
     @property
     def sample(self) -> int:
@@ -109,7 +109,7 @@ class Verdicts:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
-        self.trial = None if state["trial"] is None else Trial(**state["trial"])
+        self.trial = None if state["trial"] is None else JumpTrial(**state["trial"])
         self.pacings = {name: Pacing(**saved) for name, saved in state["pacings"].items()}
         self.points = [list(point) for point in state["points"]]
         self.judged = state["judged"]

@@ -7,7 +7,7 @@ from enum import IntEnum
 import attrs
 
 
-class Level(IntEnum):
+class AlarmLevel(IntEnum):
     """How bad it is."""
 
     NORMAL = 0
@@ -20,7 +20,7 @@ class Level(IntEnum):
 class Alarm:
     """The level, and how many updates have been quiet since it last moved."""
 
-    level: Level = Level.NORMAL
+    level: AlarmLevel = AlarmLevel.NORMAL
     quiet: int = 0
 
     def after(self, findings: int, *, critical: bool, calm: int) -> Alarm:
@@ -30,12 +30,16 @@ class Alarm:
         critical one to CRITICAL. `calm` updates without any lower it by one.
         """
         if critical:
-            return Alarm(Level.CRITICAL)
+            return Alarm(AlarmLevel.CRITICAL)
         if findings:
-            raised = Level.WARNING if findings > 1 else Level(min(self.level + 1, Level.WARNING))
+            raised = (
+                AlarmLevel.WARNING
+                if findings > 1
+                else AlarmLevel(min(self.level + 1, AlarmLevel.WARNING))
+            )
             return Alarm(max(self.level, raised))
-        if self.level is Level.NORMAL:
+        if self.level is AlarmLevel.NORMAL:
             return self
         if self.quiet + 1 >= calm:
-            return Alarm(Level(self.level - 1))
+            return Alarm(AlarmLevel(self.level - 1))
         return attrs.evolve(self, quiet=self.quiet + 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from . import detect
-from .alarm import Alarm, Level
+from .alarm import Alarm, AlarmLevel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ CRITICAL_SIGMAS = 10.0
 class Change:
     """The level moved."""
 
-    before: Level
-    level: Level
+    before: AlarmLevel
+    level: AlarmLevel
     found: tuple[str, ...]
 
 
 @attrs.define
-class Watch:
+class AlarmMonitor:
     """Sees each update once."""
 
     config: DivergenceMonitorConfig
@@ -40,7 +40,7 @@ class Watch:
     findings: int = 0
 
     @property
-    def level(self) -> Level:
+    def level(self) -> AlarmLevel:
         """The level of alarm."""
         return self.alarm.level
 

@@ -8,9 +8,9 @@ import attrs
 
 from neaptide import FULL, Outcome, Plugin, hookimpl
 
-from .alarm import Alarm, Level
+from .alarm import Alarm, AlarmLevel
 from .config import DivergenceMonitorConfig
-from .monitor import Watch
+from .monitor import AlarmMonitor
 from .rollback import Rollback
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
     """Sees an update once the history has it, one that was skipped at once."""
 
-    _watch: Watch = attrs.field(init=False)
+    _watch: AlarmMonitor = attrs.field(init=False)
     _rollback: Rollback | None = attrs.field(init=False, default=None)
     _log: Any = attrs.field(init=False, default=None)
     _step: int = attrs.field(init=False, default=0)
 
     @_watch.default
-    def _begin(self) -> Watch:
-        return Watch(self.config)
+    def _begin(self) -> AlarmMonitor:
+        return AlarmMonitor(self.config)
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
@@ -69,7 +69,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     def _tell(self, changes: Iterable[Change], step: int) -> None:
         for change in changes:
-            log = self._log.warning if change.level >= Level.WARNING else self._log.info
+            log = self._log.warning if change.level >= AlarmLevel.WARNING else self._log.info
             log(
                 "divergence.level",
                 step=step,
@@ -79,7 +79,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
             )
 
     def _falls_back(self) -> bool:
-        return self.config.recovery != "log" and self._watch.level >= Level.WARNING
+        return self.config.recovery != "log" and self._watch.level >= AlarmLevel.WARNING
 
     @hookimpl
     def around_predict(self) -> AroundPredict | None:
@@ -90,7 +90,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
         def shortened(following: Callable[..., Any], *, horizon: int, **arguments: Any) -> Any:
             if self._falls_back():
                 return None
-            if self._watch.level is Level.CAUTION:
+            if self._watch.level is AlarmLevel.CAUTION:
                 horizon = max(1, int(horizon * self.config.shorten))
             return following(horizon=horizon, **arguments)
 
@@ -105,9 +105,9 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
         def recovered(following: Callable[..., Any], **arguments: Any) -> Any:
             assert self._rollback is not None, "set when the run starts"
             watch = self._watch
-            if watch.level is Level.NORMAL:
+            if watch.level is AlarmLevel.NORMAL:
                 self._rollback.keep_every(self.config.snapshot_every, watch.seen)
-            elif watch.level is Level.CRITICAL and self._rollback.restore():
+            elif watch.level is AlarmLevel.CRITICAL and self._rollback.restore():
                 watch.forget()
                 to = self._rollback.at
                 self._log.warning("divergence.rollback", step=self._step + 1, to_update=to)
@@ -141,6 +141,6 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
         """Take back what `state_dict` returned."""
         self._step = state["step"]
         level, quiet = state["alarm"]
-        self._watch = Watch(self.config, Alarm(Level(level), quiet), **state["watch"])
+        self._watch = AlarmMonitor(self.config, Alarm(AlarmLevel(level), quiet), **state["watch"])
         if self._rollback is not None and state["rollback"]:
             self._rollback.load_state_dict(state["rollback"])

@@ -36,7 +36,7 @@ def learning(factor: Callable[[int], float], done: int, ahead: int) -> float:
 
 
 @attrs.define
-class Level:
+class LossLevel:
     """An exponential average of the loss, and the mean distance of losses from it."""
 
     decay: float
@@ -82,7 +82,7 @@ class Level:
 
 
 @attrs.define
-class Curve:
+class LossCurve:
     """A least-squares line of the loss over log(learning done), in which the past fades.
 
     After n losses the weight of the k-th is (k / n) ** power. Plateaus, power laws and noise that

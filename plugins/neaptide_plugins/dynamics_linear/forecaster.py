@@ -11,8 +11,8 @@ import torch
 
 from neaptide_kernels.encode_state import EXTRAS, FEATURES, LOSSES, NORMS, SECONDS, encode_state
 
-from .curve import OFFSET, Curve, Level, learning
-from .horizon import Moment, Outlook, outlook
+from .curve import OFFSET, LossCurve, LossLevel, learning
+from .horizon import HorizonModel, LossReading, horizon_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def usable(loss: float) -> bool:
 
 
 @attrs.frozen
-class Outcome:
+class LossForecast:
     """A forecast that is given: the loss, and its standard error."""
 
     loss: float
@@ -64,18 +64,18 @@ class Forecaster:
     """Sum of the schedule's factors so far."""
     losses: list[float] = attrs.field(factory=list)
     """The newest, oldest first, non-finite ones included."""
-    level: Level = attrs.field(init=False)
-    curves: list[Curve] = attrs.field(init=False)
-    outlooks: list[Outlook] = attrs.field(init=False)
-    _waiting: list[Moment] = attrs.field(init=False, factory=list)
+    level: LossLevel = attrs.field(init=False)
+    curves: list[LossCurve] = attrs.field(init=False)
+    models: list[HorizonModel] = attrs.field(init=False)
+    _waiting: list[LossReading] = attrs.field(init=False, factory=list)
     """Samples not encoded yet."""
 
     def __attrs_post_init__(self) -> None:
         config = self.config
-        self.level = Level(config.smoothing)
-        self.curves = [Curve(power) for power in POWERS]
-        self.outlooks = [
-            outlook(horizon, len(FEATURES), config.every, config.ridge, config.forgetting)
+        self.level = LossLevel(config.smoothing)
+        self.curves = [LossCurve(power) for power in POWERS]
+        self.models = [
+            horizon_model(horizon, len(FEATURES), config.every, config.ridge, config.forgetting)
             for horizon in config.horizons
         ]
 
@@ -87,7 +87,7 @@ class Forecaster:
     @property
     def bytes(self) -> int:
         """Bytes of the tensors it holds; they grow until targets arrive at every horizon."""
-        return sum(each.bytes for each in self.outlooks)
+        return sum(each.bytes for each in self.models)
 
     def begin(self, updates: int) -> None:
         """Start after `updates` updates that nobody knows the losses of."""
@@ -113,7 +113,7 @@ class Forecaster:
             if len(self._waiting) == TOGETHER:
                 self.catch_up()
 
-    def forecast(self, horizon: int) -> Outcome | None:
+    def forecast(self, horizon: int) -> LossForecast | None:
         """Forecast the mean loss `horizon` updates ahead.
 
         None where it lately fares no better than "as it is now", or has hardly been scored, and
@@ -122,7 +122,7 @@ class Forecaster:
         self.catch_up()
         return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None
 
-    def outcome(self, horizon: int) -> Outcome | None:
+    def outcome(self, horizon: int) -> LossForecast | None:
         """Forecast, however it fares.
 
         None where that would reach beyond the longest horizon, or a newest loss is not finite.
@@ -132,9 +132,9 @@ class Forecaster:
         around = self._around(horizon)
         if not recent or not all(map(usable, recent)) or self.level.unit <= 0.0 or not around:
             return None
-        moment = self._now()
-        features = self._encoded([moment.update])[0]
-        changes = [self._expect(each, moment, features).change for each in around]
+        reading = self._now()
+        features = self._encoded([reading.update])[0]
+        changes = [self._expect(each, reading, features).change for each in around]
         near, far = around[0], around[-1]
         if near is far:  # the change is none at no distance, the noise is as large
             change, error = changes[0] * horizon / far.horizon, far.error
@@ -142,9 +142,11 @@ class Forecaster:
             share = (horizon - near.horizon) / (far.horizon - near.horizon)
             change = changes[0] + share * (changes[1] - changes[0])
             error = math.hypot(math.sqrt(1.0 - share) * near.error, math.sqrt(share) * far.error)
-        return Outcome(moment.level + change * moment.unit, error * moment.unit, moment.level)
+        return LossForecast(
+            reading.level + change * reading.unit, error * reading.unit, reading.level
+        )
 
-    def consulted(self, each: Outlook) -> bool:
+    def consulted(self, each: HorizonModel) -> bool:
         """Return whether the forecasts at this horizon are worth giving."""
         return each.scored >= self.config.least and each.skill > 0.0
 
@@ -153,37 +155,37 @@ class Forecaster:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        for each in self.outlooks:
+        for each in self.models:
             if each.ridge.samples:
                 each.ridge.fit()
-        encoded = self._encoded([moment.update for moment in waiting])
-        for moment, features in zip(waiting, encoded, strict=True):
-            for each in self.outlooks:
-                self._settle(each, moment.update)
-                each.waiting.append(self._expect(each, moment, features))
+        encoded = self._encoded([reading.update for reading in waiting])
+        for reading, features in zip(waiting, encoded, strict=True):
+            for each in self.models:
+                self._settle(each, reading.update)
+                each.waiting.append(self._expect(each, reading, features))
 
-    def _around(self, horizon: int) -> list[Outlook]:
-        """Return the one outlook at or above `horizon` where that is all, else its neighbours."""
-        for each in self.outlooks:
-            if horizon == each.horizon or horizon < self.outlooks[0].horizon:
+    def _around(self, horizon: int) -> list[HorizonModel]:
+        """Return the one model at or above `horizon` where that is all, else its neighbours."""
+        for each in self.models:
+            if horizon == each.horizon or horizon < self.models[0].horizon:
                 return [each]
-        for low, high in pairwise(self.outlooks):
+        for low, high in pairwise(self.models):
             if low.horizon < horizon < high.horizon:
                 return [low, high]
         return []
 
-    def _now(self) -> Moment:
+    def _now(self) -> LossReading:
         x, level, unit = math.log(self.learned + OFFSET), self.level.now, self.level.unit
         curves = tuple((curve.slope / unit, (curve.at(x) - level) / unit) for curve in self.curves)
-        return Moment(self.seen, self.learned, level, unit, curves)
+        return LossReading(self.seen, self.learned, level, unit, curves)
 
-    def _expect(self, each: Outlook, moment: Moment, features: torch.Tensor) -> Expected:
-        coming = learning(self.factor, moment.update, each.horizon)
-        travel = math.log1p(coming / (moment.learned + OFFSET))
-        turn = self.factor(moment.update + each.horizon) - self.factor(moment.update)
-        return each.expect(moment, features, travel, turn)
+    def _expect(self, each: HorizonModel, reading: LossReading, features: torch.Tensor) -> Expected:
+        coming = learning(self.factor, reading.update, each.horizon)
+        travel = math.log1p(coming / (reading.learned + OFFSET))
+        turn = self.factor(reading.update + each.horizon) - self.factor(reading.update)
+        return each.expect(reading, features, travel, turn)
 
-    def _settle(self, each: Outlook, update: int) -> None:
+    def _settle(self, each: HorizonModel, update: int) -> None:
         """Settle what had arrived by `update`."""
         while each.waiting and each.waiting[0].update + each.horizon + self.config.around <= update:
             expected = each.waiting.pop(0)
@@ -222,16 +224,16 @@ class Forecaster:
             "losses": list(self.losses),
             "level": attrs.asdict(self.level),
             "curves": [attrs.asdict(curve) for curve in self.curves],
-            "waiting": [attrs.asdict(moment) for moment in self._waiting],
-            "outlooks": [each.state_dict() for each in self.outlooks],
+            "waiting": [attrs.asdict(reading) for reading in self._waiting],
+            "outlooks": [each.state_dict() for each in self.models],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
         self.seen, self.learned = state["seen"], state["learned"]
         self.losses = list(state["losses"])
-        self.level = Level(**state["level"])
-        self.curves = [Curve(**curve) for curve in state["curves"]]
-        self._waiting = [Moment(**moment) for moment in state["waiting"]]
-        for each, saved in zip(self.outlooks, state["outlooks"], strict=True):
+        self.level = LossLevel(**state["level"])
+        self.curves = [LossCurve(**curve) for curve in state["curves"]]
+        self._waiting = [LossReading(**reading) for reading in state["waiting"]]
+        for each, saved in zip(self.models, state["outlooks"], strict=True):
             each.load_state_dict(saved)

@@ -21,7 +21,7 @@ MOST = 1.0
 
 
 @attrs.frozen(eq=False)
-class Moment:
+class LossReading:
     """What was known after one update."""
 
     update: int
@@ -51,7 +51,7 @@ class Expected:
 
 
 @attrs.define(eq=False)
-class Outlook:
+class HorizonModel:
     """Expects changes of the loss `horizon` updates ahead, in units, and is scored on them."""
 
     horizon: int
@@ -81,20 +81,20 @@ class Outlook:
         return self.ridge.bytes + sum(each.inputs.nbytes for each in self.waiting)
 
     def expect(
-        self, moment: Moment, features: torch.Tensor, travel: float, turn: float
+        self, reading: LossReading, features: torch.Tensor, travel: float, turn: float
     ) -> Expected:
-        """Return what is expected after `moment`.
+        """Return what is expected after `reading`.
 
         `features` are float64 `[64]`, `travel` is the change of log learning until then, `turn`
         that of the schedule's factor.
         """
-        along = [slope * travel for slope, _ in moment.curves]
-        above = [height for _, height in moment.curves]
+        along = [slope * travel for slope, _ in reading.curves]
+        above = [height for _, height in reading.curves]
         curves = [*along, *above]
         prior = sum(share * each for share, each in zip(PRIOR, curves, strict=True))
         inputs = torch.cat([features.new_tensor([*curves, travel, turn]), features])
         change = _bounded(prior + self.ridge.predict(inputs))
-        return Expected(moment.update, moment.level, moment.unit, prior, change, inputs)
+        return Expected(reading.update, reading.level, reading.unit, prior, change, inputs)
 
     def settle(self, expected: Expected, loss: float) -> None:
         """Score a forecast by the loss that came, and learn from it."""
@@ -129,8 +129,10 @@ def _bounded(change: float) -> float:
     return max(-MOST, min(MOST, change))
 
 
-def outlook(horizon: int, features: int, every: int, penalty: float, power: float) -> Outlook:
-    """Return the outlook of one horizon before the first sample.
+def horizon_model(
+    horizon: int, features: int, every: int, penalty: float, power: float
+) -> HorizonModel:
+    """Return the model of one horizon before the first sample.
 
     Targets of neighbouring samples overlap by nearly the whole horizon, so that `horizon / every`
     of them say what one would.
@@ -141,4 +143,4 @@ def outlook(horizon: int, features: int, every: int, penalty: float, power: floa
         (1 + curves + 2 + features,), penalty * alike, dtype=torch.float64, device="cpu"
     )
     penalties[1 : 1 + curves] /= LOOSER
-    return Outlook(horizon, Ridge(penalties, curves, power))
+    return HorizonModel(horizon, Ridge(penalties, curves, power))

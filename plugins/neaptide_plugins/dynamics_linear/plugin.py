@@ -82,8 +82,8 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
     def collect_metrics(self) -> dict[str, float]:
         """Return by horizon the skill, 0 for no better than "as it is now", and who is asked."""
         forecaster = self._forecaster
-        metrics = {f"skill_{each.horizon}": each.skill for each in forecaster.outlooks}
-        for each in forecaster.outlooks:
+        metrics = {f"skill_{each.horizon}": each.skill for each in forecaster.models}
+        for each in forecaster.models:
             metrics[f"consulted_{each.horizon}"] = float(forecaster.consulted(each))
         return metrics
 

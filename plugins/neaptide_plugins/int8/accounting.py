@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neaptide.api.memory import Moment, Tier
 
     from .config import Int8Config
-    from .full_weights import Reach
+    from .full_weights import FullWeights
     from .scheme import Scheme
     from .targets import Target
 
@@ -36,21 +36,21 @@ class Footprint:
 
 
 def footprints(
-    targets: Iterable[Target], scheme: Scheme, reach: Reach, *, trained: bool
+    targets: Iterable[Target], scheme: Scheme, full_weights: FullWeights, *, trained: bool
 ) -> list[Footprint]:
     """Return what each weight takes.
 
     Args:
         targets: the weights that are quantized.
         scheme: how.
-        reach: tells where they lie.
+        full_weights: tells where they lie.
         trained: they are evicted already, and counted where they are.
     """
     return [
         Footprint(
-            target.parameter.nbytes if trained or reach.frees(target) else 0,
+            target.parameter.nbytes if trained or full_weights.frees(target) else 0,
             bytes_of(target.parameter.shape, scheme, target.channel),
-            "device" if reach.is_resident(target) else "host",
+            "device" if full_weights.is_resident(target) else "host",
         )
         for target in targets
     ]

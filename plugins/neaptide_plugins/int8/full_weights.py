@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide import ConfigError
-from neaptide_toolkit.offload import Layout, Slab
+from neaptide_toolkit.offload import BufferLayout, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from neaptide import ParameterStore, Span
     from neaptide.api.spans import Keeper
 
-    from .scheme import Codes
+    from .scheme import WeightCodes
     from .targets import Target
 
 
-class Reach:
+class FullWeights:
     """Lends targets' weights and has the device do without them.
 
     Codes of a weight that the store keeps off the device go there, too, and come when computed
@@ -59,14 +59,14 @@ class Reach:
         """Return whether the device is where the weight is, and where its codes belong."""
         return self.span(target).tier == "device"
 
-    def stored(self, target: Target, codes: Codes) -> Codes:
+    def stored(self, target: Target, codes: WeightCodes) -> WeightCodes:
         """Return the codes where they belong."""
         return codes if self.is_resident(target) else _in_ram(codes)
 
 
-def check_kept(reach: Reach, targets: Sequence[Target]) -> None:
+def check_kept(full_weights: FullWeights, targets: Sequence[Target]) -> None:
     """Raise ConfigError where a weight cannot be trained in int8, as it cannot leave the device."""
-    stuck = [target.name for target in targets if not reach.frees(target)]
+    stuck = [target.name for target in targets if not full_weights.frees(target)]
     if stuck:
         msg = (
             f"training in int8 needs weights that stay on the device and share no memory, and "
@@ -77,9 +77,9 @@ def check_kept(reach: Reach, targets: Sequence[Target]) -> None:
         raise ConfigError(msg)
 
 
-def _in_ram(codes: Codes) -> Codes:
+def _in_ram(codes: WeightCodes) -> WeightCodes:
     tensors = [codes.codes, codes.scale, *([] if codes.zero is None else [codes.zero])]
-    layout = Layout.of(tensors)
+    layout = BufferLayout.of(tensors)
     places = layout.views(Slab(layout.bytes).flat)
     for place, tensor in zip(places, tensors, strict=True):
         place.copy_(tensor)

@@ -13,7 +13,7 @@ import torch
 
 from neaptide_kernels.int8 import quantize_int8
 
-from .scheme import Codes
+from .scheme import WeightCodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ TRAINABLE = (torch.float32, torch.bfloat16)
 """A float16 does not hold every code times every power of two that it needs."""
 
 
-def round_to_grid(weight: torch.Tensor, group: int, seed: int, channel: int = 0) -> Codes:
+def round_to_grid(weight: torch.Tensor, group: int, seed: int, channel: int = 0) -> WeightCodes:
     """Round to int8 stochastically: the mean over many seeds is the weight.
 
     Scales are powers of two, NaN for a group with an inf or a NaN.
@@ -47,7 +47,7 @@ def round_to_grid(weight: torch.Tensor, group: int, seed: int, channel: int = 0)
     padded = torch.cat([rows / scale[:, None], full], dim=1)
     codes, own, _ = quantize_int8(padded, group + 1, False, True, seed)
     kept = codes.view(-1, group + 1)[:, :group].contiguous().view(values.shape)
-    return Codes(kept, scale * own, None, group, channel)
+    return WeightCodes(kept, scale * own, None, group, channel)
 
 
 def check_trainable(targets: Iterable[Target]) -> None:

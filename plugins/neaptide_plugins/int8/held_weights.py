@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from .calibration import Calibration, calibrated
-from .scheme import Codes, Ranges, Scheme, encode
+from .scheme import Ranges, Scheme, WeightCodes, encode
 from .weight import Int8Weight
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Weights(Protocol):
     def evict(self, target: Target) -> Callable[[], None]:
         """Take one off the device; return what brings it back."""
 
-    def stored(self, target: Target, codes: Codes) -> Codes:
+    def stored(self, target: Target, codes: WeightCodes) -> WeightCodes:
         """Return codes where they belong: here, or in RAM where the weight lies there anyhow."""
 
 
@@ -60,7 +60,7 @@ class Quantizer:
 
 
 @attrs.define(eq=False)
-class _Held:
+class _HeldWeight:
     target: Target
     weight: Int8Weight
     ranges: Ranges | None
@@ -68,7 +68,7 @@ class _Held:
     fresh: bool = True
 
 
-class Holding:
+class HeldWeights:
     """Has modules compute with int8 weights between `hold` and `release`.
 
     Args:
@@ -91,7 +91,7 @@ class Holding:
         self._quantizer = quantizer
         self._device = device
         self._weights = weights
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldWeight] = {}
 
     @property
     def held(self) -> bool:
@@ -119,12 +119,12 @@ class Holding:
         codes, ranges = self._first_codes(target, measured=measured)
         weight = Int8Weight(codes, target.parameter, self._device)
         # Noted first: whatever fails from here on, `release` undoes.
-        held = self._held[target.name] = _Held(target, weight, ranges, _nothing)
+        held = self._held[target.name] = _HeldWeight(target, weight, ranges, _nothing)
         for module, attribute in target.sites:
             module._parameters[attribute] = weight  # type: ignore[assignment]  # no parameter: it is not trained
         held.back = self._weights.evict(target)
 
-    def _first_codes(self, target: Target, *, measured: bool) -> tuple[Codes, Ranges | None]:
+    def _first_codes(self, target: Target, *, measured: bool) -> tuple[WeightCodes, Ranges | None]:
         with self._weights.lent(target) as full:
             ranges = self._quantizer.ranges(full, target.channel)
             codes = self._encoded(target, full, ranges)
@@ -132,7 +132,7 @@ class Holding:
                 self.errors[target.name] = relative_error(full, codes)
         return codes, ranges
 
-    def _encoded(self, target: Target, full: torch.Tensor, ranges: Ranges | None) -> Codes:
+    def _encoded(self, target: Target, full: torch.Tensor, ranges: Ranges | None) -> WeightCodes:
         codes = encode(full, self._quantizer.scheme, target.channel, ranges)
         return self._weights.stored(target, codes)
 
@@ -168,7 +168,7 @@ class Holding:
             raise failed
 
 
-def relative_error(full: torch.Tensor, codes: Codes) -> float:
+def relative_error(full: torch.Tensor, codes: WeightCodes) -> float:
     """Return the norm of what is lost over the norm of the weight; 0 for a weight of zeros."""
     lost = codes.to(full.device).decode(torch.float32) - full.to(torch.float32)
     norm = torch.linalg.vector_norm(full.to(torch.float32))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define(eq=False)
-class Measuring:
+class LossGap:
     """Compares the loss of quantized weights with that of the full ones, now and then.
 
     Args:

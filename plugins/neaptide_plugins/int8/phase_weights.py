@@ -9,8 +9,8 @@ import attrs
 
 from neaptide.api import buffers, rng
 
-from .held_weights import Holding, Quantizer
-from .loss_gap import Measuring
+from .held_weights import HeldWeights, Quantizer
+from .loss_gap import LossGap
 from .scheme import Scheme
 from .training import Training
 from .weight import computing
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from neaptide import Phase, WeighedLoss
 
     from .config import Int8Config
-    from .full_weights import Reach
+    from .full_weights import FullWeights
     from .targets import Target
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}
@@ -33,7 +33,7 @@ _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}
 
 
 @attrs.frozen(eq=False)
-class Switch:
+class PhaseWeights:
     """Puts codes or the full weights in place, as the settings say.
 
     Codes for forwards without gradients are made when the first that wants them comes: a Predict
@@ -41,16 +41,16 @@ class Switch:
 
     Args:
         config: the settings.
-        holding: codes while such forwards run.
+        held_weights: codes while such forwards run.
         training: codes instead of weights.
         measuring: when the former are compared with the full weights, and what is exempt.
         warn: logs that weights are exempt from now on.
     """
 
     config: Int8Config
-    holding: Holding
+    held_weights: HeldWeights
     training: Training
-    measuring: Measuring
+    measuring: LossGap
     warn: Callable[..., Any]
 
     @classmethod
@@ -58,16 +58,16 @@ class Switch:
         cls,
         config: Int8Config,
         targets: Sequence[Target],
-        reach: Reach,
+        full_weights: FullWeights,
         device: torch.device,
         warn: Callable[..., Any],
-    ) -> Switch:
-        """Return one for a run whose weights are `targets`, in reach, and computed with there."""
+    ) -> PhaseWeights:
+        """Return one for a run whose weights are `targets`, computed with on `device`."""
         return cls(
             config,
-            Holding(targets, Quantizer.of(config), device, reach),
-            Training(targets, Scheme.of(config), device, reach.lent, reach.keep),
-            Measuring(config.measure_every, config.gap_limit),
+            HeldWeights(targets, Quantizer.of(config), device, full_weights),
+            Training(targets, Scheme.of(config), device, full_weights.lent, full_weights.keep),
+            LossGap(config.measure_every, config.gap_limit),
             warn,
         )
 
@@ -75,7 +75,7 @@ class Switch:
         """Have the weights that a phase trains; in Predict its forwards say what they want."""
         if phase.applies_prediction:
             return
-        self.holding.release()
+        self.held_weights.release()
         if self.config.is_int8(phase.name):
             self.training.begin()
         else:
@@ -84,7 +84,7 @@ class Switch:
     def leave(self) -> None:
         """Have the full weights."""
         try:
-            self.holding.release()
+            self.held_weights.release()
         finally:
             self.training.end()
 
@@ -92,7 +92,7 @@ class Switch:
         self, following: Callable[..., WeighedLoss], *, moment: str, **arguments: Any
     ) -> WeighedLoss:
         """Run `following` with the weights that the moment wants."""
-        holding = self.holding
+        held_weights = self.held_weights
 
         def call() -> WeighedLoss:
             with self.computing():
@@ -101,29 +101,29 @@ class Switch:
         if self.training.begun:
             return call()
         if moment == "train" or not self.config.is_int8(_SETTINGS[moment]):
-            holding.release()
+            held_weights.release()
             return call()
-        if moment == "probe" and not holding.held:
+        if moment == "probe" and not held_weights.held:
             return self._first_probe(call, arguments["model"])
-        holding.hold(exempt=self.measuring.exempt)
-        holding.refresh()
+        held_weights.hold(exempt=self.measuring.exempt)
+        held_weights.refresh()
         return call()
 
     def computing(self) -> AbstractContextManager[None]:
         """Compute meanwhile with what is held, or trained, now."""
-        return computing(quantized=self.holding.held or self.training.begun)
+        return computing(quantized=self.held_weights.held or self.training.begun)
 
     def _first_probe(self, call: Callable[[], WeighedLoss], model: nn.Module) -> WeighedLoss:
         """Hold the weights; where it is time, compare the probe with one of the full weights."""
-        measuring, holding = self.measuring, self.holding
+        measuring, held_weights = self.measuring, self.held_weights
         if not measuring.is_due():
-            holding.hold(exempt=measuring.exempt)
+            held_weights.hold(exempt=measuring.exempt)
             return call()
         with rng.preserved(), buffers.preserved(model):
             full = float(call().mean)
-        holding.hold(exempt=measuring.exempt, measured=True)
+        held_weights.hold(exempt=measuring.exempt, measured=True)
         loss = call()
-        raised = measuring.note(full, float(loss.mean), holding.errors)
+        raised = measuring.note(full, float(loss.mean), held_weights.errors)
         if raised:
             gap, limit = measuring.measured["loss_gap"], measuring.limit
             self.warn("int8.precision_raised", loss_gap=gap, limit=limit, weights=raised)
@@ -135,14 +135,14 @@ class Switch:
         try:
             yield
         finally:
-            self.holding.release()
+            self.held_weights.release()
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         """Hold the weights for as long as an evaluation is under way."""
         with self.released():
             if not self.training.begun:
-                self.holding.hold(exempt=self.measuring.exempt)
+                self.held_weights.hold(exempt=self.measuring.exempt)
             yield
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from neaptide import ConfigError, Plugin, hookimpl
 
 from .accounting import OWNER, Footprint, estimated, footprints, summary
 from .config import Int8Config
-from .full_weights import Reach, check_kept
+from .full_weights import FullWeights, check_kept
 from .grid import check_trainable
-from .phase_weights import Switch, within
+from .phase_weights import PhaseWeights, within
 from .scheme import Scheme
 from .targets import find
 
@@ -41,8 +41,8 @@ class Int8(Plugin[Int8Config]):
     """Codes while a forward without gradients runs, or codes instead of weights in training."""
 
     _targets: list[Target] = attrs.field(init=False, factory=list)
-    _reach: Reach = attrs.field(init=False)
-    _switch: Switch | None = attrs.field(init=False, default=None)
+    _full_weights: FullWeights = attrs.field(init=False)
+    _phase_weights: PhaseWeights | None = attrs.field(init=False, default=None)
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @hookimpl
@@ -61,11 +61,13 @@ class Int8(Plugin[Int8Config]):
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
         """Watch the weights, and say what will be quantized."""
         config, targets, device = self.config, self._targets, run.device
-        reach = self._reach = Reach(model, store, device)
+        full_weights = self._full_weights = FullWeights(model, store, device)
         if config.trains_int8:
-            check_kept(reach, targets)
-        switch = self._switch = Switch.of(config, targets, reach, device, run.log.warning)
-        self._leave = store.on_write(lambda span: switch.holding.outdate(span.name))
+            check_kept(full_weights, targets)
+        phase_weights = self._phase_weights = PhaseWeights.of(
+            config, targets, full_weights, device, run.log.warning
+        )
+        self._leave = store.on_write(lambda span: phase_weights.held_weights.outdate(span.name))
         run.log.info(
             "int8.started",
             weights=len(targets),
@@ -78,8 +80,8 @@ class Int8(Plugin[Int8Config]):
         """Put the full weights back."""
         if self._leave is not None:
             self._leave()
-        if self._switch is not None:
-            self._switch.leave()
+        if self._phase_weights is not None:
+            self._phase_weights.leave()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
@@ -104,7 +106,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Round each update by chance of its own."""
+        """Round each update by random numbers of its own."""
         return within(self._begun.training.updating) if self.config.trains_int8 else None
 
     @hookimpl
@@ -142,9 +144,9 @@ class Int8(Plugin[Int8Config]):
         self._begun.load_state_dict(state)
 
     @property
-    def _begun(self) -> Switch:
-        assert self._switch is not None, "the run has started"
-        return self._switch
+    def _begun(self) -> PhaseWeights:
+        assert self._phase_weights is not None, "the run has started"
+        return self._phase_weights
 
     def _quantized(self) -> list[Target]:
         exempt = self._begun.measuring.exempt
@@ -152,4 +154,6 @@ class Int8(Plugin[Int8Config]):
 
     def _footprints(self) -> list[Footprint]:
         trained = self._begun.training.begun
-        return footprints(self._quantized(), Scheme.of(self.config), self._reach, trained=trained)
+        return footprints(
+            self._quantized(), Scheme.of(self.config), self._full_weights, trained=trained
+        )

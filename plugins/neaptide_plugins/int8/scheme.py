@@ -74,7 +74,7 @@ class Ranges:
 
 
 @attrs.frozen(eq=False)
-class Codes:
+class WeightCodes:
     """A quantized weight: `(codes - zero) * scale`, with the channels moved to dim 0."""
 
     codes: torch.Tensor
@@ -92,7 +92,7 @@ class Codes:
         zero = 0 if self.zero is None else self.zero.nbytes
         return self.codes.nbytes + self.scale.nbytes + zero
 
-    def to(self, device: torch.device) -> Codes:
+    def to(self, device: torch.device) -> WeightCodes:
         """Return them on `device`."""
         zero = None if self.zero is None else self.zero.to(device, non_blocking=True)
         return attrs.evolve(
@@ -110,7 +110,7 @@ class Codes:
 
 def encode(
     weight: torch.Tensor, scheme: Scheme, channel: int = 0, ranges: Ranges | None = None
-) -> Codes:
+) -> WeightCodes:
     """Quantize `weight`, a floating tensor of any shape, rounding to nearest.
 
     Args:
@@ -124,7 +124,7 @@ def encode(
     if ranges is not None:
         values = ranges.clip(values, group)
     codes, scale, zero = quantize_int8(values, group, not scheme.symmetric)
-    return Codes(codes, scale, None if scheme.symmetric else zero, group, channel)
+    return WeightCodes(codes, scale, None if scheme.symmetric else zero, group, channel)
 
 
 def bytes_of(shape: torch.Size, scheme: Scheme, channel: int = 0) -> int:

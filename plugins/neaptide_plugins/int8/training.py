@@ -18,7 +18,7 @@ from .weight import Int8Weight
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .scheme import Codes, Scheme
+    from .scheme import Scheme, WeightCodes
     from .targets import Target
 
 _LINEAR = functional.linear
@@ -36,7 +36,9 @@ class TrainedWeight(Int8Weight):
         made = super().__new__(cls, codes, parameter, device)
         return made.requires_grad_(parameter.requires_grad)
 
-    def __init__(self, codes: Codes, parameter: torch.nn.Parameter, device: torch.device) -> None:
+    def __init__(
+        self, codes: WeightCodes, parameter: torch.nn.Parameter, device: torch.device
+    ) -> None:
         super().__init__(codes, parameter, device)
         if self.requires_grad:
             self.register_post_accumulate_grad_hook(_hand_over)  # type: ignore[no-untyped-call]  # torch leaves it so

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .scheme import Codes
+    from .scheme import WeightCodes
 
 _computing = ContextVar("computing", default=False)
 
@@ -46,13 +46,15 @@ class Int8Weight(torch.Tensor):
     itself. It takes part in no gradient, cannot be written to, and has no address.
     """
 
-    codes: Codes
+    codes: WeightCodes
     parameter: torch.nn.Parameter
     _is_param = True  # by which nn.Parameter knows its instances
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
 
-    def __new__(cls, codes: Codes, parameter: torch.nn.Parameter, device: torch.device) -> Self:  # noqa: D102 - see __init__
+    def __new__(  # noqa: D102 - see __init__
+        cls, codes: WeightCodes, parameter: torch.nn.Parameter, device: torch.device
+    ) -> Self:
         del codes
         made: Self = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -64,7 +66,9 @@ class Int8Weight(torch.Tensor):
         )
         return made
 
-    def __init__(self, codes: Codes, parameter: torch.nn.Parameter, device: torch.device) -> None:
+    def __init__(
+        self, codes: WeightCodes, parameter: torch.nn.Parameter, device: torch.device
+    ) -> None:
         del device
         self.codes = codes
         self.parameter = parameter

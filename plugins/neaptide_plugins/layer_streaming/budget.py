@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from neaptide.io.units import size
-from neaptide_toolkit.offload import Layout
+from neaptide_toolkit.offload import BufferLayout
 
 from .updates.blockwise import state_tensors
 from .weights.blocks import owned_parameters
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .settings import Settings
+    from .settings import StreamingSettings
 
 
 @attrs.frozen
-class Plan:
+class StreamingPlan:
     """Bytes by what they are for."""
 
     host: dict[str, int]
@@ -35,10 +35,10 @@ def plan(
     named: Sequence[tuple[str, nn.Module]],
     outside: set[nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    settings: Settings,
+    settings: StreamingSettings,
     *,
     adopted: bool,
-) -> Plan:
+) -> StreamingPlan:
     """Return what streaming these blocks will allocate.
 
     Args:
@@ -49,13 +49,13 @@ def plan(
         adopted: whether the optimizer's state is known beforehand.
     """
     owned = owned_parameters(named, outside)
-    weights = [Layout.of(own).bytes for own in owned]
+    weights = [BufferLayout.of(own).bytes for own in owned]
     trained = [
-        Layout.of([parameter for parameter in own if parameter.requires_grad]).bytes
+        BufferLayout.of([parameter for parameter in own if parameter.requires_grad]).bytes
         for own in owned
     ]
     states = [
-        Layout.of(*state_tensors(own, optimizer, split=settings.split_master)[1:]).bytes
+        BufferLayout.of(*state_tensors(own, optimizer, split=settings.split_master)[1:]).bytes
         if adopted
         else 0
         for own in owned
@@ -77,7 +77,7 @@ def plan(
     host["optimizer state"] = sum(states)
     if settings.on_device:
         device["optimizer slots"] = settings.optimizer_slots * max(states, default=0)
-    return Plan(_nonzero(host), _nonzero(device))
+    return StreamingPlan(_nonzero(host), _nonzero(device))
 
 
 def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | None:

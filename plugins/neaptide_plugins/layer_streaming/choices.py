@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from neaptide.machine.facts import memory
 
 from .budget import free_bytes, least, plan, shortage
-from .settings import Settings
+from .settings import StreamingSettings
 from .updates.stepping import adoptable
 from .weights.blocks import parameters_outside
 
@@ -27,7 +27,7 @@ def chosen(
     optimizer: torch.optim.Optimizer,
     train: TrainSection,
     device: torch.device,
-) -> Settings:
+) -> StreamingSettings:
     """Return how to stream."""
     reason = adoptable(optimizer)
     in_backward, on_device = config.update == "in_backward", config.optimizer_on == "device"
@@ -55,7 +55,7 @@ def chosen(
         msg = f"clip = 'none' contradicts train.clip_norm = {train.clip_norm}; drop one of them"
         raise ValueError(msg)
     fast = config.optimizer_on == "auto" and device.type != "cpu" and reason is None
-    return Settings(
+    return StreamingSettings(
         max_active_layers=config.max_active_layers,
         prefetch_distance=config.prefetch_distance,
         resident=0 if config.resident == "auto" else config.resident,
@@ -74,7 +74,7 @@ def chosen(
 
 def shortage_of(
     config: LayerStreamingConfig,
-    settings: Settings,
+    settings: StreamingSettings,
     model: nn.Module,
     blocks: Sequence[tuple[str, nn.Module]],
     optimizer: torch.optim.Optimizer,

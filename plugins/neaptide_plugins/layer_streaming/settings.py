@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class StreamingSettings:
     """How blocks stream; the plugin's own settings, without those it answers itself."""
 
     max_active_layers: int = 2

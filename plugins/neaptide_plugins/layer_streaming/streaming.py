@@ -14,7 +14,7 @@ from .calls.graph import Preserved
 from .calls.inputs import Inputs
 from .calls.recompute import Recomputed
 from .checks import looks_across_samples
-from .updates.backward_update import Applying
+from .updates.backward_update import BackwardUpdate
 from .updates.blockwise import Updates
 from .updates.gradients import Gradients
 from .weights.blocks import make_blocks, shared_parameters
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from neaptide_toolkit.offload import Listener
 
-    from .settings import Settings
+    from .settings import StreamingSettings
     from .weights.block import Block
 
 
@@ -55,7 +55,7 @@ class Streaming:
         named: Sequence[tuple[str, nn.Module]],
         optimizer: torch.optim.Optimizer,
         device: torch.device,
-        settings: Settings,
+        settings: StreamingSettings,
         *,
         pin: bool = True,
         weights: str | None = None,
@@ -117,9 +117,9 @@ class Streaming:
                 split=settings.split_master,
                 slots=settings.optimizer_slots,
             )
-        self.applying: Applying | None = None
+        self.applying: BackwardUpdate | None = None
         if self.updates and settings.in_backward:
-            self.applying = Applying(
+            self.applying = BackwardUpdate(
                 self.updates,
                 device,
                 clip=settings.clip,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Multiply = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
 
-class _LowBackward(torch.autograd.Function):
+class _LowBackwardProduct(torch.autograd.Function):
     """Computes a `Product`; its backward multiplies by `multiply`, the bias's sums are exact."""
 
     @staticmethod
@@ -101,7 +101,9 @@ class LowBackward:
             self.exact += 1
             return None
         self.low += 1
-        done: torch.Tensor = _LowBackward.apply(x, weight, bias, product, self.multiply, name)  # type: ignore[no-untyped-call]  # torch leaves it so
+        done: torch.Tensor = _LowBackwardProduct.apply(
+            x, weight, bias, product, self.multiply, name
+        )  # type: ignore[no-untyped-call]  # torch leaves it so
         return done
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from neaptide import ParameterStore, WeighedLoss
 
-    from .meter import Verdict
+    from .meter import VarianceVerdict
 
 _LOSS_SCALE = 1024.0
 """Of measurements: gradients of a mean loss in fp16 would vanish otherwise."""
@@ -90,7 +90,7 @@ class Lowering:
 
     def measure(
         self, model: nn.Module, store: ParameterStore, call: Callable[[], WeighedLoss]
-    ) -> tuple[Verdict, str] | None:
+    ) -> tuple[VarianceVerdict, str] | None:
         """Compare both backwards of a micro-batch beside the run.
 
         Returns:
@@ -100,7 +100,9 @@ class Lowering:
             low = self._measured(partial(gradients, model, store, call))
         except (RuntimeError, ValueError) as error:
             # Too little memory, or a checkpoint that knows backward() alone: the run can go on.
-            verdict: Verdict | None = self.meter.failed(str(error).strip().partition("\n")[0])
+            verdict: VarianceVerdict | None = self.meter.failed(
+                str(error).strip().partition("\n")[0]
+            )
             factors = None
         else:
             with store.compute():

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import structlog
 
     from .lowering import Lowering
-    from .meter import Verdict
+    from .meter import VarianceVerdict
 
 
 def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
@@ -27,7 +27,7 @@ def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
         log.warning("low-precision-backward.no_weights", advice=advice, **facts)
 
 
-def measured(log: structlog.BoundLogger, verdict: Verdict, metric: str) -> None:
+def measured(log: structlog.BoundLogger, verdict: VarianceVerdict, metric: str) -> None:
     """Say what was measured, and what follows."""
     if verdict.passed:
         log.info("low-precision-backward.measured", extra_variance=verdict.ratio, metric=metric)

@@ -25,7 +25,7 @@ _VOID_IN_A_ROW = 3
 
 
 @attrs.frozen
-class Verdict:
+class VarianceVerdict:
     """What two micro-batches have shown."""
 
     ratio: float
@@ -63,7 +63,7 @@ class Meter:
 
     def take(
         self, exact: Gradients, low: Gradients, factors: Gradients | None = None
-    ) -> Verdict | None:
+    ) -> VarianceVerdict | None:
         """Take both gradients of a micro-batch; return a verdict after every second one.
 
         Args:
@@ -103,13 +103,13 @@ class Meter:
         over = f"its extra variance is {ratio:.2%} of the gradient's own, over {self.limit:.2%}"
         return self._done(ratio, "" if ratio <= self.limit else over)
 
-    def failed(self, problem: str) -> Verdict:
+    def failed(self, problem: str) -> VarianceVerdict:
         """Return the verdict on gradients that could not be taken."""
         return self._done(math.inf, f"its extra variance could not be measured: {problem}")
 
-    def _done(self, ratio: float, reason: str) -> Verdict:
+    def _done(self, ratio: float, reason: str) -> VarianceVerdict:
         self.waiting, self.extra, self.updates, self.void = False, 0.0, 0, 0
-        return Verdict(ratio, not reason, reason)
+        return VarianceVerdict(ratio, not reason, reason)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is."""

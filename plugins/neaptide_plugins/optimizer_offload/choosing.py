@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from .compressed_state import Compressed
-from .dropped_state import Dropped
-from .host_state import Away
+from .compressed_state import CompressedState
+from .dropped_state import DroppedState
+from .host_state import HostState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -55,9 +55,9 @@ def mechanism(
 ) -> Mechanism | None:
     """Return a strategy's mechanism; ValueError where it cannot work on the state of `spans`."""
     if strategy in ("cpu", "pinned"):
-        return Away(device, pin=strategy == "pinned")
+        return HostState(device, pin=strategy == "pinned")
     if strategy == "compress":
-        return Compressed()
+        return CompressedState()
     if strategy == "drop":
-        return Dropped(store, spans)
+        return DroppedState(store, spans)
     return None

@@ -21,7 +21,7 @@ _ZERO = -1
 
 
 @attrs.frozen(eq=False)
-class Codes:
+class StateCodes:
     """One tensor's codes."""
 
     codes: torch.Tensor
@@ -50,7 +50,7 @@ def encodable(tensor: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def encode(tensor: torch.Tensor) -> Codes | None:
+def encode(tensor: torch.Tensor) -> StateCodes | None:
     """Return the codes of a tensor that `encodable` accepts; None where an element is inf or NaN.
 
     And where signed ones are larger than float32 can tell. Waits for the device to know.
@@ -64,12 +64,12 @@ def encode(tensor: torch.Tensor) -> Codes | None:
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     if low < 0:
         codes, scale, _ = quantize_int8(flat, GROUP)
-        return Codes(codes, scale, None, tensor.dtype, shape, strides)
-    return Codes(*_logarithmic(flat), tensor.dtype, shape, strides)
+        return StateCodes(codes, scale, None, tensor.dtype, shape, strides)
+    return StateCodes(*_logarithmic(flat), tensor.dtype, shape, strides)
 
 
 @torch.no_grad()
-def decode(encoded: Codes) -> torch.Tensor:
+def decode(encoded: StateCodes) -> torch.Tensor:
     """Return the values in a new tensor with the shape, strides and dtype of the one encoded."""
     wide = torch.promote_types(encoded.dtype, torch.float32)
     if encoded.smallest is None:

@@ -12,7 +12,7 @@ import torch
 from neaptide_toolkit.offload import tensors_in
 
 from .accounting import Room
-from .codes import GROUP, Codes, decode, encodable, encode
+from .codes import GROUP, StateCodes, decode, encodable, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterator, Mapping
@@ -29,10 +29,10 @@ class _Coded:
     """One storage whose only content is one tensor, and its codes."""
 
     tensor: torch.Tensor
-    codes: Codes
+    codes: StateCodes
 
 
-class Compressed:
+class CompressedState:
     """A refuge of codes on the device; the tensors stay the same objects, empty in the meantime."""
 
     readable = False
@@ -148,7 +148,7 @@ def _tolerance(tensor: torch.Tensor) -> float:
     return _ROUNDED * torch.finfo(tensor.dtype).eps
 
 
-def _norms(tensor: torch.Tensor, codes: Codes) -> torch.Tensor:
+def _norms(tensor: torch.Tensor, codes: StateCodes) -> torch.Tensor:
     """Return the norms of error and values: float64 `[2]`."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     gap = decode(codes).to(wide).sub_(tensor)

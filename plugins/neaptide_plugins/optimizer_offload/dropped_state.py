@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from neaptide.api.spans import SharedStorage
 
 
-class Dropped:
+class DroppedState:
     """Forgets the state of parameters, step counts with it, and gives the first one back.
 
     A class that makes its state in the first update does so again. What a class has made before

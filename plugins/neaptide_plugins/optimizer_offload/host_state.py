@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from neaptide_toolkit.offload import Lane
 
 
-class Away:
+class HostState:
     """A refuge in host memory outside torch's allocator, which comes back beside the computation.
 
     Args:

@@ -6,8 +6,8 @@ import attrs
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
-from neaptide_toolkit.predictors.held_tensors import Ops
-from neaptide_toolkit.predictors.window import Plan, Window
+from neaptide_toolkit.predictors.held_tensors import WindowOps
+from neaptide_toolkit.predictors.window import Window, WindowPlan
 from neaptide_toolkit.predictors.window_predictor import Gains, WindowPredictor, reach
 
 from .config import SPEC, PredictorDmdConfig
@@ -19,12 +19,12 @@ class PredictorDmd(WindowPredictor[PredictorDmdConfig]):
     """Each sample is a row of its own."""
 
     name = SPEC.name
-    ops = Ops(quantize_int8, dequantize_int8, apply_delta)
+    ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
 
-    def plan(self, updates: int, stretch: float) -> Plan:
+    def plan(self, updates: int, stretch: float) -> WindowPlan:
         """Return a window of always as many snapshots."""
         del updates
-        return Plan(self.config.snapshots, max(1, round(self.config.sample_every * stretch)))
+        return WindowPlan(self.config.snapshots, max(1, round(self.config.sample_every * stretch)))
 
     def coefficients(self, index: int, samples: int) -> tuple[float, ...]:
         """Return 1 in the sample's own row."""

@@ -6,8 +6,8 @@ import attrs
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
-from neaptide_toolkit.predictors.held_tensors import Ops
-from neaptide_toolkit.predictors.window import Plan, Window
+from neaptide_toolkit.predictors.held_tensors import WindowOps
+from neaptide_toolkit.predictors.window import Window, WindowPlan
 from neaptide_toolkit.predictors.window_predictor import Gains, WindowPredictor
 
 from .config import SPEC, PredictorDriftConfig
@@ -19,16 +19,16 @@ class PredictorDrift(WindowPredictor[PredictorDriftConfig]):
     """mean(second half) - mean(first half) in one row, without keeping a sample."""
 
     name = SPEC.name
-    ops = Ops(quantize_int8, dequantize_int8, apply_delta)
+    ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
 
-    def plan(self, updates: int, stretch: float) -> Plan:
+    def plan(self, updates: int, stretch: float) -> WindowPlan:
         """Return a window that grows with the run."""
         config = self.config
         every = config.sample_every
         half = half_at(
             updates, config.window_fraction, config.min_window, config.max_window, every, stretch
         )
-        return Plan(2 * half, every)
+        return WindowPlan(2 * half, every)
 
     def coefficients(self, index: int, samples: int) -> tuple[float]:
         """Return the sample's share of the drift."""

@@ -20,7 +20,7 @@ Storage = tuple[str, int]
 
 
 @attrs.define
-class Entry:
+class AlikeStorages:
     """Storages alike, their bytes added up."""
 
     device: str
@@ -36,7 +36,7 @@ class Entry:
 class Listing:
     """What `live_tensors` found."""
 
-    entries: list[Entry]
+    entries: list[AlikeStorages]
     """The largest first."""
     left_out: dict[str, int]
     """Tensors whose memory torch does not show, by kind: fake, meta, sparse, wrappers of others."""
@@ -125,18 +125,18 @@ def _kind(tensor: torch.Tensor) -> str:
     return "wrapper"
 
 
-def _listed(categories: dict[Storage, str], largest: Iterable[_Seen]) -> list[Entry]:
-    entries: dict[tuple[Any, ...], Entry] = {}
+def _listed(categories: dict[Storage, str], largest: Iterable[_Seen]) -> list[AlikeStorages]:
+    entries: dict[tuple[Any, ...], AlikeStorages] = {}
     for seen in largest:
         device, category = seen.storage[0], categories.get(seen.storage, "other")
         key = (device, seen.dtype, tuple(seen.shape), category)
-        entry = entries.setdefault(key, Entry(device, seen.dtype, seen.shape, category))
+        entry = entries.setdefault(key, AlikeStorages(device, seen.dtype, seen.shape, category))
         entry.count += 1
         entry.bytes += seen.bytes
     return sorted(entries.values(), key=lambda entry: entry.bytes, reverse=True)
 
 
-def totals(entries: Iterable[Entry]) -> dict[str, dict[str, int]]:
+def totals(entries: Iterable[AlikeStorages]) -> dict[str, dict[str, int]]:
     """Return the bytes of `entries` by device and category."""
     by: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for entry in entries:

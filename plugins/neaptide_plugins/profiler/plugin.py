@@ -11,7 +11,7 @@ from neaptide.machine import facts as machine
 
 from . import diagnosis, plot
 from .config import ProfilerConfig
-from .session import Session
+from .session import ProfilingSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Profiler(Plugin[ProfilerConfig]):
     """Looks on. A sample belongs to the update in progress, a Predict step to the one after it."""
 
-    _session: Session | None = attrs.field(init=False, default=None)
+    _session: ProfilingSession | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         """Refuse a plot nobody can draw, before anything is built."""
@@ -38,7 +38,7 @@ class Profiler(Plugin[ProfilerConfig]):
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
         """Find out what can be measured here, and what is held before the first step."""
         directory = run.plugin_directory("profiler")
-        self._session = Session(
+        self._session = ProfilingSession(
             self.config,
             run.device,
             directory,

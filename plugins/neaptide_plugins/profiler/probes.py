@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .nvml import Nvml
 
 
-class Sample(NamedTuple):
+class ByteSample(NamedTuple):
     """Bytes at one moment, a row of memory.csv; None for what this machine cannot tell."""
 
     allocated_bytes: int | None
@@ -100,16 +100,16 @@ class Probe:
             capacities = {"device": int(properties.total_memory), **capacities}
         return capacities
 
-    def sample(self) -> Sample:
+    def sample(self) -> ByteSample:
         """Measure now; waits for nothing on the device."""
         rss, rss_peak = self._resident.read()
         if self._device.type != "cuda":
-            return Sample(None, None, None, rss, rss_peak, None, None)
+            return ByteSample(None, None, None, rss, rss_peak, None, None)
         # Once, as it comes: memory_allocated() and its like flatten and sort all of it, each.
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         driver = self._nvml.reading() if self._nvml is not None else None
-        return Sample(
+        return ByteSample(
             allocated["current"],
             allocated["peak"],
             reserved["current"],

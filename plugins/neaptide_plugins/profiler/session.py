@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import plot
 from .nvml import Nvml
-from .probes import Probe, Sample, uuid_of
+from .probes import ByteSample, Probe, uuid_of
 from .rows import Rows
-from .snapshot import History, Snapshots
+from .snapshot import AllocationHistory, Snapshots
 from .statistics import Account
 from .tables import phases_csv, render, tiers_csv
 from .trace import StepTrace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .trace import Listen
 
 
-class Session:
+class ProfilingSession:
     """From the start of a run to its end. Without a directory it samples and writes nothing.
 
     Args:
@@ -60,9 +60,9 @@ class Session:
         self._rows: Rows | None = None
         self._snapshots: Snapshots | None = None
         self._trace: StepTrace | None = None
-        self._history = History()
+        self._history = AllocationHistory()
         if directory is not None:
-            columns = ("step", "phase", "moment", *Sample._fields)
+            columns = ("step", "phase", "moment", *ByteSample._fields)
             self._rows = Rows(directory / "memory.csv", columns) if config.csv else None
             limit = config.max_snapshots
             self._snapshots = Snapshots(directory, device, limit, model, optimizer)
@@ -72,7 +72,7 @@ class Session:
                 self._trace = StepTrace(window, directory, listen, traced, self._warn)
         elif config.plot or config.trace or config.snapshot_at or config.snapshot_on_spike:
             self._warn("there is no run directory to write to; set run.dir")
-        self._unsettled: list[tuple[int, str, str, Sample]] = []
+        self._unsettled: list[tuple[int, str, str, ByteSample]] = []
         self.account = Account(config.spike_mb * 1e6)
 
     def start(self) -> None:

@@ -103,7 +103,7 @@ def _dump(path: str) -> None:
     dump(path)
 
 
-class History:
+class AllocationHistory:
     """Has torch's CUDA allocator record who allocates, unless somebody else already does."""
 
     def __init__(self) -> None:

@@ -39,20 +39,20 @@ class Running:
 
 
 @attrs.define
-class Held:
+class PhaseBytes:
     """Bytes held at the samples of a phase or of one of its moments, and the peak before them."""
 
     samples: Running = attrs.field(factory=Running)
     peak: int = 0
     """Highest bytes between these samples and the ones before them, where a meter tells."""
 
-    def merged(self, other: Held) -> Held:
+    def merged(self, other: PhaseBytes) -> PhaseBytes:
         """Return the numbers of both together."""
-        return Held(self.samples.merged(other.samples), max(self.peak, other.peak))
+        return PhaseBytes(self.samples.merged(other.samples), max(self.peak, other.peak))
 
 
 @attrs.define
-class Course:
+class ByteCourse:
     """The first, last and highest of a stream of byte counts with a high-water mark."""
 
     initial: int
@@ -115,11 +115,11 @@ class Spike:
 
 
 @attrs.frozen
-class _Place:
+class _Counters:
     """Where the samples of one tier, phase and moment go."""
 
-    course: Course
-    held: Held
+    course: ByteCourse
+    held: PhaseBytes
     rises: Rises
 
 
@@ -129,18 +129,18 @@ class Account:
 
     threshold: float
     """Bytes from which a rise is a spike."""
-    courses: dict[str, Course] = attrs.field(factory=dict)
+    courses: dict[str, ByteCourse] = attrs.field(factory=dict)
     """By tier."""
-    moments: dict[tuple[str, str, str], Held] = attrs.field(factory=dict)
+    moments: dict[tuple[str, str, str], PhaseBytes] = attrs.field(factory=dict)
     """By tier, phase and moment."""
     spikes: list[Spike] = attrs.field(factory=list)
     """The largest ones."""
     spike_count: int = 0
-    _places: dict[tuple[str, str, str], _Place] = attrs.field(factory=dict)
+    _places: dict[tuple[str, str, str], _Counters] = attrs.field(factory=dict)
 
     def start(self, tiers: Iterable[tuple[str, int, int]]) -> None:
         """Take in what was held before the first step: tier, bytes now, mark."""
-        self.courses = {tier: Course(now, now, now, mark) for tier, now, mark in tiers}
+        self.courses = {tier: ByteCourse(now, now, now, mark) for tier, now, mark in tiers}
 
     def add(
         self, step: int, phase: str, moment: str, tiers: Iterable[tuple[str, int, int]]
@@ -160,18 +160,18 @@ class Account:
             self.spikes = sorted([*self.spikes, *found], reverse=True)[:SPIKES_SHOWN]
         return found
 
-    def _place(self, tier: str, phase: str, moment: str) -> _Place:
-        place = _Place(
+    def _place(self, tier: str, phase: str, moment: str) -> _Counters:
+        place = _Counters(
             self.courses[tier],
-            self.moments.setdefault((tier, phase, moment), Held()),
+            self.moments.setdefault((tier, phase, moment), PhaseBytes()),
             Rises(self.threshold),
         )
         self._places[tier, phase, moment] = place
         return place
 
-    def phases(self) -> dict[tuple[str, str], Held]:
+    def phases(self) -> dict[tuple[str, str], PhaseBytes]:
         """Return what the moments of each phase add up to, by tier and phase."""
-        phases: dict[tuple[str, str], Held] = {}
+        phases: dict[tuple[str, str], PhaseBytes] = {}
         for (tier, phase, _), held in self.moments.items():
-            phases[tier, phase] = phases.get((tier, phase), Held()).merged(held)
+            phases[tier, phase] = phases.get((tier, phase), PhaseBytes()).merged(held)
         return phases

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from .statistics import Account, Held
+    from .statistics import Account, PhaseBytes
 
 _MIB = 2**20
 WHOLE_PHASE = "all"
@@ -65,7 +65,7 @@ def tiers_csv(account: Account, capacities: Mapping[str, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _held(account: Account) -> Iterator[tuple[str, str, str, Held]]:
+def _held(account: Account) -> Iterator[tuple[str, str, str, PhaseBytes]]:
     """Yield tier, phase, moment and numbers; each phase as a whole before its moments."""
     for (tier, phase), whole in account.phases().items():
         yield tier, phase, WHOLE_PHASE, whole

@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 
 @attrs.define(eq=False)
-class Span:
+class TraceSpan:
     """A context: from entering to leaving it is one event."""
 
     _timeline: Timeline
@@ -51,23 +51,23 @@ class Timeline:
         self.dropped = 0
         """Events beyond `limit`."""
         self._limit = limit
-        self._open: dict[int, Span] = {}
-        self._phase: Span | None = None
+        self._open: dict[int, TraceSpan] = {}
+        self._phase: TraceSpan | None = None
         self._events: list[tuple[str, str, int, int, int]] = []
         self._counts: list[tuple[str, int, dict[str, float]]] = []
         self._finished = False
         self._epoch = time.time_ns() - time.perf_counter_ns()
         self.started = self._epoch + time.perf_counter_ns()
 
-    def span(self, name: str, category: str) -> Span:
+    def span(self, name: str, category: str) -> TraceSpan:
         """Return the context of one span on the track of the thread that enters it."""
-        return Span(self, name, category)
+        return TraceSpan(self, name, category)
 
-    def begun(self, span: Span) -> None:
+    def begun(self, span: TraceSpan) -> None:
         """Note a span that was entered."""
         self._open[id(span)] = span
 
-    def ended(self, span: Span) -> None:
+    def ended(self, span: TraceSpan) -> None:
         """Note a span that was left; one that `finish` ended already is known."""
         if self._open.pop(id(span), None) is not None:
             self._add(span)
@@ -79,7 +79,7 @@ class Timeline:
         self._phase = None
         if name is not None:
             started = time.perf_counter_ns()
-            self._phase = Span(self, name, "phase", started, PHASES)
+            self._phase = TraceSpan(self, name, "phase", started, PHASES)
 
     def counter(self, name: str, values: dict[str, float]) -> None:
         """Note the values of a counter now."""
@@ -94,7 +94,7 @@ class Timeline:
         self._open.clear()
         self._finished = True
 
-    def _add(self, span: Span) -> None:
+    def _add(self, span: TraceSpan) -> None:
         if self._finished:
             return
         if len(self._events) >= self._limit:

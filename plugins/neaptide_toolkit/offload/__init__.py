@@ -8,7 +8,7 @@ from neaptide.run.resident.evicted import (
     places,
     rebind,
 )
-from neaptide.run.resident.layout import ALIGNMENT, Layout, Place
+from neaptide.run.resident.layout import ALIGNMENT, BufferLayout, Place
 from neaptide.run.resident.lending import evictable_state, evictable_weights, lent_entry
 from neaptide.run.resident.pages import lies_in_slab, mapped_slabs, slab_bytes
 from neaptide.run.resident.storages import as_bytes, evictable, tensors_in, users
@@ -30,10 +30,10 @@ __all__ = [
     "ALIGNMENT",
     "DONE",
     "PIECE",
+    "BufferLayout",
     "Evictions",
     "InRam",
     "Lane",
-    "Layout",
     "Listener",
     "Moved",
     "Place",

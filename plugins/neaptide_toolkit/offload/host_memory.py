@@ -68,7 +68,7 @@ class Slab:
         self.pinned = False
         self.reason: str | None = None
         self._flat: torch.Tensor | None
-        pages, self._flat = mapped(size, _Pages)
+        pages, self._flat = mapped(size, _RegisteredPages)
         if cudart is not None and size:
             ends = list(_ends(size, cuts, piece))
             self.reason = pages.register(cudart, pages.address, ends)
@@ -103,7 +103,7 @@ class Slab:
         self.pinned = False
 
 
-class _Pages(Pages):
+class _RegisteredPages(Pages):
     """Anonymous pages; forgotten, they are unregistered first and unmapped then."""
 
     _cudart: Cudart

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from .held_tensors import Held, pieces, seed_of
+from .held_tensors import HeldTensor, pieces, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Deltas:
 
     storage: Storage
     state: State
-    sums: dict[str, Held] = attrs.field(factory=dict)
+    sums: dict[str, HeldTensor] = attrs.field(factory=dict)
     count: int = 0
     horizon: int = 0
 

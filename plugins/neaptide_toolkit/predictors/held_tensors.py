@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.in
 
 
 @attrs.frozen(eq=False)
-class Ops:
+class WindowOps:
     """Arithmetic from outside, with the signatures of `neaptide_kernels`."""
 
     quantize: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -39,7 +39,7 @@ class Ops:
 class Storage:
     """Where tensors are held, and by whose arithmetic."""
 
-    ops: Ops
+    ops: WindowOps
     device: torch.device
     """Where they lie."""
     locked_for: torch.device | None = None
@@ -47,12 +47,12 @@ class Storage:
     pageable: Callable[[str], None] | None = None
     """Told why memory could not be page-locked, in a line."""
 
-    def zeros(self, shape: tuple[int, ...], state: State) -> Held:
+    def zeros(self, shape: tuple[int, ...], state: State) -> HeldTensor:
         """Hold zeros of `shape`."""
         return self._empty(shape, DTYPES[state]).clear()
 
-    def load(self, saved: Mapping[str, Any]) -> Held:
-        """Hold what `Held.state_dict` returned, in the format it has."""
+    def load(self, saved: Mapping[str, Any]) -> HeldTensor:
+        """Hold what `HeldTensor.state_dict` returned, in the format it has."""
         held = self._empty(tuple(saved["values"].shape), saved["values"].dtype)
         held.values.copy_(saved["values"])
         if held.scales is not None:
@@ -69,12 +69,12 @@ class Storage:
         """The device to make proposals on."""
         return self.locked_for or self.device
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Held:
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> HeldTensor:
         values = self._allocated(shape, dtype)
         if dtype != torch.int8:
-            return Held(self, values, None)
+            return HeldTensor(self, values, None)
         groups = -(-values.numel() // GROUP)
-        return Held(self, values, self._allocated((groups,), torch.float32))
+        return HeldTensor(self, values, self._allocated((groups,), torch.float32))
 
     def _allocated(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self.locked_for is None:
@@ -87,7 +87,7 @@ class Storage:
 
 
 @attrs.frozen(eq=False)
-class Held:
+class HeldTensor:
     """One tensor. Indices count elements in the order of `flatten()`, from multiples of `GROUP`."""
 
     storage: Storage
@@ -129,7 +129,7 @@ class Held:
         """Return all of it in float32 on `on`; its own memory where it is that."""
         return self.read(0, self.values.numel(), on).view(self.values.shape)
 
-    def clear(self) -> Held:
+    def clear(self) -> HeldTensor:
         """Hold zeros, and return itself."""
         for tensor in self.tensors():
             tensor.zero_()
@@ -149,7 +149,7 @@ class Held:
 
 
 def storage_for(
-    place: WindowTier, device: torch.device, ops: Ops, pageable: Callable[[str], None]
+    place: WindowTier, device: torch.device, ops: WindowOps, pageable: Callable[[str], None]
 ) -> Storage:
     """Return where `place` is in a run that computes on `device`."""
     if place == "device":

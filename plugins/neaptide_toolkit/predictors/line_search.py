@@ -21,7 +21,7 @@ _FLAT = 1e-9  # curvature of losses from 0 to 1
 
 
 @attrs.define(eq=False)
-class Search:
+class LineSearch:
     """Mean losses at `FACTORS` times a proposal, over the batches seen so far.
 
     Measured from the averaged weights, not from those of the moment: there the noise of the last

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .line_search import Search, along
+from .line_search import LineSearch, along
 from .window import Window, window_bytes
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 @attrs.define(eq=False)
-class Searching:
+class SpreadSearch:
     """Measures on `batches` batches how far to go, from the mean of the window's last quarter."""
 
     batches: int
     store: ParameterStore
     probe: Callable[[Any], float]
     level: Window | None = None
-    search: Search = attrs.field(factory=Search)
+    search: LineSearch = attrs.field(factory=LineSearch)
 
     def open(self, window: Window, storage: Storage, state: State) -> None:
         """Begin anew with `window`, in the memory of before where that fits."""
@@ -42,7 +42,7 @@ class Searching:
             began=window.began,
             before=self.level,
         )
-        self.search = Search()
+        self.search = LineSearch()
 
     def add(self, name: str, weight: torch.Tensor) -> None:
         """Take the window's sample of a weight."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from .held_tensors import Held, held_bytes, pieces, seed_of
+from .held_tensors import HeldTensor, held_bytes, pieces, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Plan:
+class WindowPlan:
     """When a window takes its samples: `samples` of them, one every `every` updates."""
 
     samples: int
@@ -37,10 +37,10 @@ class Window:
     weights whose coefficients add up to zero, and what is left is small enough for few digits.
     """
 
-    plan: Plan
+    plan: WindowPlan
     coefficients: Coefficients
-    rows: dict[str, list[Held]]
-    references: dict[str, Held]
+    rows: dict[str, list[HeldTensor]]
+    references: dict[str, HeldTensor]
     """Empty in float32."""
     began: int
     """Updates made before it."""
@@ -53,7 +53,7 @@ class Window:
     @classmethod
     def open(
         cls,
-        plan: Plan,
+        plan: WindowPlan,
         coefficients: Coefficients,
         spans: Iterable[Span],
         storage: Storage,
@@ -64,8 +64,8 @@ class Window:
     ) -> Window:
         """Begin a window over `spans`, in the memory of the window `before` where that fits."""
         width = len(coefficients(0, plan.samples))
-        rows: dict[str, list[Held]] = {}
-        references: dict[str, Held] = {}
+        rows: dict[str, list[HeldTensor]] = {}
+        references: dict[str, HeldTensor] = {}
         for span in spans:
             old = before.rows.get(span.name, []) if before else []
             fits = len(old) == width and all(held.fits(span.shape, state) for held in old)
@@ -208,7 +208,7 @@ class Window:
     def load(cls, saved: Mapping[str, Any], coefficients: Coefficients, storage: Storage) -> Window:
         """Return what `state_dict` returned."""
         return cls(
-            Plan(saved["samples"], saved["every"]),
+            WindowPlan(saved["samples"], saved["every"]),
             coefficients,
             {name: [storage.load(held) for held in rows] for name, rows in saved["rows"].items()},
             {name: storage.load(held) for name, held in saved["references"].items()},

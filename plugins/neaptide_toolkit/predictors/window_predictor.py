@@ -11,9 +11,9 @@ import torch
 from neaptide import PACE, PREDICT, WARMUP, Outcome, Pace, Plugin, Update, hookimpl
 
 from .deltas import Deltas
-from .held_tensors import Ops, Storage, held_bytes, storage_for
+from .held_tensors import Storage, WindowOps, held_bytes, storage_for
 from .settings import WindowSettings
-from .spread_search import Searching, searching_bytes
+from .spread_search import SpreadSearch, searching_bytes
 from .window import Window, window_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from neaptide.api.memory import Tier
     from neaptide.api.steps import Probe
 
-    from .window import Plan
+    from .window import WindowPlan
 
 S = TypeVar("S", bound=WindowSettings)
 
@@ -50,13 +50,13 @@ class WindowPredictor(Plugin[S]):
 
     name: ClassVar[str]
     """The plugin's."""
-    ops: ClassVar[Ops]
+    ops: ClassVar[WindowOps]
 
     _run: Run | None = attrs.field(init=False, default=None)
     _store: ParameterStore | None = attrs.field(init=False, default=None)
     _deltas: Deltas | None = attrs.field(init=False, default=None)
     _window: Window | None = attrs.field(init=False, default=None)
-    _searching: Searching | None = attrs.field(init=False, default=None)
+    _searching: SpreadSearch | None = attrs.field(init=False, default=None)
     _updates: int = attrs.field(init=False, default=0)
     _proposed: bool = attrs.field(init=False, default=False)  # of this window, yet to be judged
     _poisoned: bool = attrs.field(init=False, default=False)  # the newest sample, and it was said
@@ -64,7 +64,7 @@ class WindowPredictor(Plugin[S]):
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @abstractmethod
-    def plan(self, updates: int, stretch: float) -> Plan:
+    def plan(self, updates: int, stretch: float) -> WindowPlan:
         """Return the plan of the window that begins after `updates` updates.
 
         `stretch` multiplies its usual length.
@@ -86,7 +86,7 @@ class WindowPredictor(Plugin[S]):
         """Ride along with the updates."""
         self._run, self._store = run, store
         if self.config.search_batches:
-            self._searching = Searching(self.config.search_batches, store, probe)
+            self._searching = SpreadSearch(self.config.search_batches, store, probe)
         if self.config.apply_every > 1:
             self._deltas = Deltas(self._storage, self.config.state)
         self._leave = store.on_update(self._follow)

@@ -3,25 +3,25 @@
 from .arguments import (
     Arguments,
     ChangedInPlaceError,
-    Kept,
+    KeptArgument,
     Output,
     attributes_of,
     copy_structure,
     record,
 )
 from .blocks import find_blocks
-from .call_context import Buffers, BuffersBefore, Surroundings
+from .call_context import Buffers, BuffersBefore, CallContext
 from .patch import Patch
 
 __all__ = [
     "Arguments",
     "Buffers",
     "BuffersBefore",
+    "CallContext",
     "ChangedInPlaceError",
-    "Kept",
+    "KeptArgument",
     "Output",
     "Patch",
-    "Surroundings",
     "attributes_of",
     "copy_structure",
     "find_blocks",

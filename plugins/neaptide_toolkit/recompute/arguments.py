@@ -42,7 +42,7 @@ class ChangedInPlaceError(RuntimeError):
 
 
 @attrs.define(eq=False)
-class Kept:
+class KeptArgument:
     """A tensor as it was passed: detached (a graph held here would never be freed)."""
 
     tensor: torch.Tensor
@@ -52,7 +52,7 @@ class Kept:
     """It is a copy from before the call, because the block may change its input in place."""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, *, copied: bool) -> Kept:
+    def of(cls, tensor: torch.Tensor, *, copied: bool) -> KeptArgument:
         """Keep `tensor`, or a copy of it."""
         held = tensor.detach().clone() if copied else tensor.detach()
         return cls(held, tensor.requires_grad, held._version, copied)
@@ -97,7 +97,7 @@ class Arguments:
 
     leaves: list[Any]
     spec: TreeSpec
-    passed: list[tuple[torch.Tensor, int, Kept | Output]] = attrs.field(factory=list)
+    passed: list[tuple[torch.Tensor, int, KeptArgument | Output]] = attrs.field(factory=list)
     """Each tensor passed, its version and what is kept of it, for the duration of the call."""
 
     @property
@@ -108,12 +108,14 @@ class Arguments:
     @property
     def kept_bytes(self) -> int:
         """Bytes kept, until `settle`."""
-        return sum(kept.tensor.nbytes for _, _, kept in self.passed if isinstance(kept, Kept))
+        return sum(
+            kept.tensor.nbytes for _, _, kept in self.passed if isinstance(kept, KeptArgument)
+        )
 
     def share(self) -> None:
         """Let go of the copies: the call turned out to change nothing."""
         for tensor, _, kept in self.passed:
-            if isinstance(kept, Kept):
+            if isinstance(kept, KeptArgument):
                 kept.share(tensor)
 
     def settle(self) -> None:
@@ -134,7 +136,7 @@ class Arguments:
 
 def _revived(leaf: Any, outputs: list[list[Any]], memo: dict[int, Any]) -> Any:
     # No closure: one that calls itself would hold what it sees until garbage is collected.
-    if isinstance(leaf, Kept):
+    if isinstance(leaf, KeptArgument):
         if id(leaf) not in memo:
             memo[id(leaf)] = leaf.again()
         return memo[id(leaf)]
@@ -154,14 +156,14 @@ def record(
     """
     flat, spec = tree_flatten((args, kwargs))
     arguments = Arguments([], spec)
-    memo: dict[int, Kept | Output] = {}
+    memo: dict[int, KeptArgument | Output] = {}
     structured = False
 
     def keep(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in memo:
-            kept = memo[id(leaf)] = origin(leaf) or Kept.of(leaf, copied=copied)
+            kept = memo[id(leaf)] = origin(leaf) or KeptArgument.of(leaf, copied=copied)
             arguments.passed.append((leaf, leaf._version, kept))
         return memo[id(leaf)]
 
@@ -177,7 +179,7 @@ def record(
 def copy_structure(value: Any, leaf: Any, memo: dict[int, Any] | None = None) -> Any:
     """Copy containers and objects, and put `leaf(x)` in place of each thing x inside them."""
     memo = {} if memo is None else memo
-    if isinstance(value, torch.Tensor | Kept | Output | _IMMUTABLE_TYPES):
+    if isinstance(value, torch.Tensor | KeptArgument | Output | _IMMUTABLE_TYPES):
         return leaf(value)
     if id(value) in memo:
         return memo[id(value)]

@@ -92,7 +92,7 @@ class BuffersBefore:
 
 
 @attrs.frozen(eq=False)
-class Surroundings:
+class CallContext:
     """Random state, autocast and buffers at the start of one call."""
 
     buffers: BuffersBefore
@@ -101,7 +101,7 @@ class Surroundings:
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
 
     @classmethod
-    def now(cls, buffers: BuffersBefore) -> Surroundings:
+    def now(cls, buffers: BuffersBefore) -> CallContext:
         """Note them as they are."""
         cuda = None
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -116,7 +116,7 @@ class Surroundings:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Bring them back meanwhile, and leave everything as it was."""
-        now = Surroundings.now(self.buffers)
+        now = CallContext.now(self.buffers)
         with ExitStack() as stack:
             stack.callback(now.set_random)
             stack.enter_context(self.buffers.swapped_in())
@@ -130,7 +130,7 @@ class Surroundings:
 
     def random_moved(self) -> bool:
         """Return whether random numbers have been drawn since."""
-        now = Surroundings.now(self.buffers)
+        now = CallContext.now(self.buffers)
         if not torch.equal(now.cpu_random, self.cpu_random):
             return True
         if now.cuda_random is None or self.cuda_random is None:

@@ -198,7 +198,7 @@ LAWS: dict[str, Callable[[Subject], None]] = {
 
 
 @attrs.frozen(eq=False)
-class _Result:
+class _SubjectRun:
     weights: dict[str, torch.Tensor]
     evaluated: float
     digest: str
@@ -210,7 +210,7 @@ def _run(
     coupled: bool = True,
     save: tuple[int, Path] | None = None,
     load: tuple[int, Path] | None = None,
-) -> _Result:
+) -> _SubjectRun:
     task = tiny_task(coupled=coupled)
     trainer = subject.trainer(task, *more)
     with trainer:
@@ -226,10 +226,10 @@ def _run(
         evaluated = trainer.evaluate(task.batches[STEPS:])
         digest = trainer.digest()
     weights = {name: value.detach().clone() for name, value in task.model.state_dict().items()}
-    return _Result(weights, evaluated, digest)
+    return _SubjectRun(weights, evaluated, digest)
 
 
-def _require_same_names(expected: _Result, own: _Result) -> None:
+def _require_same_names(expected: _SubjectRun, own: _SubjectRun) -> None:
     others = {
         name
         for name in {**expected.weights, **own.weights}
@@ -243,7 +243,7 @@ def _require_same_names(expected: _Result, own: _Result) -> None:
     )
 
 
-def _shape(result: _Result, name: str) -> torch.Size | None:
+def _shape(result: _SubjectRun, name: str) -> torch.Size | None:
     return result.weights[name].shape if name in result.weights else None
 
 

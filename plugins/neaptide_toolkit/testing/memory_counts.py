@@ -34,7 +34,7 @@ STEPS = 22
 
 
 @attrs.frozen
-class Held:
+class HeldBytes:
     """Bytes at one moment beyond those before the run, counted by who hands them out."""
 
     cpu: int
@@ -50,7 +50,7 @@ class Observed:
     """
 
     device: torch.device
-    held: dict[tuple[str, Moment], Held]
+    held: dict[tuple[str, Moment], HeldBytes]
     ledgers: dict[str, Ledger]
     beside_weights: int
     """Bytes of optimizer state that the optimizer itself put next to weights on the host."""
@@ -94,11 +94,12 @@ def observed(subject: Subject) -> Observed:
                 ledgers.update((phase, trainer.estimate_memory(phase)) for phase in phases)
             beside = _state_beside_weights(trainer.store, task.model)
             device = trainer.run.device
-    held: dict[Any, Held] = {}
+    held: dict[Any, HeldBytes] = {}
     for name, each in allocations.at_marks().items():
         phase, moment, _ = name.split()
         every = [
-            Held(cpu, cuda, slabs) for cpu, (cuda, slabs) in zip(each, others[name], strict=True)
+            HeldBytes(cpu, cuda, slabs)
+            for cpu, (cuda, slabs) in zip(each, others[name], strict=True)
         ]
         held[phase, moment] = max(reversed(every), key=lambda one: one.cpu + one.cuda + one.slabs)
     return Observed(device, held, ledgers, beside)

@@ -20,8 +20,8 @@ WIDTH = 16
 CLASSES = 8
 
 
-class Block(nn.Module):
-    """A residual block; `coupled`, its samples depend on each other and on chance."""
+class TinyBlock(nn.Module):
+    """A residual block; `coupled`, its samples depend on each other and on random numbers."""
 
     def __init__(self, shared: nn.Linear, *, coupled: bool) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class TinyNet(nn.Module):
         self.first = nn.Linear(width, width)
         self.first.weight.requires_grad_(False)
         shared = nn.Linear(width, width)
-        self.blocks = nn.ModuleList(Block(shared, coupled=coupled) for _ in range(4))
+        self.blocks = nn.ModuleList(TinyBlock(shared, coupled=coupled) for _ in range(4))
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

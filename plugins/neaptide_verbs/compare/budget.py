@@ -49,7 +49,7 @@ class Worth:
 
 
 @attrs.frozen
-class Curve:
+class BudgetCurve:
     """Final loss against budget, each point a whole run with its own schedule.
 
     Between two budgets the loss is taken to be linear in the logarithm of the budget. Noise can
@@ -89,7 +89,7 @@ class Curve:
         return math.exp(found)
 
 
-def curve(points: Sequence[tuple[float, float]]) -> Curve:
+def curve(points: Sequence[tuple[float, float]]) -> BudgetCurve:
     """Return the curve through `(budget, loss)` points, several at a budget being averaged.
 
     ValueError without any, or with a loss that is not finite.
@@ -99,10 +99,10 @@ def curve(points: Sequence[tuple[float, float]]) -> Curve:
         raise ValueError(msg)
     budgets = sorted({budget for budget, _ in points})
     means = [fmean(loss for at, loss in points if at == budget) for budget in budgets]
-    return Curve(tuple(budgets), tuple(_non_increasing(means)))
+    return BudgetCurve(tuple(budgets), tuple(_non_increasing(means)))
 
 
-def worth(baseline: Curve, at: float, differences: Sequence[float], budget: float) -> Worth:
+def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget: float) -> Worth:
     """Return what losses after `budget` passes are worth, one of each seed.
 
     `differences` are to the baseline's run of the same seed after `at` passes, a budget of the
@@ -134,7 +134,7 @@ def worth(baseline: Curve, at: float, differences: Sequence[float], budget: floa
     return Worth(math.nan if found is None else found, low, high, least, most, outside)
 
 
-def paired(baseline: Curve, at: float, difference: float, budget: float) -> float | None:
+def paired(baseline: BudgetCurve, at: float, difference: float, budget: float) -> float | None:
     """Return one seed's multiplier by itself; None where it lies outside the curve."""
     middle = baseline.at(at)
     passes = None if middle is None else baseline.reaching(middle + difference, at)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .multipliers import Multiplier
-    from .runs import Comparison, Run
+    from .runs import ComparedRun, Comparison
 
 KINDS = {"plain": "loss", "averaged": "averaged"}
 """How the weights were evaluated: as they are, and their average in their place."""
@@ -84,7 +84,7 @@ def _at(found: Comparison, name: str, fraction: float) -> dict[str, Any]:
 
 
 def _evaluated(
-    found: Comparison, runs: Sequence[Run], name: str, fraction: float, kind: str
+    found: Comparison, runs: Sequence[ComparedRun], name: str, fraction: float, kind: str
 ) -> dict[str, Any] | None:
     losses = [getattr(run.result, kind) for run in runs]
     if any(loss is None for loss in losses):
@@ -128,7 +128,7 @@ def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
     return _seconds_a_pass(theirs) / seconds
 
 
-def _seconds_a_pass(runs: Sequence[Run]) -> float:
+def _seconds_a_pass(runs: Sequence[ComparedRun]) -> float:
     """Return the seconds a pass takes in the fastest of `runs`, the least disturbed one.
 
     Both sides' are of as many runs, or the fastest of more would be faster by chance alone. And of
@@ -140,7 +140,7 @@ def _seconds_a_pass(runs: Sequence[Run]) -> float:
     )
 
 
-def _share(runs: Sequence[Run]) -> float:
+def _share(runs: Sequence[ComparedRun]) -> float:
     seconds = sum(run.result.seconds for run in runs)
     return sum(run.result.jump_seconds for run in runs) / seconds if seconds else 0.0
 

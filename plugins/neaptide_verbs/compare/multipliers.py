@@ -14,7 +14,7 @@ from .sides import BASELINE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .runs import Run
+    from .runs import ComparedRun
 
 DIVERGED, BASELINE_DIVERGED = "diverged", "baseline diverged"
 
@@ -31,7 +31,7 @@ class Multiplier:
     """None outside the curve."""
 
 
-def losses_of(runs: Sequence[Run], side: str, kind: str) -> list[tuple[float, float]]:
+def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[float, float]]:
     """Return (passes, loss) of a side's runs; `kind` is `loss`, `averaged` or `best`.
 
     A budget at which a seed diverged is left out: the mean of the others would be of luckier seeds.
@@ -45,7 +45,7 @@ def losses_of(runs: Sequence[Run], side: str, kind: str) -> list[tuple[float, fl
     return points
 
 
-def multiplier_of(runs: Sequence[Run], side: str, fraction: float, kind: str) -> Multiplier:
+def multiplier_of(runs: Sequence[ComparedRun], side: str, fraction: float, kind: str) -> Multiplier:
     """Return what the runs of `side` at a budget are worth in passes of the baseline.
 
     A seed counts by its difference to the baseline's run of that seed at the same budget.
@@ -68,14 +68,14 @@ def multiplier_of(runs: Sequence[Run], side: str, fraction: float, kind: str) ->
     return Multiplier(found, found.outside, per_seed)
 
 
-def _runs_at(runs: Sequence[Run], side: str, fraction: float) -> list[Run]:
+def _runs_at(runs: Sequence[ComparedRun], side: str, fraction: float) -> list[ComparedRun]:
     return [run for run in runs if run.side == side and run.fraction == fraction]
 
 
-def _passes(runs: Sequence[Run]) -> float:
+def _passes(runs: Sequence[ComparedRun]) -> float:
     return fmean(run.result.updates for run in runs)
 
 
-def _loss(run: Run, kind: str) -> float:
+def _loss(run: ComparedRun, kind: str) -> float:
     value: float | None = getattr(run.result, kind)
     return math.nan if value is None else value

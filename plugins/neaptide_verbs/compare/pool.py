@@ -17,7 +17,7 @@ import attrs
 from neaptide.errors import NeaptideError, RunDirectoryError
 from neaptide.run.signals import Interrupted, StopRequest
 
-from .trials import Result, Trial, read_result
+from .trials import Result, TrainingTrial, read_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    Report = Callable[[Trial, Result, bool], None]
+    Report = Callable[[TrainingTrial, Result, bool], None]
 
 
 _LOG = "workers.log"
@@ -42,8 +42,8 @@ class TrialError(NeaptideError):
 
 
 @attrs.frozen
-class _Done:
-    trial: Trial
+class _TrainedTrial:
+    trial: TrainingTrial
     answer: dict[str, Any]
 
 
@@ -62,8 +62,8 @@ class Pool:
         self._jobs = jobs
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._workers: list[subprocess.Popen[str]] = []
-        self._waiting: queue.SimpleQueue[Trial | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[TrainingTrial | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_TrainedTrial] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
@@ -91,13 +91,13 @@ class Pool:
             while True:
                 self._waiting.get_nowait()
 
-    def train(self, trials: Sequence[Trial]) -> list[Result]:
+    def train(self, trials: Sequence[TrainingTrial]) -> list[Result]:
         """Return the results of `trials`, in their order; each is reported as it comes.
 
         TrialError as soon as one raises, Interrupted when a worker was stopped.
         """
         results: dict[str, Result] = {}
-        missing: dict[str, Trial] = {}
+        missing: dict[str, TrainingTrial] = {}
         for trial in trials:
             kept = read_result(trial.directory(self._root), trial)
             if kept is None:
@@ -115,7 +115,7 @@ class Pool:
             self._report(done.trial, result, False)
         return [results[trial.key] for trial in trials]
 
-    def _next(self) -> _Done:
+    def _next(self) -> _TrainedTrial:
         while True:
             if self._stop.received is not None:
                 msg = "stopped by a signal; give the same command again to go on"
@@ -169,7 +169,7 @@ class Pool:
                 answer = {"error": f"{text}; see {self._root / _LOG}", "exit_code": 1}
                 if code in {-signal.SIGTERM, -signal.SIGINT}:
                     answer = {"stopped": "stopped by a signal before it began"}
-            self._done.put(_Done(trial, answer))
+            self._done.put(_TrainedTrial(trial, answer))
             if "stopped" in answer or worker.poll() is not None:
                 break
         with worker:  # closes the pipes, at which it ends, and waits
@@ -180,7 +180,7 @@ def _named(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _result_of(done: _Done) -> Result:
+def _result_of(done: _TrainedTrial) -> Result:
     if "result" in done.answer:
         return Result(**done.answer["result"])
     if "stopped" in done.answer:

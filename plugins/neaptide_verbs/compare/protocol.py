@@ -10,7 +10,7 @@ import attrs
 from neaptide.config.tables import at, leaves, nested, overlay
 
 from .multipliers import multiplier_of
-from .runs import STEP, Comparison, Run, Settings
+from .runs import STEP, ComparedRun, Comparison, ComparisonSettings
 from .sides import BASELINE, CANDIDATE
 from .sweep import DECAY, INIT, LEARNING_RATE, WARMUP, Tuned, tune
 from .trials import Result, trial
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from neaptide.config.values import KeyPath
 
     from .sides import Side
-    from .trials import Trial
+    from .trials import TrainingTrial
 
-    Train = Callable[[Sequence[Trial]], Sequence[Result]]
+    Train = Callable[[Sequence[TrainingTrial]], Sequence[Result]]
 
 _LONGEST = 4.0
 """Times the configured budget that a baseline is trained at most, to reach a candidate's loss."""
 KNOBS = (LEARNING_RATE, INIT, WARMUP, DECAY)
 
 
-def compare(sides: Sequence[Side], settings: Settings, train: Train) -> Comparison:
+def compare(sides: Sequence[Side], settings: ComparisonSettings, train: Train) -> Comparison:
     """Tune the sides, train them, and lengthen the baseline until it reaches the candidate."""
     tuned: dict[str, Tuned] = {}
     final: list[Side] = []
@@ -51,7 +51,9 @@ def compare(sides: Sequence[Side], settings: Settings, train: Train) -> Comparis
     return Comparison(settings, tuple(final), tuned, tuple(runs))
 
 
-def _tuned(side: Side, values: Mapping[str, Any], settings: Settings, train: Train) -> Tuned:
+def _tuned(
+    side: Side, values: Mapping[str, Any], settings: ComparisonSettings, train: Train
+) -> Tuned:
     # What is common to all sides was tuned with the baseline.
     knobs = KNOBS if side.name == BASELINE else (LEARNING_RATE,)
 
@@ -97,7 +99,9 @@ def _laid(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return overlay(dict(values), dict(changes))
 
 
-def _trained(sides: Sequence[Side], settings: Settings, train: Train) -> list[Run]:
+def _trained(
+    sides: Sequence[Side], settings: ComparisonSettings, train: Train
+) -> list[ComparedRun]:
     wanted = []
     for seed in settings.seeds:  # side by side, so that what slows the machine slows them all
         for side in sides:
@@ -109,17 +113,17 @@ def _trained(sides: Sequence[Side], settings: Settings, train: Train) -> list[Ru
     return _run(train, wanted)
 
 
-def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Run]:
+def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[ComparedRun]:
     trials = [
         trial(f"{side.name},", side.values, seed, fraction, {}) for side, fraction, seed in wanted
     ]
     return [
-        Run(side.name, seed, fraction, result)
+        ComparedRun(side.name, seed, fraction, result)
         for (side, fraction, seed), result in zip(wanted, train(trials), strict=True)
     ]
 
 
-def _lies_beyond(runs: Sequence[Run], settings: Settings) -> bool:
+def _lies_beyond(runs: Sequence[ComparedRun], settings: ComparisonSettings) -> bool:
     """Say whether a side is better than the baseline at its longest, in either evaluation."""
     sides = {run.side for run in runs} - {BASELINE}
     return any(

@@ -20,7 +20,7 @@ BUDGETS = (1 / STEP, 1.0, STEP)
 
 
 @attrs.frozen
-class Settings:
+class ComparisonSettings:
     """What is compared how."""
 
     seeds: tuple[int, ...]
@@ -34,7 +34,7 @@ class Settings:
 
 
 @attrs.frozen
-class Run:
+class ComparedRun:
     """One reported trial and what came of it."""
 
     side: str
@@ -47,12 +47,12 @@ class Run:
 class Comparison:
     """Everything that was measured."""
 
-    settings: Settings
+    settings: ComparisonSettings
     sides: tuple[Side, ...]
     """With what was tuned laid over."""
     tuned: Mapping[str, Tuned]
-    runs: tuple[Run, ...]
+    runs: tuple[ComparedRun, ...]
 
-    def of(self, side: str, fraction: float) -> list[Run]:
+    def of(self, side: str, fraction: float) -> list[ComparedRun]:
         """Return the runs of a side at a budget, by seed."""
         return [run for run in self.runs if run.side == side and run.fraction == fraction]

@@ -21,14 +21,14 @@ from neaptide.run import assembly
 from neaptide.run.trainer import HybridTrainer
 
 from .sides import AVERAGING
-from .trials import Result, Trial, read_result, write_result
+from .trials import Result, TrainingTrial, read_result, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 
-def train(trial: Trial, directory: Path) -> Result:
+def train(trial: TrainingTrial, directory: Path) -> Result:
     """Train `trial` in `directory`, going on where an interrupted run of it stands.
 
     Where another comparison trains it at this moment, wait for that one's result.
@@ -48,7 +48,7 @@ def _alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def _afresh(trial: Trial, directory: Path) -> Result:
+def _afresh(trial: TrainingTrial, directory: Path) -> Result:
     values = overlay(dict(trial.values), {"run": {"dir": str(directory)}})
     config = structure(values, installed_plugins().usable())
     try:

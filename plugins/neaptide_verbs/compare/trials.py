@@ -20,7 +20,7 @@ RESULT = "result.json"
 
 
 @attrs.frozen
-class Trial:
+class TrainingTrial:
     """What is trained: a whole configuration as a nested table, run directory left out."""
 
     label: str
@@ -68,7 +68,7 @@ class Result:
 
 def trial(
     label: str, values: Mapping[str, Any], seed: int, fraction: float, changes: Mapping[str, Any]
-) -> Trial:
+) -> TrainingTrial:
     """Return the trial of a side at a share of its budget, with its schedule scaled along.
 
     The decay ends with the last update and the warmup keeps its share, as somebody with that
@@ -79,10 +79,10 @@ def trial(
     warmup = round(values["schedule"]["warmup_steps"] * fraction)
     budget = {"train": {"steps": steps}, "schedule": {"warmup_steps": warmup}}
     named = f"{label} seed {seed} {steps} updates"
-    return Trial(named, overlay(values, {**budget, "seed": seed}))
+    return TrainingTrial(named, overlay(values, {**budget, "seed": seed}))
 
 
-def read_result(directory: Path, trial: Trial) -> Result | None:
+def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
     """Return the result of `trial`, None where there is none, or not one of this configuration."""
     try:
         found = json.loads((directory / RESULT).read_bytes())
@@ -94,7 +94,7 @@ def read_result(directory: Path, trial: Trial) -> Result | None:
         return None
 
 
-def write_result(directory: Path, trial: Trial, result: Result) -> None:
+def write_result(directory: Path, trial: TrainingTrial, result: Result) -> None:
     """Write it, atomically, with the configuration it belongs to."""
     directory.mkdir(parents=True, exist_ok=True)
     kept = {key: _text(value) for key, value in attrs.asdict(result).items()}

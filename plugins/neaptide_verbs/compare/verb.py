@@ -27,9 +27,9 @@ from neaptide.run.signals import stop_on_signals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .runs import Comparison, Settings
+    from .runs import Comparison, ComparisonSettings
     from .sides import Side
-    from .trials import Result, Trial
+    from .trials import Result, TrainingTrial
 
 
 def compare(
@@ -71,7 +71,7 @@ def compare(
     """
     from .findings import findings  # noqa: PLC0415 - only this verb needs it
     from .page import comparison_page  # noqa: PLC0415 - likewise
-    from .runs import Settings  # noqa: PLC0415 - likewise
+    from .runs import ComparisonSettings  # noqa: PLC0415 - likewise
     from .sides import sides_of  # noqa: PLC0415 - likewise
     from .text import summary  # noqa: PLC0415 - likewise
 
@@ -83,7 +83,7 @@ def compare(
         configured(loaded(files, preset, set_).config)[0],
         configured(loaded((against,), None, None).config)[0] if against else None,
     )
-    settings = Settings(
+    settings = ComparisonSettings(
         seeds=_seeds(seeds, "--seeds"),
         tuning_seeds=_seeds(tuning_seeds, "--tuning-seeds"),
         sweeps=baseline == "tuned",
@@ -108,7 +108,7 @@ def compare(
 
 def _compared(
     sides: Sequence[Side],
-    settings: Settings,
+    settings: ComparisonSettings,
     root: Path,
     jobs: int,
     threads: int,
@@ -120,7 +120,7 @@ def _compared(
 
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signals())
-        report = _silent if quiet else _Progress()
+        report = _silent if quiet else _TrialLines()
         pool = stack.enter_context(Pool(root, jobs, threads, report, stop))
         return compare(sides, settings, pool.train)
 
@@ -141,14 +141,14 @@ def _name_of(files: Sequence[Path], preset: str | None, against: Path | None) ->
     return "-".join(stems) + (f"-against-{against.stem.lstrip('.')}" if against else "")
 
 
-class _Progress:
+class _TrialLines:
     """A line on stderr for every trial."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._count = 0
 
-    def __call__(self, trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
+    def __call__(self, trial: TrainingTrial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
         self._count += 1
         averaged = "" if result.averaged is None else f", averaged {result.averaged:.4f}"
         when = "kept" if kept else duration(result.seconds)
@@ -159,7 +159,7 @@ class _Progress:
         sys.stderr.flush()
 
 
-def _silent(trial: Trial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
+def _silent(trial: TrainingTrial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback
     """Report nothing."""
 
 
@@ -187,7 +187,7 @@ def _seeds(text: str, where: str) -> tuple[int, ...]:
     return seeds
 
 
-def _check_apart(settings: Settings) -> None:
+def _check_apart(settings: ComparisonSettings) -> None:
     both = sorted(set(settings.seeds) & set(settings.tuning_seeds))
     if settings.sweeps and both:
         msg = (

@@ -22,7 +22,7 @@ import attrs
 from neaptide.errors import NeaptideError
 from neaptide.run.signals import Interrupted
 
-from .trials import Trial
+from .trials import TrainingTrial
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -35,7 +35,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     for line in requests:
         asked = json.loads(line)
         try:
-            result = train(Trial(asked["label"], asked["values"]), Path(asked["directory"]))
+            result = train(TrainingTrial(asked["label"], asked["values"]), Path(asked["directory"]))
             answer: dict[str, Any] = {"result": attrs.asdict(result)}
         except Interrupted as error:
             answer = {"stopped": str(error)}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from neaptide.config.values import KeyPath
-    from neaptide.plugin import PluginSpec, Shipped
+    from neaptide.plugin import PluginSpec, ShippedEntry
 
 GROUP = "neaptide.converters"
 
@@ -92,7 +92,7 @@ def framework_of(settings: Mapping[str, Any]) -> str | None:
     return best if best is not None and found[best] else None
 
 
-def _load(entry: Shipped) -> Converter:
+def _load(entry: ShippedEntry) -> Converter:
     try:
         converter = entry.load()
     except PluginError as error:
@@ -103,7 +103,7 @@ def _load(entry: Shipped) -> Converter:
     return converter
 
 
-def _unusable(entry: Shipped, problem: str) -> PluginError:
+def _unusable(entry: ShippedEntry, problem: str) -> PluginError:
     where = f"framework {entry.name!r} from {entry.distribution}"
     return PluginError(f"{where} cannot be converted: {problem}")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .reading import RunFacts
-    from .series import Course, Track
+    from .series import StepSeries, Track
 
 _VALIDATION, _BANDS, _MARKS = 5, 120, 80
 
@@ -146,7 +146,7 @@ def dotted(label: str, colour: int, track: Track) -> Series:
     return Series(label=label, colour=colour, lines=track.lines(), marks=marks)
 
 
-def _jumps(verdict: str, colour: int, course: Course) -> Series:
+def _jumps(verdict: str, colour: int, course: StepSeries) -> Series:
     if len(course.points()) > _MARKS:  # they would hide the line, and the table tells them
         return Series(label=f"jump {verdict}", colour=colour)
     which = "after" if verdict == "accepted" else "before"

@@ -15,7 +15,7 @@ from neaptide_toolkit.pages.text import clean, drawable, safe, scalar
 
 from .files import flat, json_file, kept, number_of, objects, step_of, toml_file
 from .memory import MemoryTable, memory_tables
-from .series import Course, Ends, Track
+from .series import Ends, StepSeries, Track
 from .status import ENDINGS, Status, locked, status_of
 from .steps import Steps, read_steps
 
@@ -37,7 +37,7 @@ class Events:
     listed: Ends = attrs.field(factory=lambda: Ends(150))
     jumps: Ends = attrs.field(factory=lambda: Ends(500))
     verdicts: Counter[str] = attrs.field(factory=Counter)
-    refused: Course = attrs.field(factory=lambda: Course(100))
+    refused: StepSeries = attrs.field(factory=lambda: StepSeries(100))
     """Loss before each refused jump."""
     ending: dict[str, Any] | None = None
     skipped: tuple[int, int] = (0, 0)

@@ -74,7 +74,7 @@ class Bucket:
 
 
 @attrs.define
-class Course:
+class StepSeries:
     """Values over steps, at most `4 * limit` points of them; no spike is lost."""
 
     limit: int = BUCKETS
@@ -127,7 +127,7 @@ class Course:
 class Track:
     """One quantity over steps, by phase."""
 
-    courses: dict[str, Course] = attrs.field(factory=dict)
+    courses: dict[str, StepSeries] = attrs.field(factory=dict)
     spreads: dict[str, Spread] = attrs.field(factory=dict)
     unusual: list[int] = attrs.field(factory=list)
     """The first steps whose value was not finite; `unusual_count` counts all."""
@@ -152,7 +152,7 @@ class Track:
     def _enter(self, phase: str) -> str:
         known = phase in self.courses or len(self.courses) < _PHASES
         name = phase if known else OTHER
-        course = self.courses.setdefault(name, Course())
+        course = self.courses.setdefault(name, StepSeries())
         self.spreads.setdefault(name, Spread())
         self._stretch += 1
         if self.last is not None:  # the line goes on where that of the phase before ended

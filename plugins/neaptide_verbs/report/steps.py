@@ -10,7 +10,7 @@ from neaptide_toolkit.pages.text import drawable, name
 
 from .files import number_of, rows, step_of
 from .memory import MemoryTable, tiers
-from .series import Course, Stretches, Track
+from .series import StepSeries, Stretches, Track
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -26,7 +26,7 @@ class Steps:
     """Training loss of updates, and the loss that the guard measured after a jump."""
     seconds: Track = attrs.field(factory=Track)
     grad_norm: Track = attrs.field(factory=Track)
-    jumped: Course = attrs.field(factory=Course)
+    jumped: StepSeries = attrs.field(factory=StepSeries)
     """Loss after each accepted jump."""
     memory: MemoryTable = attrs.field(factory=lambda: MemoryTable("steps.csv"))
     stretches: Stretches = attrs.field(factory=Stretches)

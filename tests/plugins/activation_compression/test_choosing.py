@@ -10,7 +10,7 @@ from compressed import SIZE, both, error, given_x, linear, saving
 from torch import nn
 from torch.nn import functional
 
-from neaptide_plugins.activation_compression.needs import CODES, EXACT, Need, Ops
+from neaptide_plugins.activation_compression.needs import CODES, EXACT, Need, NodeNeeds
 from neaptide_plugins.activation_compression.saving import Saving
 
 if TYPE_CHECKING:
@@ -128,16 +128,16 @@ def test_a_bias_of_attention_is_exact() -> None:
     query = given_x().view(1, 1, SIZE, SIZE).requires_grad_()
     node = functional.scaled_dot_product_attention(query, query, query).grad_fn
     assert "ScaledDotProductFlashAttentionForCpuBackward0" == type(node).__name__
-    needs = [Ops().need(node, place=place) for place in range(4)]
+    needs = [NodeNeeds().need(node, place=place) for place in range(4)]
     assert [CODES, CODES, CODES, EXACT] == needs
-    assert EXACT is Ops().need(node, output=1), "logsumexp"
-    assert EXACT is Ops(("attention",)).need(node, place=0)
+    assert EXACT is NodeNeeds().need(node, output=1), "logsumexp"
+    assert EXACT is NodeNeeds(("attention",)).need(node, place=0)
 
 
 def test_parts_of_one_split_are_told_apart() -> None:
     places = []
 
-    class Noting(Ops):
+    class Noting(NodeNeeds):
         def need(self, node: Any, *, output: int | None = None, place: int = 0) -> Need:
             if type(node).__name__ == "AddcmulBackward0":
                 places.append(place)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import same_bits
 
 from neaptide_plugins.activation_compression.codes import (
-    Codes,
+    ActivationCodes,
     decode,
     decode_bits,
     encode,
@@ -32,7 +32,7 @@ NUMBERS = st.one_of(
 )
 
 
-def coded(flat: torch.Tensor, group: int, *, never_negative: bool = False) -> Codes:
+def coded(flat: torch.Tensor, group: int, *, never_negative: bool = False) -> ActivationCodes:
     """Return the codes as on the host; there is no NaN and no plus infinity."""
     encoded = encode(flat, group, look=True, never_negative=never_negative)
     assert encoded is not None

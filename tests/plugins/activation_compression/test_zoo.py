@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 OTHERWISE = {
-    "python's chance": "draws other numbers each time",
+    "python's rng": "draws other numbers each time",
     "torch.func": "torch refuses saved-tensor hooks there",
     "reentrant checkpoint": "knows no gradients but those of a whole backward",
 }

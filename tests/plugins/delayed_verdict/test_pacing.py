@@ -8,17 +8,17 @@ from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.delayed_verdict.config import DelayedVerdictConfig
 from neaptide_plugins.delayed_verdict.pacing import (
     REGIMES,
+    JumpVerdict,
     Pacing,
-    Verdict,
     regime_of,
     verdict_of,
 )
 
 CONFIG = DelayedVerdictConfig(pause=100)
-VERDICTS = st.lists(st.sampled_from(sorted(Verdict, key=lambda each: each.value)), max_size=30)
+VERDICTS = st.lists(st.sampled_from(sorted(JumpVerdict, key=lambda each: each.value)), max_size=30)
 
 
-def after(verdicts: list[Verdict], every: int = 10, start: Pacing | None = None) -> Pacing:
+def after(verdicts: list[JumpVerdict], every: int = 10, start: Pacing | None = None) -> Pacing:
     pacing = start or Pacing()
     for number, verdict in enumerate(verdicts, start=1):
         pacing = pacing.after(verdict, number * every, CONFIG)
@@ -28,56 +28,56 @@ def after(verdicts: list[Verdict], every: int = 10, start: Pacing | None = None)
 @pytest.mark.parametrize(
     ("gain", "expected"),
     [
-        (0.3, Verdict.WORTHWHILE),
-        (0.2, Verdict.UNCLEAR),
-        (0.0, Verdict.UNCLEAR),
-        (-0.2, Verdict.UNCLEAR),
-        (-0.3, Verdict.HARMFUL),
+        (0.3, JumpVerdict.WORTHWHILE),
+        (0.2, JumpVerdict.UNCLEAR),
+        (0.0, JumpVerdict.UNCLEAR),
+        (-0.2, JumpVerdict.UNCLEAR),
+        (-0.3, JumpVerdict.HARMFUL),
     ],
 )
-def test_a_gain_counts_from_so_many_standard_errors(gain: float, expected: Verdict) -> None:
+def test_a_gain_counts_from_so_many_standard_errors(gain: float, expected: JumpVerdict) -> None:
     assert expected is verdict_of(gain, 0.1, 2.0)
 
 
 def test_no_difference_at_all_is_unclear() -> None:
-    assert Verdict.UNCLEAR is verdict_of(0.0, 0.0, 2.0)
+    assert JumpVerdict.UNCLEAR is verdict_of(0.0, 0.0, 2.0)
 
 
 @given(VERDICTS)
-def test_scale_and_window_stay_within_bounds(verdicts: list[Verdict]) -> None:
+def test_scale_and_window_stay_within_bounds(verdicts: list[JumpVerdict]) -> None:
     pacing = after(verdicts)
     for each in (pacing.scale, pacing.window):
         assert CONFIG.smallest <= each <= CONFIG.largest
 
 
 @given(VERDICTS)
-def test_what_is_unclear_changes_nothing(verdicts: list[Verdict]) -> None:
+def test_what_is_unclear_changes_nothing(verdicts: list[JumpVerdict]) -> None:
     pacing = after(verdicts)
-    assert pacing == pacing.after(Verdict.UNCLEAR, 10_000, CONFIG)
+    assert pacing == pacing.after(JumpVerdict.UNCLEAR, 10_000, CONFIG)
 
 
 def test_worthwhile_jumps_make_bolder_and_harmful_ones_timid() -> None:
-    assert 1.25 == after([Verdict.WORTHWHILE]).scale
-    assert 2.0 == after([Verdict.WORTHWHILE] * 9).scale
-    assert 0.5 == after([Verdict.HARMFUL]).scale
-    assert 0.25 == after([Verdict.HARMFUL] * 9).scale
-    assert 0.5 == after([Verdict.HARMFUL]).window
+    assert 1.25 == after([JumpVerdict.WORTHWHILE]).scale
+    assert 2.0 == after([JumpVerdict.WORTHWHILE] * 9).scale
+    assert 0.5 == after([JumpVerdict.HARMFUL]).scale
+    assert 0.25 == after([JumpVerdict.HARMFUL] * 9).scale
+    assert 0.5 == after([JumpVerdict.HARMFUL]).window
 
 
 def test_harmful_jumps_in_a_row_end_in_a_pause() -> None:
-    harmful = [Verdict.HARMFUL]
+    harmful = [JumpVerdict.HARMFUL]
     assert after(harmful * 2).scale_at(20) > 0.0
     paused = after(harmful * 3)
     assert 0.0 == paused.scale_at(30) == paused.scale_at(129)
     assert 0.25 == paused.scale_at(130)
-    again = paused.after(Verdict.HARMFUL, 200, CONFIG)
+    again = paused.after(JumpVerdict.HARMFUL, 200, CONFIG)
     assert 0.0 == again.scale_at(299)
-    spared = paused.after(Verdict.WORTHWHILE, 200, CONFIG)
-    assert 0.0 < spared.after(Verdict.HARMFUL, 300, CONFIG).scale_at(301)
+    spared = paused.after(JumpVerdict.WORTHWHILE, 200, CONFIG)
+    assert 0.0 < spared.after(JumpVerdict.HARMFUL, 300, CONFIG).scale_at(301)
 
 
 def test_a_worthwhile_jump_in_between_ends_the_row() -> None:
-    mixed = [Verdict.HARMFUL, Verdict.HARMFUL, Verdict.WORTHWHILE, Verdict.HARMFUL]
+    mixed = [JumpVerdict.HARMFUL, JumpVerdict.HARMFUL, JumpVerdict.WORTHWHILE, JumpVerdict.HARMFUL]
     assert 0.0 < after(mixed).scale_at(41)
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from support import same_tensors, tiny_trainer
 
-from neaptide_plugins.delayed_verdict.trial import Kept, Trial, extrapolated, losses_of
+from neaptide_plugins.delayed_verdict.trial import JumpTrial, TrialWeights, extrapolated, losses_of
 from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
 
 CPU = torch.device("cpu")
 
 
 def test_a_gain_is_half_of_what_the_mirrored_jump_costs_more() -> None:
-    trial = Trial(7, 5, "high", None, losses=[[2.0, 2.3, 1.9], [1.0, 1.2, 1.2]])
+    trial = JumpTrial(7, 5, "high", None, losses=[[2.0, 2.3, 1.9], [1.0, 1.2, 1.2]])
     assert pytest.approx([0.2, 0.0]) == trial.gains
     assert pytest.approx(0.1) == trial.gain
     assert pytest.approx(0.1) == trial.error
@@ -21,7 +21,7 @@ def test_a_gain_is_half_of_what_the_mirrored_jump_costs_more() -> None:
 
 
 def test_a_gain_is_what_leaving_the_jump_out_would_cost() -> None:
-    trial = Trial(7, 5, "high", None, losses=[[2.0, 2.3], [1.0, 1.2]])
+    trial = JumpTrial(7, 5, "high", None, losses=[[2.0, 2.3], [1.0, 1.2]])
     assert pytest.approx([0.3, 0.2]) == trial.gains
 
 
@@ -37,7 +37,7 @@ def test_losses_are_extrapolated_along_log_updates() -> None:
 )
 def test_the_mean_is_that_of_the_samples(state: torch.dtype, allowed: float) -> None:
     weights = torch.randn(9, 3, 4, generator=torch.Generator().manual_seed(0))
-    kept = Kept(CPU, state, {}, {"w": torch.full((3, 4), math.nan, dtype=state)})
+    kept = TrialWeights(CPU, state, {}, {"w": torch.full((3, 4), math.nan, dtype=state)})
     kept.samples["w"] = 0
     for number, weight in enumerate(weights, start=1):
         kept.average("w", weight, number)
@@ -52,7 +52,7 @@ def test_the_losses_are_those_of_the_moved_weights(contrast: str, hostile: bool)
         trainer.step(batches[0])
         store = trainer.store
         before = store.snapshot()
-        kept = Kept(CPU, torch.float32)
+        kept = TrialWeights(CPU, torch.float32)
         kept.reserve(span for span in store.spans() if span.trainable)
         expected = []
         generator = torch.Generator().manual_seed(0)
@@ -76,7 +76,7 @@ def test_the_weights_are_back_after_a_probe_that_raises() -> None:
     trainer, _ = tiny_trainer()
     with trainer:
         before = trainer.store.snapshot()
-        kept = Kept(CPU, torch.float32)
+        kept = TrialWeights(CPU, torch.float32)
         kept.reserve(span for span in trainer.store.spans() if span.trainable)
 
         def probe() -> float:

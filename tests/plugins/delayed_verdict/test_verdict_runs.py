@@ -13,7 +13,7 @@ from support import tiny_trainer
 from neaptide import JUMP_GAIN, ConfigError
 from neaptide.api.spans import Span
 from neaptide_plugins.delayed_verdict import SPEC
-from neaptide_plugins.delayed_verdict.trial import Kept
+from neaptide_plugins.delayed_verdict.trial import TrialWeights
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_a_weight_thawed_while_a_jump_is_judged_is_left_alone(thawed: int) -> No
 
 
 def test_what_a_weight_was_when_it_was_thawed_late_is_no_part_of_its_mean() -> None:
-    kept = Kept(torch.device("cpu"), torch.float32)
+    kept = TrialWeights(torch.device("cpu"), torch.float32)
     spans = [Span(name, (2,), torch.float32, "device", True, ()) for name in ("a", "b")]
     kept.reserve(iter(spans))
     for jump in (("a", "b"), ("a",)):  # b cannot change when the second one comes

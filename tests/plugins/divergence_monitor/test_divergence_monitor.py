@@ -14,7 +14,7 @@ from torch import nn
 
 from neaptide import CORRECT, FULL, PREDICT, HybridTrainer, hookimpl
 from neaptide_plugins.divergence_monitor import SPEC
-from neaptide_plugins.divergence_monitor.alarm import Alarm, Level
+from neaptide_plugins.divergence_monitor.alarm import Alarm, AlarmLevel
 from neaptide_toolkit.testing import check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
@@ -69,11 +69,11 @@ def monitor_of(trainer: HybridTrainer) -> Any:
     return trainer.hooks.plugins["divergence-monitor"]
 
 
-def level_of(trainer: HybridTrainer) -> Level:
-    return Level(int(monitor_of(trainer).collect_metrics()["level"]))
+def level_of(trainer: HybridTrainer) -> AlarmLevel:
+    return AlarmLevel(int(monitor_of(trainer).collect_metrics()["level"]))
 
 
-def alarmed(trainer: HybridTrainer, level: Level) -> None:
+def alarmed(trainer: HybridTrainer, level: AlarmLevel) -> None:
     """Put the monitor at `level`, as if something had been found."""
     monitor_of(trainer)._watch.alarm = Alarm(level)
 
@@ -149,7 +149,7 @@ def test_a_wild_learning_rate_goes_through_the_levels(tmp_path: Path) -> None:
             if number == 40:
                 trainer.optimizer.param_groups[0]["lr"] = WILD_LR
             trainer.step(batch)
-        assert Level.CRITICAL is level_of(trainer)
+        assert AlarmLevel.CRITICAL is level_of(trainer)
     moves = events(tmp_path, "divergence.level")
     assert "critical" == moves[-1]["level"]
     assert [move["before"] for move in moves[1:]] == [move["level"] for move in moves[:-1]]
@@ -170,7 +170,7 @@ def test_rollback_puts_everything_back_bitwise_and_training_goes_on(tmp_path: Pa
             wild = number in {41, 42}
             trainer.optimizer.param_groups[0]["lr"] = WILD_LR if wild else CALM_LR
             losses.append(trainer.step(batch).loss)
-        assert Level.NORMAL is level_of(trainer)
+        assert AlarmLevel.NORMAL is level_of(trainer)
     (rollback,) = events(tmp_path, "divergence.rollback")
     # The history shows update n at the start of step n + 2: the copy made then is of update n + 1.
     kept = recorder.states[rollback["to_update"] + 1]
@@ -187,7 +187,7 @@ def test_a_rollback_leaves_the_learning_rate_to_its_schedule() -> None:
     with trainer_of(recovery="rollback") as trainer:
         trainer.step(batches(1)[0])
         trainer.optimizer.param_groups[0].update(lr=0.01, momentum=0.9)
-        alarmed(trainer, Level.CRITICAL)
+        alarmed(trainer, AlarmLevel.CRITICAL)
         trainer.step(batches(1)[0])
         group = trainer.optimizer.param_groups[0]
         assert (0.01, 0.5) == (group["lr"], group["momentum"])
@@ -199,13 +199,13 @@ def test_one_episode_has_one_rollback(tmp_path: Path) -> None:
         for batch in data[:20]:
             trainer.step(batch)
         for _ in range(5):
-            alarmed(trainer, Level.CRITICAL)
+            alarmed(trainer, AlarmLevel.CRITICAL)
             trainer.step(data[0])
         assert 1 == len(events(tmp_path, "divergence.rollback"))
         for batch in data[20:60]:
             trainer.step(batch)
-        assert Level.NORMAL is level_of(trainer)
-        alarmed(trainer, Level.CRITICAL)
+        assert AlarmLevel.NORMAL is level_of(trainer)
+        alarmed(trainer, AlarmLevel.CRITICAL)
         trainer.step(data[0])
         assert 2 == len(events(tmp_path, "divergence.rollback"))
 
@@ -215,7 +215,7 @@ def test_nothing_is_rolled_back_unless_asked(tmp_path: Path, recovery: str) -> N
     with trainer_of(directory=tmp_path, recovery=recovery) as trainer:
         for batch in batches(5):
             trainer.step(batch)
-            alarmed(trainer, Level.CRITICAL)
+            alarmed(trainer, AlarmLevel.CRITICAL)
         assert 0 == trainer.estimate_memory().total(owner=SPEC.name)
     assert [] == events(tmp_path, "divergence.rollback")
 
@@ -228,11 +228,11 @@ def test_a_nan_batch_is_critical_at_once_and_recovered_from(tmp_path: Path) -> N
             trainer.step(batch)
         result = trainer.step(poison)
         assert not result.updated
-        assert Level.CRITICAL is level_of(trainer)
+        assert AlarmLevel.CRITICAL is level_of(trainer)
         assert bool(trainer.model.mean.isnan().all())
         for batch in data[20:]:
             assert trainer.step(batch).updated
-        assert Level.NORMAL is level_of(trainer)
+        assert AlarmLevel.NORMAL is level_of(trainer)
         assert bool(trainer.model.mean.isfinite().all())
     (first, *_) = events(tmp_path, "divergence.level")
     assert (21, "critical", "non-finite") == (first["step"], first["level"], first["found"])
@@ -251,10 +251,10 @@ def test_unchecked_nans_are_found_in_the_history() -> None:
     with trainer:
         for x, y in batches(3):
             trainer.step((x * math.nan, y))
-        assert Level.CRITICAL is level_of(trainer)
+        assert AlarmLevel.CRITICAL is level_of(trainer)
 
 
-def jumps_at(level: Level, **settings: Any) -> list[int | None]:
+def jumps_at(level: AlarmLevel, **settings: Any) -> list[int | None]:
     """Return the horizons asked for, one a due Predict step; None where there was no jump."""
     asked: list[int] = []
 
@@ -274,18 +274,23 @@ def jumps_at(level: Level, **settings: Any) -> list[int | None]:
 
 @pytest.mark.parametrize(
     ("level", "expected"),
-    [(Level.NORMAL, [8]), (Level.CAUTION, [4]), (Level.WARNING, []), (Level.CRITICAL, [])],
+    [
+        (AlarmLevel.NORMAL, [8]),
+        (AlarmLevel.CAUTION, [4]),
+        (AlarmLevel.WARNING, []),
+        (AlarmLevel.CRITICAL, []),
+    ],
 )
-def test_the_level_says_how_far_a_jump_may_go(level: Level, expected: list[int]) -> None:
+def test_the_level_says_how_far_a_jump_may_go(level: AlarmLevel, expected: list[int]) -> None:
     assert expected == jumps_at(level)
 
 
 def test_a_jump_is_never_shorter_than_one_update() -> None:
-    assert [1] == jumps_at(Level.CAUTION, shorten=0.01)
+    assert [1] == jumps_at(AlarmLevel.CAUTION, shorten=0.01)
 
 
-@pytest.mark.parametrize("level", Level)
-def test_logging_alone_changes_no_jump(level: Level) -> None:
+@pytest.mark.parametrize("level", AlarmLevel)
+def test_logging_alone_changes_no_jump(level: AlarmLevel) -> None:
     assert [8] == jumps_at(level, recovery="log")
 
 
@@ -294,7 +299,7 @@ def test_predict_waits_until_the_level_has_fallen() -> None:
         data = batches(30)
         for batch in data[:7]:
             trainer.step(batch)
-        alarmed(trainer, Level.WARNING)
+        alarmed(trainer, AlarmLevel.WARNING)
         results = [trainer.step(batch) for batch in data[7:15]]
     jumped = [result.jump is not None for result in results]
     assert [False, False, True] == jumped[:3]
@@ -311,7 +316,7 @@ def test_a_scheduler_of_somebody_else_is_held_back_too(order: str) -> None:
     with trainer_of([SPEC, eager, STEADY_PREDICTOR]) as trainer:
         assert [True] * 3 == [trainer.step(batch).was_predicted for batch in batches(3)]
         assert 1 == monitor_of(trainer)._watch.seen
-        alarmed(trainer, Level.WARNING)
+        alarmed(trainer, AlarmLevel.WARNING)
         assert trainer.step(batches(1)[0]).jump is None
 
 
@@ -354,7 +359,7 @@ def test_the_state_round_trips() -> None:
     with trainer_of(recovery="rollback") as one, trainer_of(recovery="rollback") as other:
         for batch in batches(12):
             one.step(batch)
-        alarmed(one, Level.WARNING)
+        alarmed(one, AlarmLevel.WARNING)
         state = monitor_of(one).state_dict()
         monitor_of(other).load_state_dict(state)
         again = monitor_of(other).state_dict()

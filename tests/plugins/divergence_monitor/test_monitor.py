@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide_plugins.divergence_monitor.alarm import Alarm, Level
+from neaptide_plugins.divergence_monitor.alarm import Alarm, AlarmLevel
 from neaptide_plugins.divergence_monitor.config import DivergenceMonitorConfig
-from neaptide_plugins.divergence_monitor.monitor import Change, Watch
+from neaptide_plugins.divergence_monitor.monitor import AlarmMonitor, Change
 
 UPDATES = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=120)
 CALM = st.integers(1, 10)
@@ -26,7 +26,7 @@ def after(updates: list[tuple[int, bool]], calm: int) -> list[Alarm]:
     return alarms
 
 
-def levels(*updates: int, calm: int = 3) -> list[Level]:
+def levels(*updates: int, calm: int = 3) -> list[AlarmLevel]:
     return [alarm.level for alarm in after([(n, False) for n in updates], calm)[1:]]
 
 
@@ -34,7 +34,7 @@ def levels(*updates: int, calm: int = 3) -> list[Level]:
 def test_the_level_never_falls_by_more_than_one(updates: list[tuple[int, bool]], calm: int) -> None:
     course = [alarm.level for alarm in after(updates, calm)]
     assert all(then - now <= 1 for then, now in pairwise(course))
-    assert set(course) <= set(Level)
+    assert set(course) <= set(AlarmLevel)
 
 
 @given(UPDATES, CALM)
@@ -55,26 +55,31 @@ def test_any_alarm_ends_in_three_calms(updates: list[tuple[int, bool]], calm: in
 @given(UPDATES, CALM)
 def test_critical_is_only_what_is_critical(updates: list[tuple[int, bool]], calm: int) -> None:
     alarms = after([(n, False) for n, _ in updates], calm)
-    assert Level.CRITICAL not in {alarm.level for alarm in alarms}
-    assert Level.CRITICAL is alarms[-1].after(0, critical=True, calm=calm).level
+    assert AlarmLevel.CRITICAL not in {alarm.level for alarm in alarms}
+    assert AlarmLevel.CRITICAL is alarms[-1].after(0, critical=True, calm=calm).level
 
 
 def test_one_finding_is_caution_and_two_are_a_warning() -> None:
-    assert [Level.CAUTION] == levels(1)
-    assert [Level.WARNING] == levels(2)
-    assert [Level.CAUTION, Level.CAUTION, Level.WARNING, Level.WARNING] == levels(1, 0, 1, 1)
+    assert [AlarmLevel.CAUTION] == levels(1)
+    assert [AlarmLevel.WARNING] == levels(2)
+    assert [
+        AlarmLevel.CAUTION,
+        AlarmLevel.CAUTION,
+        AlarmLevel.WARNING,
+        AlarmLevel.WARNING,
+    ] == levels(1, 0, 1, 1)
 
 
 def test_calm_is_counted_anew_after_a_finding_and_after_a_fall() -> None:
-    W, C, N = Level.WARNING, Level.CAUTION, Level.NORMAL  # noqa: N806 - a row of levels
+    W, C, N = AlarmLevel.WARNING, AlarmLevel.CAUTION, AlarmLevel.NORMAL  # noqa: N806 - a row of levels
     assert [W, W, W, W, W, W, C, C, C, N, N] == levels(2, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
 
 
-def watch(**settings: Any) -> Watch:
-    return Watch(DivergenceMonitorConfig(**settings))
+def watch(**settings: Any) -> AlarmMonitor:
+    return AlarmMonitor(DivergenceMonitorConfig(**settings))
 
 
-def read(over: Watch, losses: list[float], norms: list[float] | None = None) -> list[Change]:
+def read(over: AlarmMonitor, losses: list[float], norms: list[float] | None = None) -> list[Change]:
     """Return the changes when one update after another is looked at, as in a run."""
     norms = norms or []
     return [
@@ -86,12 +91,12 @@ def read(over: Watch, losses: list[float], norms: list[float] | None = None) -> 
 
 def test_a_spike_is_caution() -> None:
     (change,) = read(watch(), [*FLAT, 5.5])
-    assert Change(Level.NORMAL, Level.CAUTION, ("loss spike",)) == change
+    assert Change(AlarmLevel.NORMAL, AlarmLevel.CAUTION, ("loss spike",)) == change
 
 
 def test_a_spike_of_ten_deviations_is_critical() -> None:
     (change,) = read(watch(), [*FLAT, 12.5])
-    assert Change(Level.NORMAL, Level.CRITICAL, ("loss spike",)) == change
+    assert Change(AlarmLevel.NORMAL, AlarmLevel.CRITICAL, ("loss spike",)) == change
 
 
 def test_what_is_no_spike_is_not_critical_either() -> None:
@@ -100,7 +105,10 @@ def test_what_is_no_spike_is_not_critical_either() -> None:
 
 def test_two_findings_at_once_are_a_warning() -> None:
     (change,) = read(watch(), [*FLAT, 5.5], [1.0] * 20 + [11.0])
-    assert Change(Level.NORMAL, Level.WARNING, ("loss spike", "exploding gradient")) == change
+    assert (
+        Change(AlarmLevel.NORMAL, AlarmLevel.WARNING, ("loss spike", "exploding gradient"))
+        == change
+    )
 
 
 def test_a_vanished_gradient_is_found() -> None:
@@ -110,19 +118,21 @@ def test_a_vanished_gradient_is_found() -> None:
 
 def test_nan_is_critical_from_the_first_update() -> None:
     (change,) = read(watch(), [math.nan])
-    assert Change(Level.NORMAL, Level.CRITICAL, ("non-finite",)) == change
+    assert Change(AlarmLevel.NORMAL, AlarmLevel.CRITICAL, ("non-finite",)) == change
     (change,) = read(watch(), [1.0], [math.inf])
-    assert Change(Level.NORMAL, Level.CRITICAL, ("non-finite",)) == change
+    assert Change(AlarmLevel.NORMAL, AlarmLevel.CRITICAL, ("non-finite",)) == change
 
 
 def test_the_shortest_window_finds_something() -> None:
-    assert [Level.CAUTION] == [change.level for change in read(watch(window=8), [*FLAT, 5.5])]
+    assert [AlarmLevel.CAUTION] == [change.level for change in read(watch(window=8), [*FLAT, 5.5])]
 
 
 def test_the_window_forgets() -> None:
     far = [100.0, -100.0] * 20
     assert [] == read(watch(window=64), [*far, *FLAT, 5.5])
-    assert [Level.CAUTION] == [c.level for c in read(watch(window=16), [*far, *FLAT, 5.5])][-1:]
+    assert [AlarmLevel.CAUTION] == [c.level for c in read(watch(window=16), [*far, *FLAT, 5.5])][
+        -1:
+    ]
 
 
 def test_updates_seen_late_are_judged_one_by_one() -> None:
@@ -136,7 +146,7 @@ def test_updates_seen_late_are_judged_one_by_one() -> None:
 
 def test_more_updates_than_the_history_holds_are_no_error() -> None:
     late = watch()
-    assert [Level.CAUTION] == [change.level for change in late.read(5000, [*FLAT, 5.5], [])]
+    assert [AlarmLevel.CAUTION] == [change.level for change in late.read(5000, [*FLAT, 5.5], [])]
     assert 5000 == late.seen
 
 
@@ -160,6 +170,6 @@ def test_what_was_undone_is_no_measure() -> None:
 def test_a_skipped_update_is_critical() -> None:
     one = watch()
     (change,) = one.skipped()
-    assert Change(Level.NORMAL, Level.CRITICAL, ("non-finite",)) == change
+    assert Change(AlarmLevel.NORMAL, AlarmLevel.CRITICAL, ("non-finite",)) == change
     assert [] == list(one.skipped())
     assert 2 == one.findings

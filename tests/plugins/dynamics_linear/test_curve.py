@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.loop.schedule import LearningRate
-from neaptide_plugins.dynamics_linear.curve import STIFFNESS, Curve, Level, learning
+from neaptide_plugins.dynamics_linear.curve import STIFFNESS, LossCurve, LossLevel, learning
 
 LOSSES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40)
 
 
 @given(LOSSES, st.floats(0.0, 8.0))
 def test_a_curve_is_the_weighted_least_squares_line(losses: list[float], power: float) -> None:
-    curve = Curve(power)
+    curve = LossCurve(power)
     places = [math.log(30.0 + place) for place in range(len(losses))]
     for x, loss in zip(places, losses, strict=True):
         curve.take(x, loss)
@@ -33,7 +33,7 @@ def test_a_curve_is_the_weighted_least_squares_line(losses: list[float], power: 
 
 @given(LOSSES, st.floats(0.0, 0.99))
 def test_a_level_is_the_exponential_average(losses: list[float], decay: float) -> None:
-    level = Level(decay)
+    level = LossLevel(decay)
     for loss in losses:
         level.take(loss)
     weights = [decay**age for age in reversed(range(len(losses)))]

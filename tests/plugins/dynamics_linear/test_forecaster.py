@@ -22,8 +22,8 @@ def forecaster(**given_settings: Any) -> Forecaster:
 
 def course(updates: int, seed: int = 0, noise: float = 0.05) -> list[float]:
     """Return losses that fall as a power of the updates, with noise."""
-    chance = random.Random(seed)
-    return [2.0 + 3.0 * (10 + k) ** -0.4 + noise * chance.gauss(0.0, 1.0) for k in range(updates)]
+    rng = random.Random(seed)
+    return [2.0 + 3.0 * (10 + k) ** -0.4 + noise * rng.gauss(0.0, 1.0) for k in range(updates)]
 
 
 def fed(losses: list[float], **given_settings: Any) -> Forecaster:
@@ -36,9 +36,9 @@ def fed(losses: list[float], **given_settings: Any) -> Forecaster:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_beats_who_says_that_the_loss_stays(seed: int) -> None:
     follower = fed(course(500, seed))
-    assert [20, 50, 200] == [each.horizon for each in follower.outlooks]
+    assert [20, 50, 200] == [each.horizon for each in follower.models]
     follower.catch_up()
-    for each, least in zip(follower.outlooks, (0.1, 0.2, 0.5), strict=True):
+    for each, least in zip(follower.models, (0.1, 0.2, 0.5), strict=True):
         assert least < each.skill < 1.0
 
 
@@ -71,14 +71,14 @@ def test_it_is_silent_until_it_has_been_scored() -> None:
 
 def test_it_is_silent_at_a_horizon_where_it_loses() -> None:
     # Each rise is followed by a fall: who goes on in a line is wrong, who stays is not.
-    chance = random.Random(0)
-    wave = [3.0 + math.sin(k * math.pi / 50) + 0.01 * chance.gauss(0, 1) for k in range(300)]
+    rng = random.Random(0)
+    wave = [3.0 + math.sin(k * math.pi / 50) + 0.01 * rng.gauss(0, 1) for k in range(300)]
     follower = fed(wave, horizons=(50, 100), ridge=1e9, smoothing=0.0, around=0)
-    for each in follower.outlooks:
+    for each in follower.models:
         follower.catch_up()
         assert follower.consulted(each) == (each.skill > 0.0)
         assert (follower.forecast(each.horizon) is None) == (each.skill <= 0.0)
-    assert any(each.skill <= 0.0 for each in follower.outlooks)
+    assert any(each.skill <= 0.0 for each in follower.models)
 
 
 def test_what_it_holds_does_not_grow_with_the_run() -> None:
@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_finite_is_never_learned_from(broken: float) -> None:
     follower.catch_up()
     assert math.isfinite(follower.level.now)
     assert 0.0 < follower.level.unit < 10.0
-    for each in follower.outlooks:
+    for each in follower.models:
         assert each.ridge.products.isfinite().all()
         assert math.isfinite(each.squares)
 
@@ -117,7 +117,7 @@ def test_it_goes_on_from_its_state_bit_for_bit(saved_after: int) -> None:
     for loss in losses[saved_after:]:
         after.take(loss)
     assert whole.forecast(50) == after.forecast(50)
-    for one, other in zip(whole.outlooks, after.outlooks, strict=True):
+    for one, other in zip(whole.models, after.models, strict=True):
         assert (one.scored, one.squares) == (other.scored, other.squares)
         assert one.ridge.products.equal(other.ridge.products)
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from neaptide_plugins.int8.loss_gap import Measuring, relative_gap, worst_quarter
+from neaptide_plugins.int8.loss_gap import LossGap, relative_gap, worst_quarter
 
 
 def test_it_is_due_at_the_first_and_then_every_so_often() -> None:
-    measuring, never = Measuring(3, None), Measuring(0, None)
+    measuring, never = LossGap(3, None), LossGap(0, None)
     assert [True, False, False, True] == [measuring.is_due() for _ in range(4)]
     assert not any(never.is_due() for _ in range(4))
 
@@ -29,7 +29,7 @@ def test_the_worst_quarter_pays_and_nan_is_the_worst() -> None:
 
 
 def test_precision_is_raised_beyond_the_limit_only() -> None:
-    measuring, errors = Measuring(1, 0.1), {"a": 0.1, "b": 0.2}
+    measuring, errors = LossGap(1, 0.1), {"a": 0.1, "b": 0.2}
     assert [] == measuring.note(1.0, 1.05, errors)
     assert ["b"] == measuring.note(1.0, 1.2, errors)
     assert ["b"] == measuring.exempt
@@ -37,14 +37,14 @@ def test_precision_is_raised_beyond_the_limit_only() -> None:
 
 
 def test_against_a_loss_that_is_not_finite_nothing_is_measured() -> None:
-    measuring = Measuring(1, 0.1)
+    measuring = LossGap(1, 0.1)
     assert [] == measuring.note(math.nan, math.nan, {"a": math.nan})
     assert {} == measuring.measured
     assert [] == measuring.exempt
 
 
 def test_its_state_comes_back() -> None:
-    measuring, other = Measuring(2, 0.1), Measuring(2, 0.1)
+    measuring, other = LossGap(2, 0.1), LossGap(2, 0.1)
     measuring.is_due()
     measuring.note(1.0, 2.0, {"a": 1.0})
     other.load_state_dict(measuring.state_dict())

@@ -12,8 +12,8 @@ from torch import nn
 from zoo_layers import LAYERS, Residual, Stack
 from zoo_nets import NETS
 
-from neaptide_plugins.int8.held_weights import Holding, Quantizer
-from neaptide_plugins.int8.scheme import Codes, Scheme, encode
+from neaptide_plugins.int8.held_weights import HeldWeights, Quantizer
+from neaptide_plugins.int8.scheme import Scheme, WeightCodes, encode
 from neaptide_plugins.int8.targets import Target, find
 from neaptide_plugins.int8.weight import Int8Weight, computing
 
@@ -35,12 +35,12 @@ class InPlace:
     def evict(self, target: Target) -> Callable[[], None]:
         return lambda: None
 
-    def stored(self, target: Target, codes: Codes) -> Codes:
+    def stored(self, target: Target, codes: WeightCodes) -> WeightCodes:
         return codes
 
 
-def holding(model: nn.Module, quantizer: Quantizer = QUANTIZER) -> Holding:
-    return Holding(find(model, ("*",), (), quantizer.scheme), quantizer, CPU, InPlace())
+def holding(model: nn.Module, quantizer: Quantizer = QUANTIZER) -> HeldWeights:
+    return HeldWeights(find(model, ("*",), (), quantizer.scheme), quantizer, CPU, InPlace())
 
 
 def decoded_in_place(model: nn.Module) -> nn.Module:
@@ -160,7 +160,7 @@ def test_what_fails_half_way_leaves_the_model_as_it_was(fails_at: int) -> None:
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     parameters = list(model.parameters())
-    held = Holding(find(model, ("*",), (), SCHEME), QUANTIZER, CPU, Failing())
+    held = HeldWeights(find(model, ("*",), (), SCHEME), QUANTIZER, CPU, Failing())
     with pytest.raises(MemoryError):
         held.hold()
     assert not held.held
@@ -179,7 +179,7 @@ def test_one_that_cannot_come_back_keeps_no_other_away() -> None:
             return back
 
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
-    held = Holding(find(model, ("*",), (), SCHEME), QUANTIZER, CPU, Failing())
+    held = HeldWeights(find(model, ("*",), (), SCHEME), QUANTIZER, CPU, Failing())
     held.hold()
     with pytest.raises(MemoryError):
         held.release()

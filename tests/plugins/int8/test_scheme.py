@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide_plugins.int8.calibration import calibrated
-from neaptide_plugins.int8.scheme import Codes, Scheme, bytes_of, encode
+from neaptide_plugins.int8.scheme import Scheme, WeightCodes, bytes_of, encode
 
 SHAPES = ((24, 32), (6, 16, 4), (4, 8, 3, 3), (1, 64), (16, 1))
 
@@ -24,7 +24,7 @@ def weight(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32
     return (torch.randn(shape, generator=generator) * spread).to(dtype)
 
 
-def step_of(codes: Codes, shape: torch.Size) -> torch.Tensor:
+def step_of(codes: WeightCodes, shape: torch.Size) -> torch.Tensor:
     """Return each element's distance from one code to the next."""
     moved = torch.empty(shape).movedim(codes.channel, 0)
     rows = codes.scale[:, None].expand(-1, codes.group)

@@ -24,7 +24,7 @@ from torch import nn
 from zoo_blocks import linear, stacked
 from zoo_layers import LAYERS, Residual, Stack
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
 PLAIN = stacked(linear)
@@ -32,7 +32,7 @@ PLAIN = stacked(linear)
 
 def streaming_of(model: nn.Module, **settings: Any) -> tuple[Streaming, torch.optim.Optimizer]:
     optimizer = optimizer_of(model)
-    chosen = Settings(poison=True, **settings)
+    chosen = StreamingSettings(poison=True, **settings)
     streaming = Streaming(
         model, blocks_of(model), optimizer, CPU, chosen, lanes=lambda _, name: Sleepy(name)
     )
@@ -111,7 +111,7 @@ def test_after_an_error_in_a_block_all_goes_on(when: str, update: dict[str, Any]
     trace = Trace()
     for step in range(3):
         if step == 1 and not update:
-            chance = torch.get_rng_state()
+            rng_state = torch.get_rng_state()
             before = {name: buffer.clone() for name, buffer in model.named_buffers()}
             fails[0] = when
             with pytest.raises(BrokenError):
@@ -120,7 +120,7 @@ def test_after_an_error_in_a_block_all_goes_on(when: str, update: dict[str, Any]
             streaming.gradients.drop()
             optimizer.zero_grad()
             assert_idle(streaming)
-            torch.set_rng_state(chance)
+            torch.set_rng_state(rng_state)
             for name, buffer in model.named_buffers():
                 buffer.copy_(before[name])
         loss = model(batch_of(step))

@@ -10,7 +10,7 @@ from support import tiny_trainer
 from torch import nn
 from torch.nn import functional
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 from neaptide_toolkit.recompute import find_blocks
 
@@ -59,7 +59,10 @@ class Net(nn.Module):
 
 
 def trained(
-    settings: Settings | None, kind: Any = torch.optim.AdamW, passes: int = 1, **options: Any
+    settings: StreamingSettings | None,
+    kind: Any = torch.optim.AdamW,
+    passes: int = 1,
+    **options: Any,
 ) -> tuple[list[float], dict[str, torch.Tensor], Streaming | None]:
     """Train six steps; return losses and weights."""
     torch.manual_seed(0)
@@ -114,7 +117,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_losses_and_weights_are_the_resident_ones(way: str, kind: Any) -> None:
     options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     losses, weights, _ = trained(None, kind, **options)
-    found, streamed, _ = trained(Settings(poison=True, **WAYS[way]), kind, **options)
+    found, streamed, _ = trained(StreamingSettings(poison=True, **WAYS[way]), kind, **options)
     assert losses == found
     assert [] == [name for name in weights if not torch.equal(weights[name], streamed[name])]
 
@@ -122,13 +125,13 @@ def test_losses_and_weights_are_the_resident_ones(way: str, kind: Any) -> None:
 @pytest.mark.parametrize("way", [way for way in WAYS if "backward" not in way])
 def test_gradients_of_several_backwards_add_up_to_the_bit(way: str) -> None:
     losses, weights, _ = trained(None, passes=3)
-    found, streamed, _ = trained(Settings(poison=True, **WAYS[way]), passes=3)
+    found, streamed, _ = trained(StreamingSettings(poison=True, **WAYS[way]), passes=3)
     assert losses == found
     assert [] == [name for name in weights if not torch.equal(weights[name], streamed[name])]
 
 
 def test_nothing_is_left_in_use() -> None:
-    _, _, streaming = trained(Settings())
+    _, _, streaming = trained(StreamingSettings())
     assert streaming is not None
     residency = streaming.residency
     assert [0] * 5 == [block.users for block in residency.blocks]

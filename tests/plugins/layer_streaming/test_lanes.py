@@ -11,7 +11,7 @@ from streamed import CPU, WAYS, Sleepy, assert_idle, batch_of, blocks_of, optimi
 from zoo_blocks import linear, stacked
 
 from neaptide_plugins.layer_streaming import streaming
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 from neaptide_plugins.layer_streaming.updates import blockwise
 from neaptide_plugins.layer_streaming.weights import residency
@@ -29,7 +29,7 @@ PLAIN = stacked(linear)
 def streamed(lanes: Callable[[torch.device, str], Any] | None = None, **settings: Any) -> Streaming:
     torch.manual_seed(0)
     model = PLAIN()
-    chosen = Settings(**{"poison": True, **settings})
+    chosen = StreamingSettings(**{"poison": True, **settings})
     made = lanes or (lambda _, name: Sleepy(name))
     return Streaming(model, blocks_of(model), optimizer_of(model), CPU, chosen, lanes=made)
 
@@ -136,7 +136,7 @@ def test_what_fails_half_way_leaves_no_lane_and_no_patch(
         return lanes[-1]
 
     monkeypatch.setattr(streaming, where, failing)
-    chosen = Settings(on_device=True, resident=2)
+    chosen = StreamingSettings(on_device=True, resident=2)
     optimizer = optimizer_of(model)
     with pytest.raises(MemoryError) as caught:
         Streaming(model, blocks_of(model), optimizer, CPU, chosen, lanes=make)

@@ -11,7 +11,7 @@ import torch
 from streamed import CPU, blocks_of, different, optimizer_of
 from torch import nn
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 from neaptide_toolkit.offload import ThreadLane
 
@@ -60,7 +60,7 @@ def trained(way: dict[str, Any] | None, *, of: str) -> list[dict[str, torch.Tens
             blocks_of(model),
             optimizer,
             CPU,
-            Settings(**way),
+            StreamingSettings(**way),
             lanes=lambda _, name: Late(name),
         )
     found = []

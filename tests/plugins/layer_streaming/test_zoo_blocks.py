@@ -20,8 +20,8 @@ REFUSED_IN_PIECES = {
     "a tensor to change": "changes an input in place",
     "count in buffers": "returns something else",
     "remember in attributes": "returns something else",
-    "python's chance": "returns something else",
-    "chance": "returns something else",
+    "python's rng": "returns something else",
+    "torch's rng": "returns something else",
     "dropout in place": "returns something else",
 }
 ROUNDED = {"autocast": 0.02, "bfloat16": 0.02, "mixed widths": 0.02}

@@ -11,7 +11,7 @@ import torch
 from neaptide_plugins.low_precision_backward.meter import Meter, adam_factors
 
 if TYPE_CHECKING:
-    from neaptide_plugins.low_precision_backward.meter import Verdict
+    from neaptide_plugins.low_precision_backward.meter import VarianceVerdict
 
 SIZE = 200_000
 
@@ -24,7 +24,7 @@ def gaussian(seed: int, deviation: float = 1.0) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)) * deviation
 
 
-def judged(one: Meter, noise: float, rounding: float) -> Verdict | None:
+def judged(one: Meter, noise: float, rounding: float) -> VarianceVerdict | None:
     """Measure two micro-batches of known noise and rounding around a gradient of ones."""
     verdict = None
     for place in range(2):

@@ -10,7 +10,7 @@ import pytest
 
 from neaptide import Outcome
 from neaptide.api.phases import FULL, WARMUP
-from neaptide_plugins.low_precision_backward.meter import Verdict
+from neaptide_plugins.low_precision_backward.meter import VarianceVerdict
 from neaptide_plugins.low_precision_backward.passes import Passes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Handler:
 class Lowering:
     """Notes whether it is on."""
 
-    verdict: Verdict | None = None
+    verdict: VarianceVerdict | None = None
     chosen: Chosen = attrs.field(factory=lambda: Chosen({"0": "a", "1": "b"}))
     meter: Meter = attrs.field(factory=Meter)
     handler: Handler = attrs.field(factory=Handler)
@@ -97,13 +97,13 @@ def test_training_forwards_and_backwards_of_the_phases_are_lowered_and_nothing_e
     ("verdict", "event", "goes_on"),
     [
         (None, None, True),
-        (Verdict(0.01, passed=True, reason=""), "measured", True),
-        (Verdict(0.5, passed=False, reason="too much"), "fell_back", False),
+        (VarianceVerdict(0.01, passed=True, reason=""), "measured", True),
+        (VarianceVerdict(0.5, passed=False, reason="too much"), "fell_back", False),
     ],
     ids=["no verdict yet", "passed", "failed"],
 )
 def test_a_forward_that_is_due_is_measured_first(
-    verdict: Verdict | None, event: str | None, *, goes_on: bool
+    verdict: VarianceVerdict | None, event: str | None, *, goes_on: bool
 ) -> None:
     one, log = passes(Lowering(verdict, meter=Meter(due=True)))
     assert goes_on == forward(one, FULL, "train")

@@ -11,7 +11,7 @@ from offloaded import state_of
 from support import same_bits
 from torch import nn
 
-from neaptide_plugins.optimizer_offload.compressed_state import Compressed
+from neaptide_plugins.optimizer_offload.compressed_state import CompressedState
 
 
 def holding(**tensors: Any) -> tuple[Any, dict[str, Any]]:
@@ -36,7 +36,7 @@ def test_floats_are_coded_and_the_rest_stays() -> None:
     }
     state, held = holding(**given)
     before = {name: value.clone() for name, value in held.items()}
-    mechanism = Compressed()
+    mechanism = CompressedState()
     mechanism.leave(*state)
     assert 0 == held["signed"].numel() == held["square"].numel()
     for name in ("odd", "counts", "step", "few"):
@@ -55,7 +55,7 @@ def test_tensors_in_one_storage_stay() -> None:
     flat = torch.rand(4000)
     state, held = holding(one=flat[:2000], two=flat[2000:])
     del flat
-    mechanism = Compressed()
+    mechanism = CompressedState()
     mechanism.leave(*state)
     assert not mechanism.is_away
     assert 2000 == held["one"].numel()
@@ -67,7 +67,7 @@ def test_a_variance_never_becomes_negative(value: float, dtype: torch.dtype) -> 
     mean = value * (1 + torch.rand(4000) * torch.tensor([1.0, 1e-3]).repeat(2000))
     mean = mean.to(dtype)
     state, held = holding(mean=mean, square=mean.square())
-    mechanism = Compressed()
+    mechanism = CompressedState()
     mechanism.leave(*state)
     assert 0 == held["mean"].numel()
     mechanism.finish()
@@ -80,7 +80,7 @@ def test_centred_rmsprop_with_constant_gradients_goes_on() -> None:
     optimizer = torch.optim.RMSprop([weight], lr=1e-3, centered=True, alpha=0.5)
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(64, 64, generator=generator)
-    mechanism = Compressed()
+    mechanism = CompressedState()
     for number in range(30):
         weight.grad = gradient.clone() * (1 + 1e-3 * (number % 2))
         optimizer.step()
@@ -92,7 +92,7 @@ def test_centred_rmsprop_with_constant_gradients_goes_on() -> None:
 
 def test_values_that_it_is_given_meanwhile_are_kept() -> None:
     state, held = holding(moment=torch.randn(3000))
-    mechanism = Compressed()
+    mechanism = CompressedState()
     mechanism.leave(*state)
     held["moment"].data = torch.ones(3000)
     mechanism.finish()
@@ -103,7 +103,7 @@ def test_many_codings_do_not_drift() -> None:
     generator = torch.Generator().manual_seed(0)
     square = torch.randn(20000, generator=generator).square()
     state, held = holding(square=square.clone())
-    mechanism = Compressed()
+    mechanism = CompressedState()
     for _ in range(30):
         mechanism.leave(*state)
         mechanism.finish()

@@ -12,7 +12,7 @@ from optimizers_of_torch import OPTIMIZERS
 from support import same_bits
 from torch import nn
 
-from neaptide_plugins.optimizer_offload.dropped_state import Dropped
+from neaptide_plugins.optimizer_offload.dropped_state import DroppedState
 
 
 def gradients(parameters: list[nn.Parameter], seed: int) -> None:
@@ -35,7 +35,7 @@ def updates(parameters: list[nn.Parameter], optimizer: Any, first: int) -> None:
 def fresh_after_drop(make: Any, dtype: torch.dtype = torch.float32) -> None:
     ours = weights(dtype)
     optimizer = make(ours)
-    dropped = Dropped(*state_of(optimizer, ours))
+    dropped = DroppedState(*state_of(optimizer, ours))
     for round_ in range(2):
         updates(ours, optimizer, 10 * round_)
         dropped.leave(*state_of(optimizer, ours))
@@ -61,7 +61,7 @@ def test_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
 def test_sparse_gradients() -> None:
     weight = nn.Parameter(torch.randn(100, 8))
     optimizer = torch.optim.SparseAdam([weight])
-    dropped = Dropped(*state_of(optimizer, [weight]))
+    dropped = DroppedState(*state_of(optimizer, [weight]))
     weight.grad = torch.ones(100, 8).to_sparse(1)
     optimizer.step()
     dropped.leave(*state_of(optimizer, [weight]))
@@ -113,15 +113,15 @@ def test_a_strangers_optimizer_begins_anew(way: str) -> None:
 def test_what_counts_where_nobody_can_reset_it_is_refused(way: str) -> None:
     parameters = weights()
     with pytest.raises(ValueError, match="does not step again") as refused:
-        Dropped(*state_of(Stranger(parameters, way), parameters))
+        DroppedState(*state_of(Stranger(parameters, way), parameters))
     assert 1 == len(str(refused.value).splitlines())
 
 
 def test_a_count_of_more_than_is_forgotten_is_refused() -> None:
     parameters = weights()
     with pytest.raises(ValueError, match="counts in 't' of parameter group 0"):
-        Dropped(*state_of(Stranger(parameters, "group"), parameters[:1]))
-    Dropped(*state_of(Stranger(parameters, "lazy"), parameters[:1]))
+        DroppedState(*state_of(Stranger(parameters, "group"), parameters[:1]))
+    DroppedState(*state_of(Stranger(parameters, "lazy"), parameters[:1]))
 
 
 def test_one_that_has_lost_what_it_made_first_is_refused() -> None:
@@ -129,7 +129,7 @@ def test_one_that_has_lost_what_it_made_first_is_refused() -> None:
     optimizer = Stranger(parameters, "eager")
     optimizer.state.clear()
     with pytest.raises(ValueError, match="Stranger does not step again once its state is gone"):
-        Dropped(*state_of(optimizer, parameters))
+        DroppedState(*state_of(optimizer, parameters))
 
 
 def test_the_trial_leaves_the_optimizer_and_its_surroundings_alone() -> None:
@@ -140,7 +140,7 @@ def test_the_trial_leaves_the_optimizer_and_its_surroundings_alone() -> None:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     before = [each.detach().clone() for each in parameters]
     random_state = torch.get_rng_state()
-    Dropped(*state_of(optimizer, parameters))
+    DroppedState(*state_of(optimizer, parameters))
     assert [] == heard
     assert {} == dict(optimizer.state)
     assert 0 == optimizer.taken
@@ -153,7 +153,7 @@ def test_rates_of_schedules_go_on() -> None:
     parameters = weights()
     optimizer = torch.optim.Adam(parameters, lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    dropped = Dropped(*state_of(optimizer, parameters))
+    dropped = DroppedState(*state_of(optimizer, parameters))
     updates(parameters, optimizer, 0)
     schedule.step()
     dropped.leave(*state_of(optimizer, parameters))
@@ -164,7 +164,7 @@ def test_rates_of_schedules_go_on() -> None:
 def test_entries_of_others_stay() -> None:
     parameters = weights()
     optimizer = torch.optim.Adam(parameters)
-    dropped = Dropped(*state_of(optimizer, parameters[:1]))
+    dropped = DroppedState(*state_of(optimizer, parameters[:1]))
     updates(parameters, optimizer, 0)
     optimizer.state["notes"] = {"text": "mine"}  # type: ignore[index]  # as strangers do
     dropped.leave(*state_of(optimizer, parameters[:1]))

@@ -15,7 +15,7 @@ from torch import nn
 from neaptide.api.memory import nested_tensors
 from neaptide.run.resident import evicted as module
 from neaptide.run.resident.store import ResidentStore
-from neaptide_plugins.optimizer_offload.host_state import Away
+from neaptide_plugins.optimizer_offload.host_state import HostState
 from neaptide_toolkit.offload import ThreadLane, lies_in_slab
 
 if TYPE_CHECKING:
@@ -81,17 +81,17 @@ def all_same(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
 def test_it_is_readable_away_and_the_same_object_back() -> None:
     (model, optimizer), (_, plain) = trained(), trained()
     before = tensors_of(optimizer)
-    away = Away(CPU, pin=False)
-    away.leave(*state_of(model, optimizer))
+    host_state = HostState(CPU, pin=False)
+    host_state.leave(*state_of(model, optimizer))
     large = [tensor for tensor in before if tensor.nbytes >= 1024]
     assert large
     assert all(map(lies_in_slab, large))
     assert all_same(plain, optimizer)
-    away.finish()
+    host_state.finish()
     assert not any(map(lies_in_slab, before))
     assert all(itertools.starmap(lambda a, b: a is b, zip(before, tensors_of(optimizer), strict=1)))
     assert all_same(plain, optimizer)
-    away.close()
+    host_state.close()
 
 
 def test_memory_that_is_shared_stays_shared() -> None:
@@ -101,60 +101,60 @@ def test_memory_that_is_shared_stays_shared() -> None:
     entry = {"row": flat[:1024], "odd": flat[1::2], "square": flat.view(32, 64).t()}
     optimizer.state[parameter] = entry
     del flat
-    away = Away(CPU, pin=False)
-    away.leave(*state_of(nn.ParameterList([parameter]), optimizer))
+    host_state = HostState(CPU, pin=False)
+    host_state.leave(*state_of(nn.ParameterList([parameter]), optimizer))
     assert lies_in_slab(entry["row"])
     entry["row"][3] = -1.0
     assert -1.0 == entry["odd"][1] == entry["square"][3, 0]
-    away.finish()
+    host_state.finish()
     entry["square"][5, 0] = -2.0
     assert -2.0 == entry["odd"][2] == entry["row"][5]
     assert -1.0 == entry["odd"][1]
     assert 1 == len({tensor.untyped_storage().data_ptr() for tensor in entry.values()})
-    away.close()
+    host_state.close()
 
 
 def test_what_is_written_while_it_comes_back_is_kept() -> None:
     model, optimizer = trained()
-    away = Away(CPU, pin=False)
-    away.leave(*state_of(model, optimizer))
-    away.begin()
+    host_state = HostState(CPU, pin=False)
+    host_state.leave(*state_of(model, optimizer))
+    host_state.begin()
     moment = optimizer.state[model[0].weight]["exp_avg"]
     moment.fill_(7.0)
-    away.finish()
+    host_state.finish()
     assert not lies_in_slab(moment)
     assert bool((moment == 7.0).all())
-    away.close()
+    host_state.close()
 
 
 def test_other_memory_that_it_was_given_is_kept() -> None:
     model, optimizer = trained()
-    away = Away(CPU, pin=False)
-    away.leave(*state_of(model, optimizer))
+    host_state = HostState(CPU, pin=False)
+    host_state.leave(*state_of(model, optimizer))
     moment = optimizer.state[model[0].weight]["exp_avg"]
     mine = torch.full_like(moment, 3.0, device="cpu")
     moment.data = mine
-    away.finish()
+    host_state.finish()
     assert mine.data_ptr() == moment.data_ptr()
-    away.close()
+    host_state.close()
 
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_copy_that_fails_can_be_tried_again(at: int) -> None:
     (model, optimizer), (same, plain) = trained(), trained()
-    away = Away(CPU, pin=False, lane=FailingLane(at))
+    host_state = HostState(CPU, pin=False, lane=FailingLane(at))
     state = state_of(model, optimizer)
     with pytest.raises(torch.OutOfMemoryError):  # noqa: PT012 - which of them fails is the case
-        away.leave(*state)
-        away.finish()
+        host_state.leave(*state)
+        host_state.finish()
     assert all_same(plain, optimizer)
-    if not away.is_away:
-        away.leave(*state)
-    away.finish()
+    if not host_state.is_away:
+        host_state.leave(*state)
+    host_state.finish()
     step(model, optimizer, 9)
     step(same, plain, 9)
     assert all_same(plain, optimizer)
-    away.close()
+    host_state.close()
 
 
 def test_leaving_is_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +168,10 @@ def test_leaving_is_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     moved_in = module.moved_in
     monkeypatch.setattr(module, "moved_in", interrupted)
-    away = Away(CPU, pin=False)
+    host_state = HostState(CPU, pin=False)
     with pytest.raises(KeyboardInterrupt):
-        away.leave(*state_of(model, optimizer))
-    assert not away.is_away
+        host_state.leave(*state_of(model, optimizer))
+    assert not host_state.is_away
     assert not any(map(lies_in_slab, tensors_of(optimizer)))
     assert all_same(plain, optimizer)
 
@@ -188,14 +188,14 @@ def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
         moved_in(tensor, storage, first)
 
     moved_in = module.moved_in
-    away = Away(CPU, pin=False)
+    host_state = HostState(CPU, pin=False)
     with monkeypatch.context() as patch:
         patch.setattr(module, "moved_in", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            away.leave(*state_of(model, optimizer))
-    assert away.is_away
-    away.finish()
-    away.close()
+            host_state.leave(*state_of(model, optimizer))
+    assert host_state.is_away
+    host_state.finish()
+    host_state.close()
     assert not any(map(lies_in_slab, tensors_of(optimizer)))
     assert all_same(plain, optimizer)
 
@@ -203,24 +203,24 @@ def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
 def random_schedule(seed: int) -> None:
     rng = random.Random(seed)
     (model, optimizer), (same, plain) = trained(1), trained(1)
-    away = Away(CPU, pin=rng.random() < 0.5, lane=Sleepy("slow"))
-    hook = optimizer.register_step_pre_hook(lambda *_: away.finish())
+    host_state = HostState(CPU, pin=rng.random() < 0.5, lane=Sleepy("slow"))
+    hook = optimizer.register_step_pre_hook(lambda *_: host_state.finish())
     for number in range(12):
         for _ in range(rng.randrange(3)):
             what = rng.choice(("leave", "begin", "finish", "write", "read"))
-            if what == "leave" and not away.is_away:
-                away.leave(*state_of(model, optimizer))
+            if what == "leave" and not host_state.is_away:
+                host_state.leave(*state_of(model, optimizer))
             elif what == "write":
                 for each, weight in ((optimizer, model[0].weight), (plain, same[0].weight)):
                     each.state[weight]["exp_avg"].mul_(0.5)
             elif what == "read":
                 assert all_same(plain, optimizer)
             elif what != "leave":
-                getattr(away, what)()
+                getattr(host_state, what)()
         step(model, optimizer, number)
         step(same, plain, number)
-    away.finish()
-    away.close()
+    host_state.finish()
+    host_state.close()
     hook.remove()
     assert all_same(plain, optimizer)
 
@@ -237,15 +237,15 @@ def test_a_thousand_random_schedules_on_slow_lanes() -> None:
 
 
 def test_a_user_with_a_gradient_scaler() -> None:
-    def run(away: Away | None) -> list[torch.Tensor]:
+    def run(host_state: HostState | None) -> list[torch.Tensor]:
         model, optimizer = trained()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
-        if away is not None:
-            optimizer.register_step_pre_hook(lambda *_: away.finish())
+        if host_state is not None:
+            optimizer.register_step_pre_hook(lambda *_: host_state.finish())
         for number in range(8):
-            if away is not None and number % 3 == 2:
-                away.leave(*state_of(model, optimizer))
-                away.begin()
+            if host_state is not None and number % 3 == 2:
+                host_state.leave(*state_of(model, optimizer))
+                host_state.begin()
             generator = torch.Generator().manual_seed(number)
             loss = model(torch.randn(4, 24, generator=generator)).square().sum()
             if number in (2, 4):
@@ -256,10 +256,10 @@ def test_a_user_with_a_gradient_scaler() -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        if away is not None:
-            away.finish()
-            away.close()
+        if host_state is not None:
+            host_state.finish()
+            host_state.close()
         return [*model.state_dict().values(), *tensors_of(optimizer)]
 
-    pairs = zip(run(None), run(Away(CPU, pin=False)), strict=True)
+    pairs = zip(run(None), run(HostState(CPU, pin=False)), strict=True)
     assert all(itertools.starmap(same_bits, pairs))

@@ -21,7 +21,7 @@ from neaptide import (
 )
 from neaptide.api.memory import nested_tensors
 from neaptide_plugins.optimizer_offload import SPEC
-from neaptide_plugins.optimizer_offload.host_state import Away
+from neaptide_plugins.optimizer_offload.host_state import HostState
 from neaptide_toolkit.offload import slab_bytes
 from neaptide_toolkit.testing import LAWS, check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
@@ -207,15 +207,15 @@ def test_what_an_error_leaves_away_is_back_when_the_run_ends() -> None:
 
 def test_no_room_for_an_early_return_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = digest_after(STEPS, plain(), [STEADY_PREDICTOR])
-    begin, calls = Away.begin, []
+    begin, calls = HostState.begin, []
 
-    def no_room(self: Away) -> None:
+    def no_room(self: HostState) -> None:
         calls.append(self)
         if len(calls) % 2:
             raise torch.OutOfMemoryError
         begin(self)
 
-    monkeypatch.setattr(Away, "begin", no_room)
+    monkeypatch.setattr(HostState, "begin", no_room)
     assert expected == digest_after(STEPS, config(), [STEADY_PREDICTOR, SPEC])
     assert len(calls) >= 2
 

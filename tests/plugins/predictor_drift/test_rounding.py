@@ -12,7 +12,7 @@ from neaptide.loop.guard import apply
 from neaptide_plugins.predictor_drift.config import PredictorDriftConfig
 from neaptide_plugins.predictor_drift.plugin import PredictorDrift
 from neaptide_toolkit.predictors.held_tensors import Storage
-from neaptide_toolkit.predictors.window import Plan, Window
+from neaptide_toolkit.predictors.window import Window, WindowPlan
 
 if TYPE_CHECKING:
     from neaptide import Update
@@ -24,7 +24,7 @@ def proposal(delta: torch.Tensor, rounding: str) -> Update:
     plugin = PredictorDrift(PredictorDriftConfig(rounding=rounding, scale=1.0))  # type: ignore[arg-type]
     storage = Storage(plugin.ops, torch.device("cpu"))
     span = span_of(delta)
-    window = Window.open(Plan(2, 1), plugin.coefficients, [span], storage, "float32", began=0)
+    window = Window.open(WindowPlan(2, 1), plugin.coefficients, [span], storage, "float32", began=0)
     for weight in (torch.zeros_like(delta), delta):
         window.add(span.name, weight)
         window.advance()

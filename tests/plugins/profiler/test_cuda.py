@@ -13,7 +13,7 @@ import structlog
 import torch
 
 from neaptide_plugins.profiler.config import ProfilerConfig
-from neaptide_plugins.profiler.session import Session
+from neaptide_plugins.profiler.session import ProfilingSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,10 +76,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Callable[..., Session]:
-    def start(**settings: Any) -> Session:
+def session(tmp_path: Path) -> Callable[..., ProfilingSession]:
+    def start(**settings: Any) -> ProfilingSession:
         model = torch.nn.Linear(2, 2)
-        session = Session(
+        session = ProfilingSession(
             ProfilerConfig(**settings),
             torch.device("cuda", 0),
             tmp_path,
@@ -96,7 +96,7 @@ def session(tmp_path: Path) -> Callable[..., Session]:
 
 
 def test_a_row_has_allocator_driver_and_process(
-    gpu: Gpu, session: Callable[..., Session], tmp_path: Path
+    gpu: Gpu, session: Callable[..., ProfilingSession], tmp_path: Path
 ) -> None:
     profiled = session()
     gpu.allocated, gpu.peak = 250 * MB, 280 * MB
@@ -124,7 +124,7 @@ def test_a_row_has_allocator_driver_and_process(
 GPU_COLUMNS = ("allocated_bytes", "peak_bytes", "reserved_bytes", "nvml_bytes", "gpu_utilization")
 
 
-def test_the_report_has_the_utilization(gpu: Gpu, session: Callable[..., Session]) -> None:
+def test_the_report_has_the_utilization(gpu: Gpu, session: Callable[..., ProfilingSession]) -> None:
     profiled = session()
     profiled.close()
     assert [
@@ -136,7 +136,7 @@ def test_the_report_has_the_utilization(gpu: Gpu, session: Callable[..., Session
 
 def test_a_driver_that_fails_is_named_and_its_columns_stay_empty(
     gpu: Gpu,
-    session: Callable[..., Session],
+    session: Callable[..., ProfilingSession],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,7 +168,10 @@ def test_a_driver_that_fails_is_named_and_its_columns_stay_empty(
     ],
 )
 def test_allocations_are_recorded_where_a_snapshot_is_asked_for(
-    gpu: Gpu, session: Callable[..., Session], settings: dict[str, Any], expected: list[Any]
+    gpu: Gpu,
+    session: Callable[..., ProfilingSession],
+    settings: dict[str, Any],
+    expected: list[Any],
 ) -> None:
     profiled = session(**settings)
     profiled.close()
@@ -176,14 +179,14 @@ def test_allocations_are_recorded_where_a_snapshot_is_asked_for(
     assert expected == gpu.history
 
 
-def test_a_history_of_the_user_goes_on(gpu: Gpu, session: Callable[..., Session]) -> None:
+def test_a_history_of_the_user_goes_on(gpu: Gpu, session: Callable[..., ProfilingSession]) -> None:
     gpu.history_on = True
     session(snapshot_history=True).close()
     assert ([], True) == (gpu.history, gpu.history_on)
 
 
 def test_torchs_own_snapshot_lies_beside_the_listing(
-    gpu: Gpu, session: Callable[..., Session], tmp_path: Path
+    gpu: Gpu, session: Callable[..., ProfilingSession], tmp_path: Path
 ) -> None:
     profiled = session(snapshot_at=(3,))
     profiled.updated(3, "full")
@@ -193,7 +196,7 @@ def test_torchs_own_snapshot_lies_beside_the_listing(
     assert all(f"snapshot: {name}" in profiled.report() for name in expected)
 
 
-def test_a_spike_of_the_device_is_seen(gpu: Gpu, session: Callable[..., Session]) -> None:
+def test_a_spike_of_the_device_is_seen(gpu: Gpu, session: Callable[..., ProfilingSession]) -> None:
     profiled = session(spike_mb=50.0)
     for step in (1, 2, 3):
         gpu.allocated += 60 * MB * (step == 3)

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from neaptide_plugins.profiler.listing import Entry, live_tensors, totals
+from neaptide_plugins.profiler.listing import AlikeStorages, live_tensors, totals
 
 
-def of_shape(entries: list[Entry], *shape: int) -> list[Entry]:
+def of_shape(entries: list[AlikeStorages], *shape: int) -> list[AlikeStorages]:
     return [entry for entry in entries if entry.shape == list(shape)]
 
 
 def test_a_tensor_is_listed_with_its_bytes() -> None:
     held = torch.zeros(7, 11, 13, dtype=torch.float16)
     (entry,) = of_shape(live_tensors().entries, 7, 11, 13)
-    assert Entry("cpu", "float16", [7, 11, 13], "other", 1, held.nbytes) == entry
+    assert AlikeStorages("cpu", "float16", [7, 11, 13], "other", 1, held.nbytes) == entry
 
 
 def test_tensors_alike_are_one_entry() -> None:

@@ -16,7 +16,7 @@ from support import CYCLE, plugin_with, stranger, tiny_trainer, touched
 
 from neaptide import hookimpl
 from neaptide_plugins.profiler import SPEC
-from neaptide_plugins.profiler.probes import Probe, ResidentSet, Sample
+from neaptide_plugins.profiler.probes import ByteSample, Probe, ResidentSet
 from neaptide_plugins.profiler.statistics import SPIKES_SHOWN
 from neaptide_toolkit.testing import check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
@@ -268,7 +268,7 @@ def test_it_never_imports_the_driver_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_device_sample_counts_on_both_tiers() -> None:
-    sample = Sample(5, 9, 12, 7, 8, None, None)
+    sample = ByteSample(5, 9, 12, 7, 8, None, None)
     assert (("device", 5, 9), ("host", 7, 8)) == sample.tiers()
 
 

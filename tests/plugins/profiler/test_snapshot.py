@@ -13,7 +13,7 @@ from support import tiny_trainer, touched
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from neaptide_plugins.profiler import SPEC
-from neaptide_plugins.profiler.snapshot import History, Snapshots
+from neaptide_plugins.profiler.snapshot import AllocationHistory, Snapshots
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,7 +195,7 @@ def test_a_snapshot_changes_nothing_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="asks torch's CUDA allocator")
 def test_on_cuda_torchs_own_snapshot_lies_beside_it(tmp_path: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    history = History()
+    history = AllocationHistory()
     history.start()
     held = torch.ones(1_000_003, device=device)
     snapshots = Snapshots(tmp_path, device, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from neaptide_plugins.profiler.statistics import (
     SPIKES_SHOWN,
     Account,
-    Course,
+    ByteCourse,
     Rises,
     Running,
 )
@@ -44,13 +44,13 @@ def test_two_streams_merge_into_what_one_would_have_been(one: list[int], other: 
 
 
 def test_a_peak_between_two_samples_counts() -> None:
-    course = Course(10, 10, 10, 10)
+    course = ByteCourse(10, 10, 10, 10)
     assert [70, 15] == [course.add(20, 70), course.add(15, 15)]
     assert (10, 15, 70) == (course.initial, course.final, course.peak)
 
 
 def test_a_mark_set_before_is_nobodys_peak() -> None:
-    course = Course(10, 10, 10, 99)  # left by whatever ran before
+    course = ByteCourse(10, 10, 10, 99)  # left by whatever ran before
     marks = [(20, 99), (20, 120), (30, 120), (5, 40), (6, 40)]
     assert [20, 120, 30, 40, 6] == [course.add(now, mark) for now, mark in marks]
     assert 120 == course.peak
@@ -61,7 +61,7 @@ def test_the_peak_is_that_of_the_allocator_wherever_it_is_reset(
     held: list[int], data: st.DataObject
 ) -> None:
     """The mark is kept as an allocator keeps it; samples and resets come anywhere between."""
-    course, mark, highest = Course(0, 0, 0, 0), 0, 0
+    course, mark, highest = ByteCourse(0, 0, 0, 0), 0, 0
     for now in held:
         mark, highest = max(mark, now), max(highest, now)
         if data.draw(st.booleans()):

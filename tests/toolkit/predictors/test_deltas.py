@@ -11,9 +11,9 @@ from neaptide.loop.guard import apply
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_toolkit.predictors.deltas import Deltas
-from neaptide_toolkit.predictors.held_tensors import Ops, Storage
+from neaptide_toolkit.predictors.held_tensors import Storage, WindowOps
 
-STORAGE = Storage(Ops(quantize_int8, dequantize_int8, apply_delta), torch.device("cpu"))
+STORAGE = Storage(WindowOps(quantize_int8, dequantize_int8, apply_delta), torch.device("cpu"))
 BOUND = {"float32": 0.0, "bfloat16": 0.02, "int8": 0.08}
 """Norm of the error, as a share of the sum's."""
 

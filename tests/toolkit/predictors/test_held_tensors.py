@@ -11,10 +11,17 @@ from support import same_bits
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_toolkit.predictors import held_tensors
-from neaptide_toolkit.predictors.held_tensors import Held, Ops, Storage, held_bytes, pieces, seed_of
+from neaptide_toolkit.predictors.held_tensors import (
+    HeldTensor,
+    Storage,
+    WindowOps,
+    held_bytes,
+    pieces,
+    seed_of,
+)
 
 CPU = torch.device("cpu")
-OPS = Ops(quantize_int8, dequantize_int8, apply_delta)
+OPS = WindowOps(quantize_int8, dequantize_int8, apply_delta)
 PLACES = {"host": Storage(OPS, CPU), "pinned": Storage(OPS, CPU, CPU)}
 STATES = ("float32", "bfloat16", "int8")
 DIGIT = {"float32": 0.0, "bfloat16": 2.0**-7, "int8": 1 / 127}
@@ -22,7 +29,7 @@ DIGIT = {"float32": 0.0, "bfloat16": 2.0**-7, "int8": 1 / 127}
 SHAPES = st.sampled_from([(), (0,), (1,), (17,), (256,), (3, 100), (257,)])
 
 
-def filled(shape: tuple[int, ...], state: str, seed: int, place: str = "host") -> Held:
+def filled(shape: tuple[int, ...], state: str, seed: int, place: str = "host") -> HeldTensor:
     kept = PLACES[place].zeros(shape, state)  # type: ignore[arg-type]
     kept.write(0, values(shape, seed).view(-1), seed)
     return kept

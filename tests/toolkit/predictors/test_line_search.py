@@ -13,7 +13,7 @@ from support import same_tensors, tensors_of
 from torch import nn
 
 from neaptide.run.resident.store import ResidentStore
-from neaptide_toolkit.predictors.line_search import FACTORS, Search, along, lowest
+from neaptide_toolkit.predictors.line_search import FACTORS, LineSearch, along, lowest
 
 nan, inf = math.nan, math.inf
 
@@ -52,13 +52,13 @@ def test_where_there_is_no_lowest_point_inside(losses: list[float], factor: floa
 
 
 def test_batches_are_averaged_and_kept() -> None:
-    search = Search()
+    search = LineSearch()
     with pytest.raises(ValueError, match="nothing has been measured"):
         _ = search.best
     search.add(bowl(1.0))
     search.add(bowl(3.0))
     assert search.best == pytest.approx(2.0)
-    again = Search()
+    again = LineSearch()
     again.load_state_dict(search.state_dict())
     assert (search.best, search.batches) == (again.best, again.batches)
 

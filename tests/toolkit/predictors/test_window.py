@@ -13,14 +13,14 @@ from support import same_bits
 from neaptide import Span
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
-from neaptide_toolkit.predictors.held_tensors import Ops, Storage
-from neaptide_toolkit.predictors.window import Plan, Window, window_bytes
+from neaptide_toolkit.predictors.held_tensors import Storage, WindowOps
+from neaptide_toolkit.predictors.window import Window, WindowPlan, window_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CPU = torch.device("cpu")
-STORAGE = Storage(Ops(quantize_int8, dequantize_int8, apply_delta), CPU)
+STORAGE = Storage(WindowOps(quantize_int8, dequantize_int8, apply_delta), CPU)
 STATES = ("float32", "bfloat16", "int8")
 
 
@@ -42,7 +42,7 @@ def opened(weights: dict[str, torch.Tensor], samples: int, **given_: Any) -> Win
     spans = [span(name, weight) for name, weight in weights.items()]
     every = options.pop("every", 1)
     return Window.open(
-        Plan(samples, every),
+        WindowPlan(samples, every),
         options.pop("coefficients"),
         spans,
         STORAGE,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide_verbs.compare.budget import Curve, curve, paired, worth
+from neaptide_verbs.compare.budget import BudgetCurve, curve, paired, worth
 
 losses = st.floats(0.01, 10.0)
 budgets = st.lists(st.integers(1, 10**6), min_size=1, max_size=8, unique=True)
@@ -79,7 +79,7 @@ def law(passes: float) -> float:
     return 3.0 - 0.2 * math.log(passes)
 
 
-def known_curve(offset: float = 0.0) -> Curve:
+def known_curve(offset: float = 0.0) -> BudgetCurve:
     return curve([(passes, law(passes) + offset) for passes in (500.0, 1000.0, 2000.0)])
 
 

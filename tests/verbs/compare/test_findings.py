@@ -15,7 +15,7 @@ from neaptide.io.jsonable import jsonable
 from neaptide_verbs.compare.findings import findings
 from neaptide_verbs.compare.page import comparison_page
 from neaptide_verbs.compare.protocol import KNOBS
-from neaptide_verbs.compare.runs import BUDGETS, Comparison, Run, Settings
+from neaptide_verbs.compare.runs import BUDGETS, ComparedRun, Comparison, ComparisonSettings
 from neaptide_verbs.compare.sides import Side
 from neaptide_verbs.compare.sweep import Tuned
 from neaptide_verbs.compare.text import headline, level_rows, number, summary, verdict
@@ -52,18 +52,20 @@ def compared(
     """Return the findings where the baseline has `law` and the candidate the given losses."""
     losses = {(share, seed): law(share) for share in BUDGETS for seed in SEEDS}
     runs = [
-        Run("baseline", seed, share, result(loss, share))
+        ComparedRun("baseline", seed, share, result(loss, share))
         for (share, seed), loss in {**losses, **(baseline or {})}.items()
     ]
     runs += [
-        Run("candidate", seed, share, result(loss, share, jumps, seconds, threads))
+        ComparedRun("candidate", seed, share, result(loss, share, jumps, seconds, threads))
         for (share, seed), loss in candidate.items()
     ]
     plain = configured({**TASK})[0]
     jumping = configured({**TASK, "plugins": {"predictor-drift": {}}})[0]
     sides = (Side("baseline", unstructure(plain)), Side("candidate", unstructure(jumping)))
     found = {side.name: Tuned(chosen or {}, KNOBS, ()) for side in sides} if tuned else {}
-    return findings(Comparison(Settings(seeds=SEEDS, sweeps=tuned), sides, found, tuple(runs)))
+    return findings(
+        Comparison(ComparisonSettings(seeds=SEEDS, sweeps=tuned), sides, found, tuple(runs))
+    )
 
 
 def plain_values(config: Any) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from neaptide.config import unstructure
 from neaptide.config.tables import overlay
 from neaptide.hooks.enabling import configured
 from neaptide_verbs.compare.protocol import compare
-from neaptide_verbs.compare.runs import Settings
+from neaptide_verbs.compare.runs import ComparisonSettings
 from neaptide_verbs.compare.sides import Side
 from neaptide_verbs.compare.trials import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from neaptide_verbs.compare.trials import Trial
+    from neaptide_verbs.compare.trials import TrainingTrial
 
 TASK = {
     "model": {"name": "builtin:mlp"},
@@ -27,7 +27,7 @@ TASK = {
 }
 
 
-def cosine_is_better(trials: Sequence[Trial]) -> list[Result]:
+def cosine_is_better(trials: Sequence[TrainingTrial]) -> list[Result]:
     """Return losses by which the cosine and twice the rate and the warmup are best."""
     results = []
     for trial in trials:
@@ -44,7 +44,7 @@ def chosen(**candidate: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the schedules of both sides after the tuning."""
     plain = unstructure(configured({**TASK, "optimizer": {"lr": 1e-3}})[0])
     sides = (Side("baseline", plain), Side("candidate", overlay(plain, candidate)))
-    found = compare(sides, Settings(seeds=(1,)), cosine_is_better)
+    found = compare(sides, ComparisonSettings(seeds=(1,)), cosine_is_better)
     return tuple(dict(side.values["schedule"]) for side in found.sides)  # type: ignore[return-value]
 
 
@@ -66,12 +66,14 @@ def test_another_model_has_options_of_its_own() -> None:
     plain = overlay(plain, {"model": {"name": "builtin:digits-cnn", "options": {}}})
     own = overlay(plain, {"model": {"name": "somewhere:net"}})
 
-    def a_small_start_is_better(trials: Sequence[Trial]) -> list[Result]:
+    def a_small_start_is_better(trials: Sequence[TrainingTrial]) -> list[Result]:
         scale = [trial.values["model"]["options"].get("init_scale", 1.0) for trial in trials]
         known = cosine_is_better(trials)
         return [attrs.evolve(it, loss=each) for each, it in zip(scale, known, strict=True)]
 
     sides = (Side("baseline", plain), Side("candidate", own))
-    baseline, candidate = compare(sides, Settings(seeds=(1,)), a_small_start_is_better).sides
+    baseline, candidate = compare(
+        sides, ComparisonSettings(seeds=(1,)), a_small_start_is_better
+    ).sides
     assert 0.5 == baseline.values["model"]["options"]["init_scale"]
     assert {} == candidate.values["model"]["options"]

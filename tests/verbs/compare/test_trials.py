@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide_verbs.compare.trials import Result, Trial, read_result, trial, write_result
+from neaptide_verbs.compare.trials import Result, TrainingTrial, read_result, trial, write_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def test_the_schedule_ends_with_the_budget(seed: int, fraction: float) -> None:
 
 
 def test_the_key_is_of_the_settings_not_of_the_label() -> None:
-    one, other = Trial("a", VALUES), Trial("b", dict(reversed(VALUES.items())))
+    one, other = TrainingTrial("a", VALUES), TrainingTrial("b", dict(reversed(VALUES.items())))
     assert one.key == other.key
     assert one.key != trial("a", VALUES, 1, 1.0, {}).key
 
@@ -41,27 +41,27 @@ def test_the_key_is_of_the_settings_not_of_the_label() -> None:
 @pytest.mark.parametrize("averaged", [1.4, None, math.inf])
 def test_a_result_comes_back(tmp_path: Path, averaged: float | None) -> None:
     result = Result(math.inf, averaged, 1000, 12.5, 3, 1, 60, 0.5, "abc", 1)
-    write_result(tmp_path / "a", Trial("a", VALUES), result)
-    assert result == read_result(tmp_path / "a", Trial("another label", VALUES))
+    write_result(tmp_path / "a", TrainingTrial("a", VALUES), result)
+    assert result == read_result(tmp_path / "a", TrainingTrial("another label", VALUES))
 
 
 def test_the_result_of_other_settings_is_not_taken(tmp_path: Path) -> None:
-    write_result(tmp_path, Trial("a", VALUES), RESULT)
-    assert read_result(tmp_path, Trial("a", {**VALUES, "seed": 1})) is None
+    write_result(tmp_path, TrainingTrial("a", VALUES), RESULT)
+    assert read_result(tmp_path, TrainingTrial("a", {**VALUES, "seed": 1})) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"values": 1}', '{"loss": 1}'])
 def test_a_damaged_result_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
-    assert read_result(tmp_path, Trial("a", VALUES)) is None
-    assert read_result(tmp_path / "nowhere", Trial("a", VALUES)) is None
+    assert read_result(tmp_path, TrainingTrial("a", VALUES)) is None
+    assert read_result(tmp_path / "nowhere", TrainingTrial("a", VALUES)) is None
 
 
 def test_a_result_with_a_key_too_many_is_not_taken(tmp_path: Path) -> None:
-    write_result(tmp_path, Trial("a", VALUES), RESULT)
+    write_result(tmp_path, TrainingTrial("a", VALUES), RESULT)
     path = tmp_path / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "more": 1}))
-    assert read_result(tmp_path, Trial("a", VALUES)) is None
+    assert read_result(tmp_path, TrainingTrial("a", VALUES)) is None
 
 
 @pytest.mark.parametrize(("loss", "averaged", "best"), [(2.0, None, 2.0), (2.0, 1.0, 1.0)])
@@ -83,7 +83,7 @@ def test_the_best_is_the_smaller(loss: float, averaged: float | None, best: floa
     ],
 )
 def test_a_damaged_figure_is_no_result(tmp_path: Path, figure: str, value: Any) -> None:
-    known = Trial("x", VALUES)
+    known = TrainingTrial("x", VALUES)
     write_result(tmp_path, known, RESULT)
     path = tmp_path / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), figure: value}))

@@ -7,14 +7,14 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide_verbs.report.series import OTHER, Course, Ends, Spread, Stretches, Track
+from neaptide_verbs.report.series import OTHER, Ends, Spread, StepSeries, Stretches, Track
 
 VALUES = st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=300)
 
 
 @given(VALUES, st.integers(1, 20))
 def test_a_course_is_bounded_and_keeps_ends_and_extremes(values: list[float], limit: int) -> None:
-    course = Course(limit)
+    course = StepSeries(limit)
     for step, value in enumerate(values):
         course.add(step, value)
     points = course.points()
@@ -28,7 +28,7 @@ def test_a_course_is_bounded_and_keeps_ends_and_extremes(values: list[float], li
 
 @given(st.lists(st.integers(0, 10**15 - 1), min_size=1, max_size=100))
 def test_steps_in_any_order_and_far_apart_are_bounded(steps: list[int]) -> None:
-    course = Course(8)
+    course = StepSeries(8)
     for step in steps:
         course.add(step, float(step))
     assert len(course.buckets) <= 8
@@ -36,7 +36,7 @@ def test_steps_in_any_order_and_far_apart_are_bounded(steps: list[int]) -> None:
 
 
 def test_few_points_are_all_there() -> None:
-    course = Course()
+    course = StepSeries()
     values = [math.sin(step) for step in range(300)]
     for step, value in enumerate(values):
         course.add(step, value)

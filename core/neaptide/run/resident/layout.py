@@ -30,7 +30,7 @@ class Place:
 
 
 @attrs.frozen
-class Layout:
+class BufferLayout:
     """The places of a group, in order, and the size of a buffer that holds them all."""
 
     places: tuple[Place, ...]
@@ -39,7 +39,7 @@ class Layout:
     @classmethod
     def of(
         cls, tensors: Iterable[torch.Tensor], dtypes: Sequence[torch.dtype] | None = None
-    ) -> Layout:
+    ) -> BufferLayout:
         """Lay tensors of any dtypes out, each aligned; dense strides are kept.
 
         Args:

@@ -50,8 +50,8 @@ def backward(
             unit.gradients.forget_pieces(unit.block)
             call.split_more(failed, "backward")
             assert call.batch is not None, "it was split"
-            call.surroundings = call.surroundings[:1] * call.batch.count
-            call.hidden = call.hidden[:1] * call.batch.count
+            call.contexts = call.contexts[:1] * call.batch.count
+            call.untracked = call.untracked[:1] * call.batch.count
         if own_too:
             unit.gradients.take(unit.block)
         else:
@@ -83,8 +83,8 @@ def _backward_of(
 ) -> None:
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(call.surroundings[piece].restored())
-        stack.enter_context(call.hidden[piece].restored())
+        stack.enter_context(call.contexts[piece].restored())
+        stack.enter_context(call.untracked[piece].restored())
         # A leaf that requires grad may not be changed in place, its copy may.
         whole = [
             leaf.clone() if kept.copied else leaf
@@ -97,7 +97,7 @@ def _backward_of(
     if len(outputs) != len(arrived) or not _as_before(call, outputs):
         msg = (
             f"block {call.unit.block.name!r} returned something else the second time, so it "
-            f"cannot be recomputed (chance that is not torch's, or hidden state); exclude it "
+            f"cannot be recomputed (an rng that is not torch's, or untracked state); exclude it "
             f"from layer streaming, or set mode = 'graph'"
         )
         raise RuntimeError(msg)

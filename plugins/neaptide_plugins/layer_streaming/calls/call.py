@@ -8,11 +8,11 @@ import attrs
 import torch
 
 from neaptide_toolkit.offload import DONE, Ticket
-from neaptide_toolkit.recompute import Arguments, Kept, Surroundings
+from neaptide_toolkit.recompute import Arguments, CallContext, KeptArgument
 
 from ..oom import is_out_of_memory
 from .micro_batches import Batch
-from .tensors import Found, replaced
+from .tensors import FoundTensors, replaced
 from .unit import apart
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..weights.order import Moment
-    from .graph_outside import Outside
+    from ..weights.order import UseKind
+    from .graph_outside import GraphOutside
     from .unit import Unit
-    from .untracked_state import Hidden
+    from .untracked_state import UntrackedState
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"
 """What torch.func says inside a forward whose graph is let go as it is made."""
@@ -55,12 +55,12 @@ class Call:
     shared: list[nn.Parameter]
     weights: tuple[int, ...]
     """Of which update they are."""
-    kept: list[Kept] = attrs.field(init=False)
-    surroundings: list[Surroundings] = attrs.field(factory=list)
+    kept: list[KeptArgument] = attrs.field(init=False)
+    contexts: list[CallContext] = attrs.field(factory=list)
     """Of each micro-batch."""
-    hidden: list[Hidden] = attrs.field(factory=list)
+    untracked: list[UntrackedState] = attrs.field(factory=list)
     """Likewise."""
-    waiting: list[tuple[Kept, Waiting]] = attrs.field(factory=list)
+    waiting: list[tuple[KeptArgument, Waiting]] = attrs.field(factory=list)
     """What of it is in RAM meanwhile."""
     whole: Batch | None = None
     """The batch in one piece, where there is one."""
@@ -68,7 +68,7 @@ class Call:
     """In pieces; None where it goes through as it is."""
     random: bool = False
     """Whether the forward drew random numbers."""
-    outside: Outside | None = None
+    outside: GraphOutside | None = None
     """The graph around the call, while that is checked."""
     result: Any = None
     came: list[torch.Tensor] = attrs.field(factory=list)
@@ -77,7 +77,7 @@ class Call:
     """Samples of their values, where the backward is to compare them."""
 
     def __attrs_post_init__(self) -> None:
-        self.kept = [kept for _, _, kept in self.arguments.passed if isinstance(kept, Kept)]
+        self.kept = [kept for _, _, kept in self.arguments.passed if isinstance(kept, KeptArgument)]
 
     def run(
         self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]
@@ -89,12 +89,12 @@ class Call:
         """
         versions = [tensor._version for tensor in inputs]
         result = apart(self.unit.forward(*args, **kwargs), self.unit.residency)
-        found = Found().look(result)
+        found = FoundTensors().look(result)
         for tensor, version in zip(inputs, versions, strict=True):
             if tensor._version != version:
                 found.look(tensor)
         known = {id(tensor) for tensor in inputs}
-        for tensor in Found().look((args, kwargs)).tensors:
+        for tensor in FoundTensors().look((args, kwargs)).tensors:
             if id(tensor) not in known:
                 found.look(tensor)
         return result, found.tensors
@@ -112,7 +112,7 @@ class Call:
         self.inputs, self.came = [], []
         return result
 
-    def split_more(self, failed: str, moment: Moment) -> None:
+    def split_more(self, failed: str, kind: UseKind) -> None:
         """Halve the pieces; OutOfMemoryError, with the message, where that cannot be."""
         unit = self.unit
         now = 1 if self.batch is None else self.batch.count
@@ -121,7 +121,7 @@ class Call:
             reason = "whose statistics are of the whole batch"
         elif whole is None or whole.size < 2 * now:
             reason = "which has no more samples to split"
-        elif moment == "backward" and self.random:
+        elif kind == "backward" and self.random:
             reason = "which draws random numbers, others in smaller pieces"
         if reason is not None or whole is None:
             msg = f"block {unit.block.name!r}, {reason}: {failed}"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from neaptide_toolkit.recompute import Surroundings
+from neaptide_toolkit.recompute import CallContext
 
 from .call import WITHOUT_HOOKS, tried
-from .graph_outside import Outside
+from .graph_outside import GraphOutside
 from .micro_batches import Batch, joined
 from .split_probe import probe, sampled, ways_out
-from .tensors import Found, replaced
-from .untracked_state import Hidden
+from .tensors import FoundTensors, replaced
+from .untracked_state import UntrackedState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,24 +37,24 @@ def forward(call: Call) -> list[torch.Tensor]:
     # A block may begin late to reach outside, or to draw what is not torch's: calls 1, 2, 4, 8
     # and so on are looked at.
     looked_at = unit.seen.bit_count() == 1
-    call.outside = Outside(call.inputs) if looked_at else None
-    before = Surroundings.now(unit.buffers.before())
-    hidden = Hidden.now(unit.block.module)
+    call.outside = GraphOutside(call.inputs) if looked_at else None
+    before = CallContext.now(unit.buffers.before())
+    untracked = UntrackedState.now(unit.block.module)
     while (failed := tried(lambda: _forward(call))) is not None:
         before.set_random()
-        hidden.bring_back()
-        for entry in call.surroundings[0].buffers.entries:
+        untracked.bring_back()
+        for entry in call.contexts[0].buffers.entries:
             if entry.copy is not None:
                 entry.owner._buffers[entry.name] = entry.live.copy_(entry.copy)
-        call.surroundings, call.hidden = [], []
+        call.contexts, call.untracked = [], []
         if unit.hooked and WITHOUT_HOOKS in failed and not call.arguments.changed:
             unit.hooked = False
         else:
             call.split_more(failed, "forward")
     call.random = before.random_moved()
     unit.learn(call.arguments)
-    for surroundings in call.surroundings:
-        surroundings.buffers.settle(unit.block.name)
+    for context in call.contexts:
+        context.buffers.settle(unit.block.name)
     known = {id(tensor) for tensor in call.inputs}
     bare = [one if id(one) in known else one.detach() for one in call.came]
     call.outside = None
@@ -104,7 +104,7 @@ def _check(call: Call, came: list[torch.Tensor]) -> None:
 
 def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> None:
     known = {id(tensor) for tensor in inputs}
-    if any(id(tensor) not in known for tensor in Found().look(passed).tensors):
+    if any(id(tensor) not in known for tensor in FoundTensors().look(passed).tensors):
         name = call.unit.block.name
         msg = (
             f"block {name!r} puts tensors into an object it is passed (a cache), which its "
@@ -114,8 +114,8 @@ def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> N
 
 
 def _note(call: Call) -> None:
-    call.surroundings.append(Surroundings.now(call.unit.buffers.before()))
-    call.hidden.append(Hidden.now(call.unit.block.module))
+    call.contexts.append(CallContext.now(call.unit.buffers.before()))
+    call.untracked.append(UntrackedState.now(call.unit.block.module))
 
 
 def _not_kept(call: Call) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from neaptide_toolkit.recompute import ChangedInPlaceError
 
-from .tensors import Found
+from .tensors import FoundTensors
 from .unit import apart, weights_changed
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Weight:
 
 
 @attrs.frozen(eq=False)
-class _Kept:
+class _SavedVersion:
     tensor: torch.Tensor
     version: int
 
@@ -79,7 +79,7 @@ class Preserved:
             saved_tensors_hooks(self._pack, self._unpack),
         ):
             returned = apart(self.forward(*args, **kwargs), self.residency)
-        for tensor in Found().look(returned).tensors:
+        for tensor in FoundTensors().look(returned).tensors:
             if tensor.grad_fn is not None:
                 tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]  # torch leaves it so
         return returned
@@ -101,15 +101,15 @@ class Preserved:
     def _arrived(self, owner: Block, place: int, _: torch.Tensor) -> None:
         self.gradients.arrived(owner, place)
 
-    def _pack(self, tensor: torch.Tensor) -> _Weight | _Kept:
+    def _pack(self, tensor: torch.Tensor) -> _Weight | _SavedVersion:
         owner = self.residency.owner(tensor)
         if owner is None:
-            return _Kept(tensor, tensor._version)
+            return _SavedVersion(tensor, tensor._version)
         offset = int(tensor.storage_offset()) * tensor.element_size()
         shape, strides = tuple(tensor.shape), tensor.stride()
         return _Weight(owner, tensor.dtype, shape, strides, offset, owner.changes)
 
-    def _unpack(self, saved: _Weight | _Kept) -> torch.Tensor:
+    def _unpack(self, saved: _Weight | _SavedVersion) -> torch.Tensor:
         if isinstance(saved, _Weight):
             if saved.changes != saved.block.changes:
                 raise ChangedInPlaceError(weights_changed(saved.block.name))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Outside:
+class GraphOutside:
     """The graph as it is before a block is called with `inputs`."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from neaptide_toolkit.offload import DONE, Lane, Ticket, computed
-from neaptide_toolkit.recompute import ChangedInPlaceError, Kept
+from neaptide_toolkit.recompute import ChangedInPlaceError, KeptArgument
 
 from .call import Waiting
 
@@ -50,7 +50,7 @@ class Inputs:
         self._calls = [reference for reference in self._calls if reference() is not None]
         for tensor, version, kept in call.arguments.passed:
             here = tensor.device.type == self._device.type
-            if isinstance(kept, Kept) and tensor.requires_grad and here:
+            if isinstance(kept, KeptArgument) and tensor.requires_grad and here:
                 call.waiting.append((kept, self._moved(tensor, version, kept)))
                 kept.tensor = _emptied(kept.tensor)
         if call.waiting:
@@ -81,7 +81,7 @@ class Inputs:
         self._calls = [reference for reference in self._calls if reference() is not call]
         call.waiting = []
 
-    def _moved(self, tensor: torch.Tensor, version: int, kept: Kept) -> Waiting:
+    def _moved(self, tensor: torch.Tensor, version: int, kept: KeptArgument) -> Waiting:
         known = self._known.get(tensor)  # type: ignore[no-untyped-call]  # torch leaves it so
         if known is not None and known[0] == version and not kept.copied:
             waiting: Waiting = known[1]

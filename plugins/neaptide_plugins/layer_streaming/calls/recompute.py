@@ -17,7 +17,7 @@ from neaptide_toolkit.recompute import record
 from .backward import backward
 from .call import Call
 from .forward import forward
-from .tensors import Found
+from .tensors import FoundTensors
 from .unit import Unit, apart
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Recomputed(Unit):
         if not training or not (
             streamed
             or shared
-            or any(tensor.requires_grad for tensor in Found().look((args, kwargs)).tensors)
+            or any(tensor.requires_grad for tensor in FoundTensors().look((args, kwargs)).tensors)
         ):
             with self.using("forward" if training else "infer"):
                 return apart(self.forward(*args, **kwargs), self.residency)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide_toolkit.recompute import Surroundings
+from neaptide_toolkit.recompute import CallContext
 
 from .call import tried
 from .micro_batches import Batch, joined
-from .untracked_state import Hidden
+from .untracked_state import UntrackedState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,8 +64,8 @@ def _evaluated(call: Call) -> Iterator[None]:
     """Without dropout and the like, and without a trace in random state or buffers."""
     modules = [(module, module.training) for module in call.unit.block.module.modules()]
     unit = call.unit
-    surroundings = Surroundings.now(unit.buffers.before())
-    with surroundings.restored(), Hidden.now(unit.block.module).restored():
+    context = CallContext.now(unit.buffers.before())
+    with context.restored(), UntrackedState.now(unit.block.module).restored():
         try:
             for module, _ in modules:
                 module.training = False

@@ -32,13 +32,13 @@ _PLAIN = (
 
 
 @attrs.define(eq=False)
-class Found:
+class FoundTensors:
     """The tensors in a structure, each once, in the order they are met."""
 
     tensors: list[torch.Tensor] = attrs.field(factory=list)
     _seen: dict[int, Any] = attrs.field(factory=dict)
 
-    def look(self, value: Any) -> Found:
+    def look(self, value: Any) -> FoundTensors:
         """Go through containers and the attributes of objects; return itself."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self._seen:

@@ -11,7 +11,7 @@ import torch
 from neaptide_toolkit.offload import current
 from neaptide_toolkit.recompute import ChangedInPlaceError
 
-from .tensors import Found, replaced
+from .tensors import FoundTensors, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..updates.gradients import Gradients
     from ..weights.block import Block
-    from ..weights.order import Moment
+    from ..weights.order import UseKind
     from ..weights.residency import Residency
 
 
@@ -54,7 +54,7 @@ class Unit:
             raise ChangedInPlaceError(weights_changed(self.block.name))
 
     @contextmanager
-    def using(self, moment: Moment) -> Iterator[None]:
+    def using(self, kind: UseKind) -> Iterator[None]:
         """Have the weights on the device; autocast would keep casts of them, and is told not to."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
@@ -62,7 +62,7 @@ class Unit:
         versions = [one._version for _, one in own]
         try:
             # Its random state is that of the current device.
-            with current(self.residency.device), self.residency.use(self.block, moment):
+            with current(self.residency.device), self.residency.use(self.block, kind):
                 yield
         finally:
             torch.set_autocast_cache_enabled(cached)
@@ -94,7 +94,7 @@ def apart(returned: Any, residency: Residency) -> Any:
     """Return it with copies of what lies in a slot, which is given to another block next."""
     others = {
         id(tensor): tensor.clone()
-        for tensor in Found().look(returned).tensors
+        for tensor in FoundTensors().look(returned).tensors
         if residency.holds(tensor)
     }
     return replaced(returned, others) if others else returned

@@ -1,4 +1,4 @@
-"""What a block's forward depends on that no tensor shows: attributes, and Python's own chance."""
+"""What a block depends on that no tensor shows: attributes, Python's and numpy's rng state."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _OWN = frozenset(
 
 
 @attrs.frozen(eq=False)
-class Hidden:
+class UntrackedState:
     """Attributes of a block's modules and the state of Python's and numpy's generators."""
 
     attributes: list[tuple[dict[str, Any], dict[str, Any]]]
     """Each module's `__dict__`, and what was in it; containers as copies."""
-    chance: Any
-    numpy_chance: Any
+    rng_state: Any
+    numpy_rng_state: Any
 
     @classmethod
-    def now(cls, module: nn.Module) -> Hidden:
+    def now(cls, module: nn.Module) -> UntrackedState:
         """Note them as they are."""
         attributes = []
         for part in module.modules():
@@ -42,26 +42,26 @@ class Hidden:
     def restored(self) -> Iterator[None]:
         """Bring them back meanwhile, and leave everything as it was."""
         live = [({**held}, held) for held, _ in self.attributes]
-        chance, numpy = random.getstate(), sys.modules.get("numpy.random")
-        numpy_chance = None if numpy is None else numpy.get_state()
+        rng_state, numpy = random.getstate(), sys.modules.get("numpy.random")
+        numpy_rng_state = None if numpy is None else numpy.get_state()
         try:
             self.bring_back()
             yield
         finally:
             for before, held in live:
                 _put(held, {key: before[key] for key in before.keys() - _OWN})
-            random.setstate(chance)
+            random.setstate(rng_state)
             if numpy is not None:
-                numpy.set_state(numpy_chance)
+                numpy.set_state(numpy_rng_state)
 
     def bring_back(self) -> None:
         """Set everything as it was."""
         for held, before in self.attributes:
             _put(held, {key: _held(value) for key, value in before.items()})
-        random.setstate(self.chance)
+        random.setstate(self.rng_state)
         numpy = sys.modules.get("numpy.random")
-        if numpy is not None and self.numpy_chance is not None:
-            numpy.set_state(self.numpy_chance)
+        if numpy is not None and self.numpy_rng_state is not None:
+            numpy.set_state(self.numpy_rng_state)
 
 
 def _held(value: Any) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Clip = Literal["per_tensor", "lagged", "none"]
 
 
-class Applying:
+class BackwardUpdate:
     """Steps each block whose gradients are finished, and remembers what became of it.
 
     Args:

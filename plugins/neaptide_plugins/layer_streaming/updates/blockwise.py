@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide_toolkit.offload import DONE, Lane, Layout, Ticket, computed
+from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket, computed
 
 from .kernel_step import left_by_kernels
 from .stepping import LO, Item, state_layout, step_away
@@ -27,23 +27,23 @@ _AT_ONCE = 32 << 20
 
 
 @attrs.define(eq=False)
-class _Home:
+class _StateBuffer:
     """Where the optimizer's state of one block lies on the host."""
 
     keys: list[tuple[nn.Parameter, str]]
-    layout: Layout
+    layout: BufferLayout
     flat: torch.Tensor
     shown: dict[nn.Parameter, dict[str, torch.Tensor]]
     written: Ticket = DONE
-    slot: _Slot | None = None
+    slot: _StateSlot | None = None
     arrival: Ticket = DONE
 
 
 @attrs.define(eq=False)
-class _Slot:
+class _StateSlot:
     flat: torch.Tensor
     free: Ticket = DONE
-    home: _Home | None = None
+    home: _StateBuffer | None = None
 
 
 class Updates:
@@ -79,7 +79,7 @@ class Updates:
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
         flats = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(slots)]
         # Until what was computed in the same memory before is over.
-        self._slots = [_Slot(flat, free=computed(self._device)) for flat in flats]
+        self._slots = [_StateSlot(flat, free=computed(self._device)) for flat in flats]
         self._next = cycle(self._slots)
         self.adopt()
 
@@ -160,17 +160,17 @@ class Updates:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _Home:
+    def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _StateBuffer:
         keys, tensors, dtypes = state_tensors(block.parameters, self._optimizer, split=self._split)
-        layout = Layout.of(tensors, dtypes)
+        layout = BufferLayout.of(tensors, dtypes)
         flat = allocate(layout.bytes)
         shown: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
         for (parameter, name), view in zip(keys, layout.views(flat), strict=True):
             shown.setdefault(parameter, {})[name] = view
-        return _Home(keys, layout, flat, shown)
+        return _StateBuffer(keys, layout, flat, shown)
 
     def _items(
-        self, block: Block, home: _Home, gradients: Sequence[torch.Tensor | None]
+        self, block: Block, home: _StateBuffer, gradients: Sequence[torch.Tensor | None]
     ) -> Iterator[Item]:
         on_device: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
         if home.slot is not None:
@@ -189,7 +189,7 @@ class Updates:
                 shown = home.shown.get(parameter, {})
                 yield Item(parameter, weight, gradient, state, state.get(LO), shown)
 
-    def _write_back(self, block: Block, home: _Home) -> None:
+    def _write_back(self, block: Block, home: _StateBuffer) -> None:
         residency, slot = self._residency, home.slot
         weights = residency.flat(block)
 
@@ -204,7 +204,7 @@ class Updates:
         if slot is not None:
             slot.free = ticket
 
-    def _forget(self, home: _Home) -> None:
+    def _forget(self, home: _StateBuffer) -> None:
         if home.slot is not None:
             home.arrival.finish()
             home.slot.home, home.slot = None, None

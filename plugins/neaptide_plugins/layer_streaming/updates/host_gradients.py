@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide_toolkit.offload import DONE, Lane, Layout, Ticket, computed
+from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket, computed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,12 +29,12 @@ class _Staging:
 
 
 @attrs.define(eq=False)
-class _Home:
+class _GradientBuffer:
     """Where a block's gradients lie on the host."""
 
     parameters: list[nn.Parameter]
     """The trainable ones, and those that were."""
-    layout: Layout
+    layout: BufferLayout
     flat: torch.Tensor
     views: list[torch.Tensor]
     present: set[int] = attrs.field(factory=set)
@@ -59,7 +59,7 @@ class HostGradients:
         self._device = device
         self._lane = lane
         self._allocate = allocate
-        self._homes: dict[int, _Home] = {}
+        self._homes: dict[int, _GradientBuffer] = {}
         self._staging = [self._new_staging(0) for _ in range(2)]
         self._next = cycle(self._staging)
 
@@ -165,16 +165,16 @@ class HostGradients:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _home(self, block: Block) -> _Home:
+    def _home(self, block: Block) -> _GradientBuffer:
         """Return the block's place on the host, made anew where more parameters train now."""
         old = self._homes.get(block.index)
         roomy = {} if old is None else dict(zip(old.parameters, old.views, strict=True))
         wanted = [one for one in block.parameters if one.requires_grad or one in roomy]
         if old is not None and len(wanted) == len(roomy):
             return old
-        layout = Layout.of(wanted)
+        layout = BufferLayout.of(wanted)
         flat = self._allocate(layout.bytes)
-        home = self._homes[block.index] = _Home(wanted, layout, flat, layout.views(flat))
+        home = self._homes[block.index] = _GradientBuffer(wanted, layout, flat, layout.views(flat))
         if old is not None:
             old.written.finish()
             held = {old.parameters[place] for place in old.present}
@@ -186,7 +186,7 @@ class HostGradients:
                     parameter.grad = home.views[place]
         return home
 
-    def _staged(self, home: _Home) -> _Staging:
+    def _staged(self, home: _GradientBuffer) -> _Staging:
         """Return a buffer that nothing uses any more, large enough."""
         staging = next(self._next)
         staging.free.wait()  # before its memory goes, too, where a larger one takes its place

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from neaptide_toolkit.offload import Layout
+    from neaptide_toolkit.offload import BufferLayout
 
 
 @attrs.define(eq=False)
@@ -40,7 +40,7 @@ class Block:
     module: nn.Module
     parameters: list[nn.Parameter]
     """Those no earlier block owns; each is in exactly one block."""
-    layout: Layout
+    layout: BufferLayout
     host: torch.Tensor
     """uint8 `[layout.bytes]`: where the weights are when nothing computes with them."""
     views: list[torch.Tensor]

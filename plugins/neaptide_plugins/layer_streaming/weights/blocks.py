@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide_toolkit.offload import Layout
+from neaptide_toolkit.offload import BufferLayout
 
 from .block import Block
 from .loading import from_model, put
@@ -46,7 +46,7 @@ def make_blocks(
     for index, ((name, module), own) in enumerate(zip(named, owned, strict=True)):
         for parameter in own:
             _check(name, module, parameter)
-        layout = Layout.of(own)
+        layout = BufferLayout.of(own)
         host = allocate(layout.bytes)
         views = layout.views(host)
         block = Block(index, name, module, own, layout, host, views)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-Moment = Literal["forward", "backward", "infer", "update"]
-Use = tuple[Moment, int]
+UseKind = Literal["forward", "backward", "infer", "update"]
+Use = tuple[UseKind, int]
 """When, and the index of the block."""
 
 

@@ -10,7 +10,7 @@ import torch
 from neaptide_toolkit.offload import computed
 
 from .block import Block, Slot
-from .order import Moment, Order
+from .order import Order, UseKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ class Residency:
         return [slot.flat for slot in (*self.slots, *kept) if slot is not None]
 
     @contextmanager
-    def use(self, block: Block, moment: Moment) -> Iterator[None]:
+    def use(self, block: Block, kind: UseKind) -> Iterator[None]:
         """Have a block's parameters on the device meanwhile, and fetch what comes next."""
         held: list[Block] = []
         try:
@@ -83,7 +83,7 @@ class Residency:
                 if needed.users == 1:
                     self._bind(needed)
             self._visiting = None
-            self.order.note((moment, block.index))
+            self.order.note((kind, block.index))
             self._fetch_ahead()
             yield
         finally:

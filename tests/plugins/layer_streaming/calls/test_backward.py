@@ -22,7 +22,7 @@ from torch.nn import functional
 from zoo_blocks import linear, odd, stacked
 from zoo_layers import Stack
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
 PLAIN = stacked(linear)
@@ -69,7 +69,9 @@ def test_gradients_of_inputs_alone_leave_the_parameters_as_they_are(way: str) ->
 def test_two_uses_in_a_row_whose_gradients_arrive_one_after_the_other() -> None:
     """On a GPU each use has an accumulator of its own, as the parameter was elsewhere between."""
     model = PLAIN()
-    streaming = Streaming(model, blocks_of(model), optimizer_of(model), CPU, Settings(mode="graph"))
+    streaming = Streaming(
+        model, blocks_of(model), optimizer_of(model), CPU, StreamingSettings(mode="graph")
+    )
     block = streaming.blocks[1]
     for value in (1.0, 2.0):
         block.parameters[0].grad = torch.full_like(block.parameters[0], value)
@@ -97,7 +99,7 @@ def test_two_forwards_and_then_their_backwards_in_either_order(way: str) -> None
         optimizer = optimizer_of(model)
         streaming = None
         if settings is not None:
-            chosen = Settings(poison=True, **settings)
+            chosen = StreamingSettings(poison=True, **settings)
             streaming = Streaming(
                 model, blocks_of(model), optimizer, CPU, chosen, lanes=lambda _, name: Sleepy(name)
             )

@@ -18,7 +18,7 @@ from torch import nn
 from zoo_blocks import linear, odd, stacked
 from zoo_layers import Stack
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
 PLAIN = stacked(linear)
@@ -90,7 +90,7 @@ def test_weights_that_an_update_has_changed_since_the_forward(way: str) -> None:
         blocks_of(model),
         optimizer_of(model),
         CPU,
-        Settings(poison=True, **MORE[way]),
+        StreamingSettings(poison=True, **MORE[way]),
         lanes=lambda _, name: Sleepy(name),
     )
     first, second = model(batch_of(0)), model(batch_of(1))

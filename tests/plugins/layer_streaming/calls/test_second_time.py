@@ -17,17 +17,17 @@ from streamed import (
 from zoo_blocks import linear, stacked
 from zoo_layers import WIDTH
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
 
-def test_hidden_chance_is_refused() -> None:
+def test_a_hidden_rng_is_refused() -> None:
     generator = torch.Generator()
     line = refusal(stacked(lambda b, x: b.linear(x) * torch.rand(WIDTH, generator=generator)))
     assert "block 'blocks.3' returned something else the second time" in line
 
 
-def test_chance_of_its_own_that_begins_late_is_refused() -> None:
+def test_an_rng_of_its_own_that_begins_late_is_refused() -> None:
     generator = torch.Generator()
 
     def late(block: Any, x: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_outputs_that_wait_for_the_check_are_not_held_where_inputs_leave() -> No
     """A step's checks take no more of the device than the steps after them."""
     torch.manual_seed(0)
     model = stacked(linear)()
-    chosen = Settings(inputs_on_host=True)
+    chosen = StreamingSettings(inputs_on_host=True)
     streaming = Streaming(model, blocks_of(model), optimizer_of(model), CPU, chosen)
     big = batch_of(0).repeat(400, 1, 1)
     loss = model(big)

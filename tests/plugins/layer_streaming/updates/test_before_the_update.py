@@ -16,7 +16,7 @@ from streamed import (
 )
 from zoo_blocks import linear, stacked
 
-from neaptide_plugins.layer_streaming.settings import Settings
+from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def trained(
     optimizer = optimizer_of(model)
     streaming = None
     if way is not None:
-        settings = Settings(poison=True, **way)
+        settings = StreamingSettings(poison=True, **way)
         streaming = Streaming(
             model, blocks_of(model), optimizer, CPU, settings, lanes=lambda _, name: Sleepy(name)
         )
@@ -120,7 +120,7 @@ def test_a_parameter_added_to_the_optimizer_later_is_stepped_or_told_of(way: str
     late = list(model.blocks[1].parameters())
     others = [one for one in model.parameters() if all(one is not other for other in late)]
     optimizer = torch.optim.AdamW(others, lr=1e-2)
-    streaming = Streaming(model, blocks_of(model), optimizer, CPU, Settings(**WAYS[way]))
+    streaming = Streaming(model, blocks_of(model), optimizer, CPU, StreamingSettings(**WAYS[way]))
     optimizer.add_param_group({"params": late})
     before = late[0].clone()
     model(batch_of(0)).backward()

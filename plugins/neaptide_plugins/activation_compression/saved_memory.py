@@ -108,9 +108,9 @@ class SavedMemory:
 
 @attrs.define(eq=False)
 class Saved:
-    """One saving of a block."""
+    """One saving of a stretch of memory."""
 
-    block: SavedMemory
+    memory: SavedMemory
     layout: StridedLayout
     producer: int | None
     """The number of the node that made it; None where none did."""
@@ -120,20 +120,20 @@ class Saved:
 
     def unpack(self) -> torch.Tensor:
         """Return what was saved, or what stands for it; RuntimeError if it was changed since."""
-        block, layout = self.block, self.layout
-        _check_version(block.tensor, block.version, layout.size)
-        if block.exact:
-            return block.tensor.as_strided(layout.size, layout.stride, layout.offset)
-        return layout.unflatten(self._flat(block))
+        memory, layout = self.memory, self.layout
+        _check_version(memory.tensor, memory.version, layout.size)
+        if memory.exact:
+            return memory.tensor.as_strided(layout.size, layout.stride, layout.offset)
+        return layout.unflatten(self._flat(memory))
 
-    def _flat(self, block: SavedMemory) -> torch.Tensor:
-        need, codes = self.need, block.codes
+    def _flat(self, memory: SavedMemory) -> torch.Tensor:
+        need, codes = self.need, memory.codes
         if need not in {CODES, RECTIFIED, SIGNED}:
-            return decode_bits(block.bits[need])
+            return decode_bits(memory.bits[need])
         assert codes is not None, "memory is forgotten once it is encoded"
         if need is RECTIFIED:
             return positive(codes)
-        return decode(codes) if need is CODES else with_signs(decode(codes), block.bits[SIGNS])
+        return decode(codes) if need is CODES else with_signs(decode(codes), memory.bits[SIGNS])
 
 
 def _check_version(tensor: torch.Tensor, version: int, shape: Any) -> None:

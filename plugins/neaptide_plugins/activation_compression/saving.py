@@ -63,7 +63,9 @@ class Saving:
         self._ops = ops
         self._group = group
         self._min_elements = min_elements
-        self._blocks: weakref.WeakValueDictionary[Any, SavedMemory] = weakref.WeakValueDictionary()
+        self._memories: weakref.WeakValueDictionary[Any, SavedMemory] = (
+            weakref.WeakValueDictionary()
+        )
         self._walks: dict[int, _Walk] = {}
         self._others: dict[int, int] = {}
 
@@ -79,20 +81,20 @@ class Saving:
         for other in self._walks.values():
             for saved in (each() for references in other.waiting.values() for each in references):
                 if saved is not None:
-                    saved.block.settle(saved, EXACT)
-        for block in self._blocks.values():
-            block.finish()
+                    saved.memory.settle(saved, EXACT)
+        for memory in self._memories.values():
+            memory.finish()
         self._walks.clear()
 
     def held(self) -> SavedBytes:
         """Return the bytes held now."""
         exact, compressed = dict(self._others), dict(self._others)
         codes = 0
-        for block in self._blocks.values():
-            exact[block.storage.cdata] = block.storage_bytes
-            codes += block.nbytes
-            if block.exact:
-                compressed[block.storage.cdata] = block.storage_bytes
+        for memory in self._memories.values():
+            exact[memory.storage.cdata] = memory.storage_bytes
+            codes += memory.nbytes
+            if memory.exact:
+                compressed[memory.storage.cdata] = memory.storage_bytes
         return SavedBytes(sum(exact.values()), sum(compressed.values()) + codes)
 
     def _pack(self, tensor: torch.Tensor) -> ExactTensor | Saved:
@@ -106,14 +108,14 @@ class Saving:
             self._count(tensor, node)
             # Detached, for a node must not hold the tensor that holds the node.
             return ExactTensor(tensor if node is None else tensor.detach(), tensor._version)
-        block = self._block(tensor, layout)
+        memory = self._memory(tensor, layout)
         producer = None if node is None else node._sequence_nr()
-        saved = Saved(block, layout, producer, tensor.output_nr)
-        block.waiting += 1
+        saved = Saved(memory, layout, producer, tensor.output_nr)
+        memory.waiting += 1
         if tensor.dtype is torch.bool:
-            block.settle(saved, MASK)
+            memory.settle(saved, MASK)
         elif saved.producer == saver:
-            block.settle(saved, self._ops.need(node, output=tensor.output_nr))
+            memory.settle(saved, self._ops.need(node, output=tensor.output_nr))
         else:
             walk.waiting.setdefault(saver, []).append(weakref.ref(saved))
         return saved
@@ -134,23 +136,23 @@ class Saving:
             suited = tensor.dtype in _DTYPES and not of_a_leaf(node)
         return layout_of(tensor) if suited else None
 
-    def _block(self, tensor: torch.Tensor, layout: StridedLayout) -> SavedMemory:
+    def _memory(self, tensor: torch.Tensor, layout: StridedLayout) -> SavedMemory:
         storage = tensor.untyped_storage()
         extent = tensor.numel() if layout.gapless else (layout.size, layout.stride)
         key = (storage._cdata, layout.offset, extent, tensor.dtype, tensor._version)
-        block = self._blocks.get(key)
-        if block is None:
-            block = self._blocks[key] = SavedMemory(
+        memory = self._memories.get(key)
+        if memory is None:
+            memory = self._memories[key] = SavedMemory(
                 tensor.detach(),
                 tensor._version,
                 StorageWeakRef(storage),  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 storage.nbytes(),
                 self._group,
             )
-        elif not block.exact:
-            block.tensor.data = tensor.detach()  # it may turn out to be needed exactly
-            block.exact = True
-        return block
+        elif not memory.exact:
+            memory.tensor.data = tensor.detach()  # it may turn out to be needed exactly
+            memory.exact = True
+        return memory
 
     def _count(self, tensor: torch.Tensor, node: Any) -> None:
         weight = of_a_leaf(node) if node is not None else _of_a_parameter(tensor)
@@ -170,7 +172,7 @@ class Saving:
             for reference in walk.waiting.pop(number, ()):
                 saved = reference()
                 if saved is not None:
-                    saved.block.settle(saved, self._need(node, saved))
+                    saved.memory.settle(saved, self._need(node, saved))
             nodes += (other for other, _ in node.next_functions if other is not None)
 
     def _need(self, saver: Any, saved: Saved) -> Need:

@@ -97,10 +97,10 @@ def test_nothing_is_held_once_the_graph_is_gone() -> None:
             del b
             session.finish(loss)
         assert storage.expired(), "the tensor itself is freed in the forward"
-        blocks = [weakref.ref(block) for block in session._blocks.values()]
-        assert len(blocks) > 3
+        memories = [weakref.ref(memory) for memory in session._memories.values()]
+        assert len(memories) > 3
         del loss
-        assert [None] * len(blocks) == [block() for block in blocks]
+        assert [None] * len(memories) == [memory() for memory in memories]
     finally:
         gc.enable()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import stat
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.config import json, toml, yaml
 from neaptide.config.values import TOO_DEEP, Invalid, hint, plain, shorten, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -24,12 +24,20 @@ class Format:
 
     name: str
     suffixes: tuple[str, ...]
-    parse: Callable[[str], dict[str, Any]]
-    """Reads a document's syntax; its values may still be none that a configuration can hold."""
-    write: Callable[[Mapping[str, Any]], str]
-    """Writes a table that `values.plain` has passed."""
-    has_comments: Callable[[str], bool]
-    """Tells whether there are comments in a document that `parse` has read."""
+
+    @property
+    def _own(self) -> Any:
+        # Imported on first use: most files are TOML, and starting must be quick.
+        return import_module(f"neaptide.config.{self.name}")
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """Read a document's syntax; its values may still be none that a configuration can hold."""
+        document: dict[str, Any] = self._own.parse(text)
+        return document
+
+    def has_comments(self, text: str) -> bool:
+        """Return whether there are comments in a document that `parse` has read."""
+        return bool(self._own.has_comments(text))
 
     def loads(self, text: str) -> dict[str, Any]:
         """Read a document of plain values; raise ConfigError for anything else."""
@@ -39,16 +47,12 @@ class Format:
         """Write a table; raise ConfigError if it holds what `loads` would not give back."""
         if too_deep(table):
             raise ConfigError(TOO_DEEP)
-        return self.write(_checked(table))
+        return str(self._own.write(_checked(table)))
 
 
 FORMATS = {
-    entry.name: entry
-    for entry in (
-        Format("toml", (".toml",), toml.parse, toml.write, toml.has_comments),
-        Format("yaml", (".yaml", ".yml"), yaml.parse, yaml.write, yaml.has_comments),
-        Format("json", (".json",), json.parse, json.write, lambda _: False),
-    )
+    name: Format(name, tuple(suffixes))
+    for name, *suffixes in (("toml", ".toml"), ("yaml", ".yaml", ".yml"), ("json", ".json"))
 }
 """The formats by name."""
 

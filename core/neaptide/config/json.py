@@ -44,6 +44,11 @@ def parse(text: str) -> dict[str, Any]:
     return document
 
 
+def has_comments(_: str) -> bool:
+    """Return False: JSON has no comments."""
+    return False
+
+
 def write(table: Mapping[str, Any]) -> str:
     """Write a table of plain values, its keys in their order."""
     return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
@@ -62,9 +67,10 @@ def _repeated(text: str) -> Iterator[str]:
                 key = json.loads(token["key"])
                 tables[-1][key] += 1
                 if tables[-1][key] == 2:  # noqa: PLR2004 - twice
-                    yield f"the key {shown(key)} is written twice {_place(text, token.start())}"
+                    yield f"the key {shown(key)} is written twice {place(text, token.start())}"
 
 
-def _place(text: str, position: int) -> str:
+def place(text: str, position: int) -> str:
+    """Return the line and column of a position in `text`, as messages end with them."""
     line = text.count("\n", 0, position) + 1
     return f"(at line {line}, column {position - text.rfind(chr(10), 0, position)})"

@@ -156,11 +156,11 @@ sys.stdout.write(f"{code} {sorted({'yaml', 'torch'} & set(sys.modules))}")
     [
         (["config", "check", "tiny.toml"], "0 []"),
         (["config", "convert", "ds.json", "a.toml", "--from", "deepspeed"], "0 []"),
-        (["config", "convert", "a.json", "a.yaml"], "0 []"),
+        (["config", "convert", "a.json", "a.yaml"], "0 ['yaml']"),
         (["config", "convert", "a.yml", "b.json"], "0 ['yaml']"),
     ],
 )
-def test_only_reading_yaml_imports_it(
+def test_only_reading_or_writing_yaml_imports_it(
     folder: Path, environment: dict[str, str], arguments: list[str], imported: str
 ) -> None:
     import subprocess

@@ -50,8 +50,8 @@ _MAX_VALUE = 2**12
 _METADATA = "__metadata__"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Only where to cut: what is cut out is read as strict JSON. Possessive, so as not to backtrack.
-_KEY = re.compile(rb'\s*+("(?:[^"\\]++|\\.)*+")\s*+:\s*+', re.DOTALL)
-_VALUE = re.compile(rb"(\{[^{}]*+\})\s*+")
+_KEY = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
+_VALUE = re.compile(rb"(\{[^{}]*+\})[ \t\n\r]*+")
 
 
 class Described(Protocol):
@@ -164,7 +164,7 @@ def _members(text: bytes, where: str) -> Iterator[tuple[str, Any]]:
             raise _not_described(name, where)
         yield name, canonical.parse(value[1], where)
         end, position = text[value.end() : value.end() + 1], value.end() + 1
-    if end != b"}" or text[position:].strip():
+    if end != b"}" or text[position:].strip(b" \t\n\r"):
         msg = f"{where}: not a safetensors file: its header describes no tensors"
         raise CheckpointError(msg)
 

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from neaptide.errors import CheckpointError
 
@@ -105,7 +107,9 @@ def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
 class TensorFile(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, each read into CPU memory when it is asked for.
 
-    Reading raises CheckpointError if the file is no longer the one that was opened.
+    `expected` is the identity of the file that was verified. Raises CheckpointError, before any
+    tensor is allocated, unless the header is well formed and describes exactly the bytes that
+    follow it; and when reading, if the file is no longer the one that was opened.
     """
 
     def __init__(self, path: Path, expected: Identity | None = None) -> None:
@@ -122,6 +126,17 @@ class TensorFile(Mapping[str, torch.Tensor]):
         """Return a tensor without values, on the device `meta`, of that dtype and shape."""
         dtype, shape = self.info(name)
         return torch.empty(shape, dtype=dtype, device="meta")
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """Return all tensors, each in memory of its own; the safetensors library reads them."""
+        with opened(self._path, self._identity) as (descriptor, _):
+            try:
+                # The open file's own name: another one may lie at the path by now. What the library
+                # maps (its default) would change with the file, and count twice once it is copied.
+                return load_file(f"/dev/fd/{descriptor}", backend="pread")
+            except SafetensorError as error:
+                msg = f"{self._path}: not a safetensors file: {error}"
+                raise CheckpointError(msg) from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
@@ -153,15 +168,6 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-
-def open_tensors(path: Path, expected: Identity | None = None) -> TensorFile:
-    """Open a safetensors file; `expected` is the identity of the file that was verified.
-
-    Raises CheckpointError, before any tensor is allocated, unless the header is well formed and
-    describes exactly the bytes that follow it.
-    """
-    return TensorFile(path, expected)
 
 
 def _kind(dtype: torch.dtype, shape: Iterable[int]) -> str:

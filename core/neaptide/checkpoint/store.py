@@ -11,14 +11,7 @@ from neaptide.errors import CheckpointError, WrongCheckpointError, suggest
 from . import canonical
 from .files import writing
 from .recovery import exists, recover
-from .safetensors_stream import (
-    ItemTuple,
-    TensorFile,
-    TensorItem,
-    open_tensors,
-    resident,
-    write_tensors,
-)
+from .safetensors_stream import ItemTuple, TensorFile, TensorItem, resident, write_tensors
 from .tree import GetTensor, flatten, unflatten
 from .verify import Identity, examine, read_bytes
 
@@ -46,7 +39,7 @@ class Checkpoint:
 
     def section(self, name: str) -> Any:
         """Return the tree saved as the section `name`, its tensors in CPU memory."""
-        return self._tree(name, lambda tensors: tensors.__getitem__)
+        return self._tree(name, lambda tensors: tensors.whole().__getitem__)
 
     def outline(self, name: str) -> Any:
         """Return the section `name` with dtypes and shapes alone: its tensors are on `meta`."""
@@ -70,7 +63,7 @@ class Checkpoint:
     def tensors(self, name: str) -> TensorFile:
         """Return the tensors of the stream (or section) `name`, each read when it is asked for."""
         identity = self._identity(name, _TENSORS)
-        return open_tensors(self.directory / f"{name}{_TENSORS}", identity)
+        return TensorFile(self.directory / f"{name}{_TENSORS}", identity)
 
     def sections(self) -> list[str]:
         """Return the names of the sections, sorted."""

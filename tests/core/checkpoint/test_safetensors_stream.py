@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from neaptide.checkpoint.safetensors_header import DTYPES
 from neaptide.checkpoint.safetensors_stream import (
     PIECE,
+    TensorFile,
     TensorItem,
-    open_tensors,
     pieces,
     resident,
     write_tensors,
@@ -80,7 +80,7 @@ def test_the_library_reads_it_and_so_do_we(
     path = write(tmp_path / "x", tensors)
 
     assert_same(tensors, load_file(path))
-    assert_same(tensors, open_tensors(path))
+    assert_same(tensors, TensorFile(path))
     with safe_open(path, "pt") as file:
         assert {"format": "pt"} == file.metadata()
 
@@ -89,7 +89,7 @@ def test_we_read_what_the_library_wrote(tmp_path: Path) -> None:
     tensors = EVERY_DTYPE | {"0-dim": torch.tensor(1.5), "0-element": torch.empty(0, 3)}
     save_file(tensors, tmp_path / "x", {"format": "pt", "note": "y"})
 
-    assert_same(tensors, open_tensors(tmp_path / "x"))
+    assert_same(tensors, TensorFile(tmp_path / "x"))
 
 
 @given(st.lists(st.tuples(st.sampled_from([*DTYPES]), st.lists(st.integers(0, 4), max_size=4))))
@@ -99,12 +99,12 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, kinds: list[Any]) 
     }
     path = write(tmp_path_factory.getbasetemp() / "round-trip.safetensors", tensors)
 
-    assert_same(tensors, open_tensors(path))
+    assert_same(tensors, TensorFile(path))
     assert_same(tensors, load_file(path))
 
 
 def test_headers_without_reading(tmp_path: Path) -> None:
-    opened = open_tensors(write(tmp_path / "x", {"a": torch.zeros(2, 3, dtype=torch.int8)}))
+    opened = TensorFile(write(tmp_path / "x", {"a": torch.zeros(2, 3, dtype=torch.int8)}))
 
     assert (torch.int8, (2, 3)) == opened.info("a")
     assert "a" in opened
@@ -215,7 +215,7 @@ def test_more_names_than_can_be_read_are_not_written(names: list[str], why: str)
 def test_names_as_long_as_can_be(tmp_path: Path) -> None:
     tensors = {quote * 32_000: torch.ones(2) for quote in ('"', "\\", "x", "{", "}")}
     tensors["\N{WAVE DASH}" * 10_000] = torch.zeros(1, *[1] * 63)
-    back = open_tensors(write(tmp_path / "w", tensors))
+    back = TensorFile(write(tmp_path / "w", tensors))
     assert tensors.keys() == back.keys()
     assert all(torch.equal(tensors[name], back[name]) for name in tensors)
 
@@ -225,7 +225,7 @@ def test_any_bytes_of_a_tensor_are_read_into_a_place_of_the_callers(
     tmp_path: Path, cut: tuple[int, int]
 ) -> None:
     tensors = {"before": torch.ones(5), "x": torch.arange(3)}
-    opened = open_tensors(write(tmp_path / "x", tensors))
+    opened = TensorFile(write(tmp_path / "x", tensors))
     into = bytearray(cut[1] - cut[0])
     opened.read_into("x", memoryview(into), cut[0])
     assert tensors["x"].numpy().tobytes()[slice(*cut)] == into
@@ -233,7 +233,7 @@ def test_any_bytes_of_a_tensor_are_read_into_a_place_of_the_callers(
 
 @pytest.mark.parametrize("cut", [(-1, 4), (20, 28), (25, 25)])
 def test_bytes_that_are_not_the_tensors_are_not_read(tmp_path: Path, cut: tuple[int, int]) -> None:
-    opened = open_tensors(write(tmp_path / "x", {"x": torch.arange(3), "after": torch.ones(5)}))
+    opened = TensorFile(write(tmp_path / "x", {"x": torch.arange(3), "after": torch.ones(5)}))
     with pytest.raises(ValueError, match=r"has no .* bytes from"):
         opened.read_into("x", memoryview(bytearray(cut[1] - cut[0])), cut[0])
 

@@ -16,7 +16,8 @@ from .verify import read_manifest, verify
 
 if TYPE_CHECKING:
     from .digests import digest
-    from .safetensors_stream import TensorFile, TensorItem
+    from .safetensors_header import TensorItem
+    from .safetensors_stream import TensorFile
     from .store import Checkpoint, load, save
 
 __all__ = [
@@ -42,7 +43,7 @@ __all__ = [
 _LAZY = {
     "Checkpoint": "store",
     "TensorFile": "safetensors_stream",
-    "TensorItem": "safetensors_stream",
+    "TensorItem": "safetensors_header",
     "digest": "digests",
     "load": "store",
     "save": "store",

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import torch
@@ -21,7 +21,8 @@ from neaptide.errors import CheckpointError
 from . import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
 DTYPES = {
     "F64": torch.float64,
@@ -54,20 +55,14 @@ _KEY = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+")[ \t\n\r]*+:[ \t\n\r]*+', 
 _VALUE = re.compile(rb"(\{[^{}]*+\})[ \t\n\r]*+")
 
 
-class Described(Protocol):
-    """What a header says of a tensor."""
+class TensorItem(NamedTuple):
+    """A tensor to be written, known before it is there; a plain tuple will do."""
 
-    @property
-    def name(self) -> str:
-        """Its key."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its dtype."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    load: Callable[[], AbstractContextManager[torch.Tensor]]
+    """Gives the tensor, of this dtype and shape on any device, while it is written."""
 
 
 @attrs.frozen
@@ -80,7 +75,7 @@ class TensorEntry:
     stop: int
 
 
-def header(items: Iterable[Described], metadata: Mapping[str, str] | None = None) -> bytes:
+def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the JSON of the header of `items`, whose data follow each other in this order.
 
     `metadata` is what else to say, at most 4 KiB of it, without braces. Raises CheckpointError for
@@ -111,7 +106,7 @@ def header(items: Iterable[Described], metadata: Mapping[str, str] | None = None
     return text
 
 
-def _check_item(one: Described, taken: Mapping[str, Any]) -> None:
+def _check_item(one: TensorItem, taken: Mapping[str, Any]) -> None:
     if one.dtype not in _NAMES:
         msg = f"tensor {one.name!r}: cannot save {one.dtype}; convert it to one of {list(DTYPES)}"
         raise CheckpointError(msg)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from neaptide.errors import CheckpointError
 
-from .safetensors_header import header, read_header
+from .safetensors_header import TensorItem, header, read_header
 from .verify import Identity, opened
 
 if TYPE_CHECKING:
@@ -32,16 +32,6 @@ class Sink(Protocol):
 
     def write(self, data: memoryview, /) -> int:
         """Write all of `data`."""
-
-
-class TensorItem(NamedTuple):
-    """A tensor to be written, known before it is there; a plain tuple will do."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    load: Callable[[], AbstractContextManager[torch.Tensor]]
-    """Gives the tensor, of this dtype and shape on any device, while it is written."""
 
 
 ItemTuple = tuple[

@@ -11,7 +11,7 @@ from neaptide.errors import CheckpointError, WrongCheckpointError, suggest
 from . import canonical
 from .files import writing
 from .recovery import exists, recover
-from .safetensors_stream import ItemTuple, TensorFile, TensorItem, resident, write_tensors
+from .safetensors_stream import ItemTuple, TensorFile, resident, write_tensors
 from .tree import GetTensor, flatten, unflatten
 from .verify import Identity, examine, read_bytes
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .manifest import Manifest
+    from .safetensors_header import TensorItem
 
 _STRUCTURE = ".json"
 _TENSORS = ".safetensors"

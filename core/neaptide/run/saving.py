@@ -12,7 +12,7 @@ import torch
 from neaptide.api import rng
 from neaptide.checkpoint import store as checkpoints
 from neaptide.checkpoint.digests import digest as digest_of
-from neaptide.checkpoint.safetensors_stream import TensorItem
+from neaptide.checkpoint.safetensors_header import TensorItem
 from neaptide.config import unstructure
 from neaptide.errors import WrongCheckpointError
 from neaptide.hooks.middleware import blame

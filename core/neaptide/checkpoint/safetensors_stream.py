@@ -124,8 +124,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
                 # The open file's own name: another one may lie at the path by now. What the library
                 # maps (its default) would change with the file, and count twice once it is copied.
                 return load_file(f"/dev/fd/{descriptor}", backend="pread")
-            except SafetensorError as error:
-                msg = f"{self._path}: not a safetensors file: {error}"
+            except (SafetensorError, OSError) as error:
+                msg = f"{self._path}: the safetensors library cannot read it: {error}"
                 raise CheckpointError(msg) from error
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -198,7 +198,7 @@ def test_what_we_stream_and_refuse_as_a_whole_as_the_library_does(path: Path, wh
     write(path, LAXER[why])
     assert theirs(path) is None
     assert ours(path) is not None
-    with pytest.raises(CheckpointError, match=r"not a safetensors file: .*header") as caught:
+    with pytest.raises(CheckpointError, match=r"library cannot read it: .*header") as caught:
         TensorFile(path).whole()
     assert 1 == len(str(caught.value).splitlines())
 
@@ -216,6 +216,24 @@ def test_what_is_read_as_a_whole_is_no_view_of_the_file(path: Path) -> None:
         file.whole()
     for tensor in read.values():
         assert tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def test_a_system_without_names_for_open_files_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file(TWO, path)
+    file = TensorFile(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "neaptide.checkpoint.safetensors_stream.load_file",
+            lambda _, **options: load_file(path.with_name("none"), **options),
+        )
+        with pytest.raises(
+            CheckpointError, match=r"library cannot read it: No such file"
+        ) as caught:
+            file.whole()
+    assert str(caught.value).startswith(str(path))
+    assert told(TWO) == told(file.whole())
 
 
 def test_a_file_put_in_the_place_of_another_is_not_read(path: Path) -> None:

@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.diagnosis import Finding
     from .api.memory import Ledger
     from .api.middleware import (
         AroundBackward,
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     )
     from .api.parameters import ParameterStore
     from .api.phases import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
+    from .api.records import Finding, StepRecord
     from .api.spans import Span
     from .api.stash import StashKey
-    from .api.step_record import StepRecord
     from .api.steps import (
         JUMP_GAIN,
         PACE,
@@ -57,17 +56,16 @@ if TYPE_CHECKING:
 
 # Lazy (PEP 562), so that a manifest or a config check never imports torch.
 _HOME = {
-    "api.diagnosis": "Finding",
     "api.memory": "Ledger",
     "api.middleware": (
         "AroundBackward AroundCorrect AroundEvaluate AroundForward AroundOptimizerStep "
         "AroundPredict AroundPropose AroundSave AroundTrainStep"
     ),
     "api.parameters": "ParameterStore",
+    "api.records": "Finding StepRecord",
     "api.phases": "CORRECT FULL PREDICT WARMUP Phase PhaseSchedule",
-    "api.step_record": "StepRecord",
-    "api.spans": "Span",
     "api.stash": "StashKey",
+    "api.spans": "Span",
     "api.steps": (
         "JUMP_GAIN PACE Forecast Jump JumpGain Loss Outcome Pace StepResult Trained Update "
         "WeighedLoss"

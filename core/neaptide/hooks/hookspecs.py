@@ -21,24 +21,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from neaptide.api.diagnosis import Finding
+    from neaptide.api import middleware
     from neaptide.api.history import History
     from neaptide.api.kernels import KernelScope
     from neaptide.api.memory import Ledger
-    from neaptide.api.middleware import (
-        AroundBackward,
-        AroundCorrect,
-        AroundEvaluate,
-        AroundForward,
-        AroundOptimizerStep,
-        AroundPredict,
-        AroundPropose,
-        AroundSave,
-        AroundTrainStep,
-    )
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import Phase, PhaseSchedule
-    from neaptide.api.step_record import StepRecord
+    from neaptide.api.records import Finding, StepRecord
     from neaptide.api.steps import Forecast, Probe, StepResult, Update
     from neaptide.api.task import Data, DataSpec, ModelSpec, Run, Task
 
@@ -102,7 +91,7 @@ def provide_parameters(
 
 
 @hookspec
-def around_train_step(run: Run) -> AroundTrainStep | None:
+def around_train_step(run: Run) -> middleware.AroundTrainStep | None:
     """Wrap one ordinary step: `f(next, *, batch, phase) -> Trained`.
 
     Everything of it lies inside: micro-batches, backward, update. A jump before it does not.
@@ -110,7 +99,7 @@ def around_train_step(run: Run) -> AroundTrainStep | None:
 
 
 @hookspec
-def around_forward(run: Run) -> AroundForward | None:
+def around_forward(run: Run) -> middleware.AroundForward | None:
     """Wrap each call of model and loss: `f(next, *, model, batch, phase, moment) -> WeighedLoss`.
 
     `batch` is one micro-batch; `moment` is `"train"`, `"probe"` (the guard, no grad) or
@@ -119,7 +108,7 @@ def around_forward(run: Run) -> AroundForward | None:
 
 
 @hookspec
-def around_backward(run: Run) -> AroundBackward | None:
+def around_backward(run: Run) -> middleware.AroundBackward | None:
     """Wrap each backward: `f(next, *, loss, phase) -> None`, `loss` a 0-dim tensor with grad.
 
     A middleware that multiplies the loss divides the gradients again in `around_optimizer_step`.
@@ -127,7 +116,7 @@ def around_backward(run: Run) -> AroundBackward | None:
 
 
 @hookspec
-def around_optimizer_step(run: Run) -> AroundOptimizerStep | None:
+def around_optimizer_step(run: Run) -> middleware.AroundOptimizerStep | None:
     """Wrap the update: `f(next, *, optimizer, gradient_scale, check_norm, updated, phase)`.
 
     Gradients are multiplied by `gradient_scale` (float or 0-dim tensor) before they are measured,
@@ -138,7 +127,7 @@ def around_optimizer_step(run: Run) -> AroundOptimizerStep | None:
 
 
 @hookspec
-def around_predict(run: Run) -> AroundPredict | None:
+def around_predict(run: Run) -> middleware.AroundPredict | None:
     """Wrap a Predict step: `f(next, *, batch, horizon, phase) -> Jump or None`.
 
     Shorten it through `horizon`, or veto it by returning None.
@@ -146,7 +135,7 @@ def around_predict(run: Run) -> AroundPredict | None:
 
 
 @hookspec
-def around_propose(run: Run) -> AroundPropose | None:
+def around_propose(run: Run) -> middleware.AroundPropose | None:
     """Wrap the asking for an update: `f(next, *, store, history, horizon) -> Update or None`.
 
     Correct, scale or drop what the predictor proposed, before the guard judges it.
@@ -154,7 +143,7 @@ def around_propose(run: Run) -> AroundPropose | None:
 
 
 @hookspec
-def around_correct(run: Run) -> AroundCorrect | None:
+def around_correct(run: Run) -> middleware.AroundCorrect | None:
     """Wrap an ordinary step of the Correct phase: `f(next, *, batch, phase) -> Trained`.
 
     It lies inside `around_train_step`.
@@ -162,12 +151,12 @@ def around_correct(run: Run) -> AroundCorrect | None:
 
 
 @hookspec
-def around_evaluate(run: Run) -> AroundEvaluate | None:
+def around_evaluate(run: Run) -> middleware.AroundEvaluate | None:
     """Wrap an evaluation: `f(next, *, batches, phase) -> float`, the mean loss over `batches`."""
 
 
 @hookspec
-def around_save(run: Run) -> AroundSave | None:
+def around_save(run: Run) -> middleware.AroundSave | None:
     """Wrap writing a checkpoint: `f(next, *, directory) -> Path`."""
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
-from neaptide.api.diagnosis import Finding
 from neaptide.api.memory import Ledger
 from neaptide.api.phases import Phase
+from neaptide.api.records import Finding
 from neaptide.api.steps import Forecast, Update
 from neaptide.api.timeline import Timeline
 from neaptide.errors import ConfigError, PluginError, suggest

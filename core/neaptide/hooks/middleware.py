@@ -5,17 +5,7 @@ from __future__ import annotations
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from neaptide.api.middleware import (
-    AroundBackward,
-    AroundCorrect,
-    AroundEvaluate,
-    AroundForward,
-    AroundOptimizerStep,
-    AroundPredict,
-    AroundPropose,
-    AroundSave,
-    AroundTrainStep,
-)
+from neaptide.api import middleware as protocols
 from neaptide.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -26,21 +16,16 @@ if TYPE_CHECKING:
 _BLAMED = "_neaptide_blamed"
 
 
-def _returns(protocol: type) -> tuple[type, ...]:
+def _returns(hook: str) -> tuple[type, ...]:
+    protocol = getattr(protocols, "".join(part.title() for part in hook.split("_")))
     hint = get_type_hints(protocol.__call__)["return"]
     return get_args(hint) or (hint,)
 
 
-RETURNS: dict[str, tuple[type, ...]] = {
-    "around_train_step": _returns(AroundTrainStep),
-    "around_forward": _returns(AroundForward),
-    "around_backward": _returns(AroundBackward),
-    "around_optimizer_step": _returns(AroundOptimizerStep),
-    "around_predict": _returns(AroundPredict),
-    "around_propose": _returns(AroundPropose),
-    "around_correct": _returns(AroundCorrect),
-    "around_evaluate": _returns(AroundEvaluate),
-    "around_save": _returns(AroundSave),
+RETURNS = {
+    f"around_{name}": _returns(f"around_{name}")
+    for name in ("train_step", "forward", "backward", "optimizer_step", "predict")
+    + ("propose", "correct", "evaluate", "save")
 }
 """What a middleware of each hook has to return."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.api.step_record import StepRecord
+from neaptide.api.records import StepRecord
 from neaptide.api.steps import Outcome
 from neaptide.config import dumps, unstructure
 from neaptide.io.jsonable import jsonable

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
 from neaptide.api.memory import MemorySample
-from neaptide.api.step_record import COLUMNS
+from neaptide.api.records import COLUMNS
 from neaptide.config.values import shorten
 from neaptide.errors import RunDirectoryError
 from neaptide.io.appending import LONGEST_LINE, AppendedFile
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from neaptide.api.step_record import StepRecord
+    from neaptide.api.records import StepRecord
 
 _cells = attrgetter(*COLUMNS)
 _DIGITS = 15  # of a step; a longer number is damage

@@ -24,7 +24,7 @@ Event = dict[str, Any]
 class TraceSpan:
     """A context: from entering to leaving it is one event."""
 
-    _timeline: Timeline
+    _timeline: TraceTimeline
     name: str
     category: str
     started: int = 0
@@ -44,7 +44,7 @@ class TraceSpan:
         self._timeline.ended(self)
 
 
-class Timeline:
+class TraceTimeline:
     """What happened from its creation until `finish`; times in nanoseconds of the Unix epoch."""
 
     def __init__(self, limit: int = LIMIT) -> None:

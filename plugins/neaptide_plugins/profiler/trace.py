@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .ops import TAKEN, Operators
-from .timeline import Timeline
+from .timeline import TraceTimeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,7 +52,7 @@ class StepTrace:
         self._warn = warn
         self._phase: str | None = None
         self._first = self._next = 0
-        self._timeline: Timeline | None = None
+        self._timeline: TraceTimeline | None = None
         self._operators: Operators | None = None
         self._unlisten: Callable[[], None] | None = None
         self._stepped = self._ending = self._over = False
@@ -107,7 +107,7 @@ class StepTrace:
         elif self._device is not None:
             self._operators = Operators(self._device)
             self._operators.start()
-        self._timeline = Timeline()
+        self._timeline = TraceTimeline()
         self._timeline.phase(self._phase)
 
     def _open(self, name: str, category: str) -> AbstractContextManager[Any]:
@@ -120,7 +120,7 @@ class StepTrace:
             return self._operators.span(name)
         return self._timeline.span(name, category)
 
-    def _stop(self) -> tuple[Timeline | None, Operators | None]:
+    def _stop(self) -> tuple[TraceTimeline | None, Operators | None]:
         timeline, self._timeline = self._timeline, None
         operators, self._operators = self._operators, None
         unlisten, self._unlisten = self._unlisten, None
@@ -133,7 +133,7 @@ class StepTrace:
             unlisten()
         return timeline, operators
 
-    def _write(self, timeline: Timeline, operators: Operators | None) -> Path:
+    def _write(self, timeline: TraceTimeline, operators: Operators | None) -> Path:
         trace = operators.trace() if operators is not None else _empty()
         base = int(trace.get("baseTimeNanoseconds", 0)) if operators is not None else None
         trace["traceEvents"] += timeline.events(timeline.started if base is None else base)

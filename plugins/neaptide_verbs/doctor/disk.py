@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide.api.diagnosis import Finding
+from neaptide.api.records import Finding
 from neaptide.io.units import size
 from neaptide.machine.cgroups import mounts
 

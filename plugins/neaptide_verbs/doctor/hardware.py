@@ -7,7 +7,7 @@ import shutil
 from math import ceil
 from typing import TYPE_CHECKING
 
-from neaptide.api.diagnosis import Finding
+from neaptide.api.records import Finding
 from neaptide.io.units import size
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide.api.diagnosis import Finding
+from neaptide.api.records import Finding
 from neaptide.errors import ConfigError, NeaptideError
 from neaptide.hooks.registry import (
     DISABLED_VARIABLE,

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from neaptide.api.diagnosis import LEVELS, Finding, Level
+from neaptide.api.records import LEVELS, Finding, Level
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
-from neaptide.api.diagnosis import Finding
+from neaptide.api.records import Finding
 from neaptide.errors import suggest
 from neaptide.hooks.registry import DISABLED_VARIABLE, disabled_strangers
 from neaptide.machine.facts import installed, torch_facts

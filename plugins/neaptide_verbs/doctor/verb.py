@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from neaptide.api.diagnosis import LEVELS
+from neaptide.api.records import LEVELS
 from neaptide.cli.output import AsJson, print_json, print_text
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ class Wrong:
 def test_each_around_hook_has_a_protocol_of_its_own() -> None:
     for hook in RETURNS:
         name = "".join(part.title() for part in hook.split("_"))
-        assert f"{name} | None" == getattr(hookspecs, hook).__annotations__["return"]
+        assert f"middleware.{name} | None" == getattr(hookspecs, hook).__annotations__["return"]
         assert getattr(middleware, name)
 
 

@@ -16,7 +16,7 @@ import pytest
 from support import tiny_trainer
 
 from neaptide import RunDirectoryError, StepRecord
-from neaptide.api.step_record import COLUMNS
+from neaptide.api.records import COLUMNS
 from neaptide.io.appending import LONGEST_LINE
 from neaptide.io.replacing import replace_file
 from neaptide.run.rundir import RunDirectory, jsonable

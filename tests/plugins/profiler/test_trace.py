@@ -14,7 +14,7 @@ from support import CYCLE, digest_after, plugin_with, stranger, tiny_trainer
 
 from neaptide import hookimpl
 from neaptide_plugins.profiler import SPEC
-from neaptide_plugins.profiler.timeline import PHASES, Timeline
+from neaptide_plugins.profiler.timeline import PHASES, TraceTimeline
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def test_nothing_listens_outside_the_window(tmp_path: Path) -> None:
 
 def test_somebody_elses_timeline_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer, batches = tiny_trainer(config_of(tmp_path, trace=[2, 3]))
-    timeline = Timeline()
+    timeline = TraceTimeline()
     with trainer:
         end = trainer.run.timeline.listen(timeline.span)
         for batch in batches[:4]:
@@ -303,7 +303,7 @@ def test_tracing_changes_nothing_of_the_run(tmp_path: Path, settings: dict[str, 
 
 
 def test_what_is_open_at_the_end_ends_there() -> None:
-    timeline = Timeline()
+    timeline = TraceTimeline()
     outer, inner = timeline.span("outer", "core"), timeline.span("inner", "core")
     outer.__enter__()
     inner.__enter__()
@@ -318,7 +318,7 @@ def test_what_is_open_at_the_end_ends_there() -> None:
 
 
 def test_each_thread_has_its_track() -> None:
-    timeline = Timeline()
+    timeline = TraceTimeline()
 
     def work() -> None:
         with timeline.span("theirs", "core"):
@@ -335,7 +335,7 @@ def test_each_thread_has_its_track() -> None:
 
 
 def test_a_window_too_long_drops_spans_and_says_how_many() -> None:
-    timeline = Timeline(limit=3)
+    timeline = TraceTimeline(limit=3)
     for _ in range(5):
         with timeline.span("one", "core"):
             pass

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide import Finding
-from neaptide.api.diagnosis import LEVELS, Level
+from neaptide.api.records import LEVELS, Level
 from neaptide_verbs.doctor.report import Report, Section
 
 

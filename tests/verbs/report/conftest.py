@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from neaptide.api.step_record import COLUMNS
+from neaptide.api.records import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

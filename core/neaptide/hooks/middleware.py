@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -16,16 +17,15 @@ if TYPE_CHECKING:
 _BLAMED = "_neaptide_blamed"
 
 
-def _returns(hook: str) -> tuple[type, ...]:
-    protocol = getattr(protocols, "".join(part.title() for part in hook.split("_")))
+def _returns(protocol: Any) -> tuple[type, ...]:
     hint = get_type_hints(protocol.__call__)["return"]
     return get_args(hint) or (hint,)
 
 
 RETURNS = {
-    f"around_{name}": _returns(f"around_{name}")
-    for name in ("train_step", "forward", "backward", "optimizer_step", "predict")
-    + ("propose", "correct", "evaluate", "save")
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): _returns(protocol)
+    for name, protocol in vars(protocols).items()
+    if name.startswith("Around")
 }
 """What a middleware of each hook has to return."""
 

@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide import ConfigError, NoConfig, Plugin, hookimpl
-from neaptide.config import structure_options
+from neaptide_toolkit.optimizers import OptimizerPlugin
 
 from .config import SPEC, AdEMAMixOptions
 from .optimizer import AdEMAMix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    import torch
     from torch import nn
 
-    from neaptide import ParameterStore, Run
+    from neaptide import Run
 
 
 @attrs.define(eq=False)
-class AdEMAMixPlugin(Plugin[NoConfig]):
+class AdEMAMixPlugin(OptimizerPlugin):
     """Builds `[optimizer] name = "ademamix"`."""
+
+    spec = SPEC
+    optimizer = AdEMAMix
 
     _warms_up_all_along: bool = attrs.field(init=False, default=False)
 
-    @hookimpl
-    def configure_optimizer(
-        self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
-    ) -> AdEMAMix | None:
-        """Build it over the trainable parameters."""
-        if name != SPEC.name:
-            return None
-        chosen = structure_options(AdEMAMixOptions, options, "optimizer", "options")
-        self._warms_up_all_along = chosen.warmup_steps is None
-        settings = attrs.asdict(chosen, recurse=False) | {"warmup_steps": chosen.warmup_steps or 0}
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        try:
-            return AdEMAMix(parameters, lr=lr, **settings)
-        except ValueError as error:
-            msg = f"{error} @ optimizer.name"
-            raise ConfigError(msg) from error
+    def build(self, model: nn.Module, lr: float, options: AdEMAMixOptions) -> torch.optim.Optimizer:
+        """Leave a warmup that was left out to `started`."""
+        self._warms_up_all_along = options.warmup_steps is None
+        options = attrs.evolve(options, warmup_steps=options.warmup_steps or 0)
+        return super().build(model, lr, options)
 
-    @hookimpl
-    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+    def started(self, run: Run, optimizer: torch.optim.Optimizer) -> None:
         """Have a warmup that was left out end with the run."""
-        optimizer = store.optimizer
-        if not isinstance(optimizer, AdEMAMix):
-            run.log.info("ademamix.unused", optimizer=type(optimizer).__name__)
-            return
         for group in optimizer.param_groups if self._warms_up_all_along else ():
             group["warmup_steps"] = run.config.train.steps
         first = optimizer.param_groups[0]

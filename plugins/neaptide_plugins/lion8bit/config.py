@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import attrs
-from attrs.validators import and_, ge, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def _two_decays(_: Any, attribute: attrs.Attribute[Any], value: Sequence[float]) -> None:
-    if len(value) != 2 or not all(0.0 <= beta < 1.0 for beta in value):  # noqa: PLR2004 - as Lion has
-        msg = f"{attribute.name!r} must be two numbers in [0, 1) (got {list(value)})"
-        raise ValueError(msg)
+from neaptide_toolkit.optimizers import FACTOR, SEED, decays
 
 
 @attrs.frozen(kw_only=True)
@@ -26,13 +15,11 @@ class Lion8bitOptions:
 
     betas: tuple[float, float] = field(
         (0.9, 0.99),
-        validator=_two_decays,
+        validator=decays,
         help="share of the momentum in an update, and its decay",
     )
-    weight_decay: float = field(
-        0.0, validator=and_(ge(0.0), le(1e6)), help="decoupled; times the rate"
-    )
-    seed: int = field(0, validator=and_(ge(0), lt(2**32)), help="of the rounding of the state")
+    weight_decay: float = field(0.0, validator=FACTOR, help="decoupled; times the rate")
+    seed: int = field(0, validator=SEED, help="of the rounding of the state")
 
 
 SPEC = PluginSpec(

@@ -9,6 +9,7 @@ from attrs.validators import and_, ge, gt, in_, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
+from neaptide_toolkit.optimizers import EPS, FACTOR, decays
 from neaptide_toolkit.sensitive import SENSITIVE_WEIGHTS
 
 if TYPE_CHECKING:
@@ -20,12 +21,6 @@ Mamba's `A_log` is no matrix, though it has two dimensions."""
 
 FUSED = {"*qkv*": (1, 1, 1), "*in_proj_weight": (1, 1, 1)}
 """Names of weights that are query, key and value in one, and the proportions of their rows."""
-
-
-def _two_decays(_: Any, attribute: attrs.Attribute[Any], value: Sequence[float]) -> None:
-    if len(value) != 2 or not all(0.0 <= beta < 1.0 for beta in value):  # noqa: PLR2004 - as Adam has
-        msg = f"{attribute.name!r} must be two numbers in [0, 1) (got {list(value)})"
-        raise ValueError(msg)
 
 
 def _proportions(
@@ -64,20 +59,18 @@ class MuonOptions:
         help="factor of a matrix's update: 0.2 * sqrt(max(rows, columns)), with which AdamW's "
         "rates fit, or the original sqrt(max(1, rows / columns))",
     )
-    weight_decay: float = field(
-        0.1, validator=and_(ge(0.0), le(1e6)), help="decoupled; times the rate"
-    )
+    weight_decay: float = field(0.1, validator=FACTOR, help="decoupled; times the rate")
     adamw_lr_ratio: float = field(
         1.0,
         validator=and_(gt(0.0), le(1e6)),
         help="rate of what AdamW updates, as a multiple of `optimizer.lr`",
     )
     adamw_betas: tuple[float, float] = field(
-        (0.9, 0.95), validator=_two_decays, help="AdamW's decays of its moments"
+        (0.9, 0.95), validator=decays, help="AdamW's decays of its moments"
     )
     adamw_eps: float = field(
         1e-8,
-        validator=and_(gt(0.0), le(1.0)),
+        validator=EPS,
         help="added to the root of AdamW's second moment",
     )
     adamw: tuple[str, ...] = field(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import attrs
-
-from neaptide import ConfigError, NoConfig, Plugin, hookimpl
-from neaptide.config import structure_options
+from neaptide import ConfigError
+from neaptide_toolkit.optimizers import OptimizerPlugin
 
 from .checks import KINDS
 from .config import SPEC, MuonOptions
@@ -15,61 +13,37 @@ from .groups import parameter_groups
 from .optimizer import Muon
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    import torch
     from torch import nn
 
-    from neaptide import ParameterStore, Run
+    from neaptide import Run
 
 
-@attrs.define(eq=False)
-class MuonPlugin(Plugin[NoConfig]):
+class MuonPlugin(OptimizerPlugin):
     """Builds `[optimizer] name = "muon"`."""
 
-    @hookimpl
-    def configure_optimizer(
-        self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
-    ) -> Muon | None:
-        """Build it over the trainable parameters."""
-        if name != SPEC.name:
-            return None
-        return build(model, lr, structure_options(MuonOptions, options, "optimizer", "options"))
+    spec = SPEC
+    optimizer = Muon
 
-    @hookimpl
-    def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Say which parameters are whose."""
-        optimizer = store.optimizer
-        if not isinstance(optimizer, Muon):
-            run.log.info("muon.unused", optimizer=type(optimizer).__name__)
-            return
-        elements = dict.fromkeys(KINDS, 0)
-        for group in optimizer.param_groups:
-            elements[group["kind"]] += sum(param.numel() for param in group["params"])
-        run.log.info("muon.started", **elements)
-        if not elements["muon"]:
-            run.log.warning("muon.no-matrix", adamw=elements["adamw"])
-
-
-def build(model: nn.Module, lr: float, options: MuonOptions) -> Muon:
-    """Return the optimizer of a model; ConfigError where an option does not fit it."""
-    try:
-        groups = parameter_groups(
-            model,
-            adamw=options.adamw,
-            split=options.split,
-            stacked=options.stacked,
-            convolutions=options.convolutions,
-        )
-    except ValueError as error:
-        msg = f"{error} @ optimizer.options.split"
-        raise ConfigError(msg) from error
-    if not groups:
-        msg = "the model has no trainable parameters; unfreeze some (requires_grad=True)"
-        raise ConfigError(msg)
-    for group in groups:
-        if group["kind"] == "adamw":
-            group["lr"] = lr * options.adamw_lr_ratio
-    try:
+    def build(self, model: nn.Module, lr: float, options: MuonOptions) -> Muon:
+        """Return the optimizer of a model; ConfigError where an option does not fit it."""
+        try:
+            groups = parameter_groups(
+                model,
+                adamw=options.adamw,
+                split=options.split,
+                stacked=options.stacked,
+                convolutions=options.convolutions,
+            )
+        except ValueError as error:
+            msg = f"{error} @ optimizer.options.split"
+            raise ConfigError(msg) from error
+        if not groups:
+            msg = "the model has no trainable parameters; unfreeze some (requires_grad=True)"
+            raise ConfigError(msg)
+        for group in groups:
+            if group["kind"] == "adamw":
+                group["lr"] = lr * options.adamw_lr_ratio
         return Muon(
             groups,
             lr=lr,
@@ -82,6 +56,12 @@ def build(model: nn.Module, lr: float, options: MuonOptions) -> Muon:
             betas=options.adamw_betas,
             eps=options.adamw_eps,
         )
-    except ValueError as error:
-        msg = f"{error} @ optimizer.name"
-        raise ConfigError(msg) from error
+
+    def started(self, run: Run, optimizer: torch.optim.Optimizer) -> None:
+        """Say which parameters are whose."""
+        elements = dict.fromkeys(KINDS, 0)
+        for group in optimizer.param_groups:
+            elements[group["kind"]] += sum(param.numel() for param in group["params"])
+        run.log.info("muon.started", **elements)
+        if not elements["muon"]:
+            run.log.warning("muon.no-matrix", adamw=elements["adamw"])

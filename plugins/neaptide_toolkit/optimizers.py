@@ -24,15 +24,15 @@ EPS = and_(gt(0.0), le(1.0))
 SEED = and_(ge(0), lt(2**32))
 """Validator of a seed."""
 
-_COUNTS = ("no", "one", "two", "three", "four")
+_COUNTS = {2: "two", 3: "three"}
 
 
 def decays(_: Any, attribute: attrs.Attribute[Any], value: Sequence[float]) -> None:
     """Validate decays of averages: as many as the default has, each in [0, 1)."""
     wanted = len(attribute.default or ())
     if len(value) != wanted or not all(0.0 <= decay < 1.0 for decay in value):
-        number = _COUNTS[wanted]
-        msg = f"{attribute.name!r} must be {number} numbers in [0, 1) (got {list(value)})"
+        count = _COUNTS.get(wanted, wanted)
+        msg = f"{attribute.name!r} must be {count} numbers in [0, 1) (got {list(value)})"
         raise ValueError(msg)
 
 

@@ -14,6 +14,7 @@ from neaptide_kernels.registry import (
     Sample,
     define,
     relative_error,
+    takes,
 )
 from neaptide_kernels.support import no_triton, triton_version
 
@@ -31,23 +32,14 @@ _BROKEN = (torch.nan, torch.inf, -torch.inf, 1e-40, 3e38, -3e38, 0.0)
 _LARGE = 1 << 24
 
 
-def _check(
-    hi: Sequence[torch.Tensor],
-    lo: Sequence[torch.Tensor],
-    exp_avg: Sequence[torch.Tensor],
-    exp_avg_sq: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    lr: torch.Tensor,
-    step: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    *_: Any,
-) -> None:
+@takes(reference.AdamWSplitStep)
+def _check(call: reference.AdamWSplitStep) -> None:
+    hi, lr, step = call.hi, call.lr, call.step
     lists = {
-        "lo": (lo, torch.int16),
-        "exp_avg": (exp_avg, torch.float32),
-        "exp_avg_sq": (exp_avg_sq, torch.float32),
-        "grads": (grads, None),
+        "lo": (call.lo, torch.int16),
+        "exp_avg": (call.exp_avg, torch.float32),
+        "exp_avg_sq": (call.exp_avg_sq, torch.float32),
+        "grads": (call.grads, None),
     }
     for name, (tensors, dtype) in lists.items():
         if len(tensors) != len(hi):
@@ -72,8 +64,8 @@ def _check(
             f"{lr.dtype} {list(lr.shape)}, {step.dtype} {list(step.shape)})"
         )
         raise ValueError(msg)
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        msg = f"beta1 and beta2 are in [0, 1) (got {beta1}, {beta2})"
+    if not (0 <= call.beta1 < 1 and 0 <= call.beta2 < 1):
+        msg = f"beta1 and beta2 are in [0, 1) (got {call.beta1}, {call.beta2})"
         raise ValueError(msg)
 
 
@@ -158,10 +150,10 @@ def _large(device: torch.device) -> Iterator[Sample]:
         yield Sample(name=name, arguments=(*tensors, *scalars(1e-3, 10, device)))
 
 
-def _traffic(hi: Sequence[torch.Tensor], *rest: Any) -> int:
-    grads: Sequence[torch.Tensor] = rest[3]
-    halves_and_moments = 2 * sum(weight.numel() * (2 + 2 + 4 + 4) for weight in hi)
-    return halves_and_moments + sum(grad.numel() * grad.element_size() for grad in grads)
+@takes(reference.AdamWSplitStep)
+def _traffic(call: reference.AdamWSplitStep) -> int:
+    halves_and_moments = 2 * sum(weight.numel() * (2 + 2 + 4 + 4) for weight in call.hi)
+    return halves_and_moments + sum(grad.nbytes for grad in call.grads)
 
 
 def _supports(query: Query) -> Support:

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide_kernels.registry import takes
 from neaptide_kernels.shipping import ShippedKernel
 from neaptide_kernels.tensor_table import table_of
+
+from .reference import AdamWSplitStep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,39 +31,24 @@ def configs(_: Query) -> Sequence[Mapping[str, Any]]:
     return CONFIGS
 
 
-def adamw_split_step(
-    hi: Sequence[torch.Tensor],
-    lo: Sequence[torch.Tensor],
-    exp_avg: Sequence[torch.Tensor],
-    exp_avg_sq: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    lr: torch.Tensor,
-    step: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    maximize: bool,
-    *,
-    chunk: int = 1024,
-    num_warps: int = 4,
-) -> None:
+@takes(AdamWSplitStep)
+def adamw_split_step(call: AdamWSplitStep, *, chunk: int = 1024, num_warps: int = 4) -> None:
     """Run `adamw_split_step` in Triton; nothing is read on the host."""
-    if not hi:
+    if not call.hi:
         return
     from . import kernel  # noqa: PLC0415 - it needs Triton
 
-    table = table_of((hi, lo, exp_avg, exp_avg_sq, grads), chunk)
+    table = table_of(call[:5], chunk)
     if not table.chunks:
         return
-    constants = torch.empty(7, dtype=torch.float32, device=lr.device)
+    constants = torch.empty(7, dtype=torch.float32, device=call.lr.device)
+    options = map(bits_of, (call.beta1, call.beta2, call.eps, call.weight_decay))
     kernel.step_constants[(1,)](
-        lr, step, constants, bits_of(beta1), bits_of(beta2), bits_of(eps), bits_of(weight_decay),
-        num_warps=1, enable_fp_fusion=False,
-    )  # fmt: skip
+        call.lr, call.step, constants, *options, num_warps=1, enable_fp_fusion=False
+    )
     kernel.adamw_split[(table.chunks,)](
         table.rows, table.owners, constants,
-        GRAD=_triton_dtype(grads[0].dtype), MAXIMIZE=maximize, CHUNK=chunk,
+        GRAD=_triton_dtype(call.grads[0].dtype), MAXIMIZE=call.maximize, CHUNK=chunk,
         num_warps=num_warps, enable_fp_fusion=False,
     )  # fmt: skip
 

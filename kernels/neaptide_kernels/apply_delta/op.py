@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.int8.reference import quantize_int8
-from neaptide_kernels.registry import OpSpec, Provider, Sample, define
+from neaptide_kernels.registry import OpSpec, Provider, Sample, define, takes
 from neaptide_kernels.support import no_triton, triton_version
 
 from . import reference, tuning
@@ -24,28 +24,20 @@ _LARGE = 1 << 22
 _LONGEST_GROUP = 1 << 30
 
 
-def _check(
-    params: Sequence[torch.Tensor],
-    deltas: Sequence[torch.Tensor],
-    scale: torch.Tensor,
-    *_: Any,
-) -> None:
-    for name, tensors in (("params", params), ("deltas", deltas), ("scale", [scale])):
+@takes(reference.FloatDeltas)
+def _check(call: reference.FloatDeltas) -> None:
+    lists = {"params": call.params, "deltas": call.deltas, "scale": [call.scale]}
+    for name, tensors in lists.items():
         for place, tensor in enumerate(tensors):
             if not tensor.is_floating_point():
                 msg = f"{name}[{place}] is {tensor.dtype}, not a floating dtype"
                 raise ValueError(msg)
-    _check_shapes("deltas", params, deltas, scale)
+    _check_shapes("deltas", call.params, call.deltas, call.scale)
 
 
-def _check_int8(
-    params: Sequence[torch.Tensor],
-    codes: Sequence[torch.Tensor],
-    code_scales: Sequence[torch.Tensor],
-    scale: torch.Tensor,
-    group: int,
-    *_: Any,
-) -> None:
+@takes(reference.Int8Deltas)
+def _check_int8(call: reference.Int8Deltas) -> None:
+    params, codes, code_scales, scale, group, *_ = call
     if group < 1:
         msg = f"a group has at least 1 element (got {group})"
         raise ValueError(msg)

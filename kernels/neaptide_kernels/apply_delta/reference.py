@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from neaptide_kernels.counter_random import random_bits
 from neaptide_kernels.int8.reference import dequantize_int8
+from neaptide_kernels.registry import takes
 
 STRIDE_BITS = 40
 """The random numbers of a tensor's elements begin at its place in the list times 2 to this."""
@@ -16,60 +18,67 @@ _HALF_DROPS = 13
 _BFLOAT16_DROPS = 16
 
 
-def apply_delta(
-    params: Sequence[torch.Tensor],
-    deltas: Sequence[torch.Tensor],
-    scale: torch.Tensor,
-    stochastic: bool = False,
-    seed: int = 0,
-) -> None:
+class FloatDeltas(NamedTuple):
+    """The arguments of `apply_delta`."""
+
+    params: Sequence[torch.Tensor]
+    """Floating, any shapes."""
+    deltas: Sequence[torch.Tensor]
+    """Floating, of those shapes, `n` sets of them: all of one, then all of the next."""
+    scale: torch.Tensor
+    """0-dim, or `[n]` with one for each set; floating."""
+    stochastic: bool = False
+    """Round bfloat16 and float16 weights so that the mean of many roundings is the sum; by
+    `counter_random` at the element's place."""
+    seed: int = 0
+    """Of stochastic rounding."""
+
+
+class Int8Deltas(NamedTuple):
+    """The arguments of `apply_int8_delta`."""
+
+    params: Sequence[torch.Tensor]
+    """Floating, any shapes."""
+    codes: Sequence[torch.Tensor]
+    """int8, of those shapes, `n` sets of them: all of one, then all of the next."""
+    code_scales: Sequence[torch.Tensor]
+    """float32 `[groups]` of each of the codes."""
+    scale: torch.Tensor
+    """0-dim, or `[n]` with one for each set; floating."""
+    group: int
+    """Elements that share a scale."""
+    stochastic: bool = False
+    """As for `apply_delta`."""
+    seed: int = 0
+    """Of stochastic rounding."""
+
+
+@takes(FloatDeltas)
+def apply_delta(call: FloatDeltas) -> None:
     """Add `scale * delta` to every weight, in place.
 
     Arithmetic is float32 (float64 where the weight is), set after set, product and sum rounded
     each; then the weight is rounded once, to the nearest or stochastically: away from zero with
     the probability of what is cut off, which float16 and bfloat16 take 13 and 16 bits of. NaN and
     infinities spread as in any sum; what rounds beyond a dtype's largest number is infinite there.
-
-    Args:
-        params: floating, any shapes.
-        deltas: floating, of those shapes, `n` sets of them: all of one, then all of the next.
-        scale: 0-dim, or `[n]` with one for each set; floating.
-        stochastic: round bfloat16 and float16 weights so that the mean of many roundings is the
-            sum; by `counter_random` at the element's place.
-        seed: of stochastic rounding.
     """
-    for place, (weight, terms) in enumerate(_by_weight(params, deltas, scale)):
-        _add(weight, place, terms, seed if stochastic else None)
+    terms = _by_weight(call.params, call.deltas, call.scale)
+    for place, (weight, deltas) in enumerate(terms):
+        _add(weight, place, deltas, call.seed if call.stochastic else None)
 
 
-def apply_int8_delta(
-    params: Sequence[torch.Tensor],
-    codes: Sequence[torch.Tensor],
-    code_scales: Sequence[torch.Tensor],
-    scale: torch.Tensor,
-    group: int,
-    stochastic: bool = False,
-    seed: int = 0,
-) -> None:
+@takes(Int8Deltas)
+def apply_int8_delta(call: Int8Deltas) -> None:
     """Add `scale * delta` to every weight in place, where deltas are symmetric int8 codes.
 
     A delta is what `dequantize_int8(codes, code_scales, None, group)` returns, of which nothing is
     stored; all else is as `apply_delta` has it.
-
-    Args:
-        params: floating, any shapes.
-        codes: int8, of those shapes, `n` sets of them: all of one, then all of the next.
-        code_scales: float32 `[groups]` of each of the codes.
-        scale: 0-dim, or `[n]` with one for each set; floating.
-        group: elements that share a scale.
-        stochastic: as for `apply_delta`.
-        seed: of stochastic rounding.
     """
     deltas = [
-        dequantize_int8(each, sizes, None, group)
-        for each, sizes in zip(codes, code_scales, strict=True)
+        dequantize_int8(each, sizes, None, call.group)
+        for each, sizes in zip(call.codes, call.code_scales, strict=True)
     ]
-    apply_delta(params, deltas, scale, stochastic, seed)
+    apply_delta(call.params, deltas, call.scale, call.stochastic, call.seed)
 
 
 def _by_weight(

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.counter_random import keys
+from neaptide_kernels.registry import takes
 from neaptide_kernels.shipping import ShippedKernel
 from neaptide_kernels.tensor_table import table_of
+
+from .reference import FloatDeltas, Int8Deltas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,47 +30,16 @@ def configs(_: Query) -> Sequence[Mapping[str, Any]]:
     return CONFIGS
 
 
-def apply_delta(
-    params: Sequence[torch.Tensor],
-    deltas: Sequence[torch.Tensor],
-    scale: torch.Tensor,
-    stochastic: bool,
-    seed: int,
-    *,
-    chunk: int = 1024,
-    num_warps: int = 4,
-) -> None:
+@takes(FloatDeltas)
+def apply_delta(call: FloatDeltas, **config: int) -> None:
     """Run `apply_delta` in Triton, in one launch."""
-    _launch(params, deltas, (), scale, 1, stochastic, seed, chunk, num_warps)
+    apply_int8_delta(call.params, call.deltas, (), call.scale, 1, *call[3:], **config)
 
 
-def apply_int8_delta(
-    params: Sequence[torch.Tensor],
-    codes: Sequence[torch.Tensor],
-    code_scales: Sequence[torch.Tensor],
-    scale: torch.Tensor,
-    group: int,
-    stochastic: bool,
-    seed: int,
-    *,
-    chunk: int = 1024,
-    num_warps: int = 4,
-) -> None:
+@takes(Int8Deltas)
+def apply_int8_delta(call: Int8Deltas, *, chunk: int = 1024, num_warps: int = 4) -> None:
     """Run `apply_int8_delta` in Triton, in one launch."""
-    _launch(params, codes, code_scales, scale, group, stochastic, seed, chunk, num_warps)
-
-
-def _launch(
-    params: Sequence[torch.Tensor],
-    deltas: Sequence[torch.Tensor],
-    code_scales: Sequence[torch.Tensor],
-    scale: torch.Tensor,
-    group: int,
-    stochastic: bool,
-    seed: int,
-    chunk: int,
-    num_warps: int,
-) -> None:
+    params, deltas, code_scales, scale, group, stochastic, seed = call
     if not deltas:
         return
     from . import kernel  # noqa: PLC0415 - it needs Triton

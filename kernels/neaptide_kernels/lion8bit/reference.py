@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from neaptide_kernels import state_codes as codes
+from neaptide_kernels.registry import takes
 
 
-def lion8bit_step(
-    params: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    exp_avg: Sequence[torch.Tensor],
-    exp_avg_scale: Sequence[torch.Tensor],
-    steps: Sequence[torch.Tensor],
-    lr: torch.Tensor,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    weight_decay: float = 0.0,
-    seed: int = 0,
-) -> None:
+class Lion8bitStep(NamedTuple):
+    """The arguments of `lion8bit_step`."""
+
+    params: Sequence[torch.Tensor]
+    """float32 or bfloat16, any shapes."""
+    grads: Sequence[torch.Tensor]
+    """float32 or bfloat16, of those shapes."""
+    exp_avg: Sequence[torch.Tensor]
+    """int8 `[elements]` each, codes of the momentum, in the order of `param.flatten()`; zeros
+    before the first step."""
+    exp_avg_scale: Sequence[torch.Tensor]
+    """float32 `[blocks]`, a scale for 256 codes."""
+    steps: Sequence[torch.Tensor]
+    """0-dim float32, which update of its parameter this is, from 1."""
+    lr: torch.Tensor
+    """Learning rate, 0-dim float32."""
+    beta1: float = 0.9
+    """Share of the momentum in the update, in [0, 1)."""
+    beta2: float = 0.99
+    """Decay of the momentum, in [0, 1)."""
+    weight_decay: float = 0.0
+    """Decoupled; times `lr` it is the share of a weight that goes."""
+    seed: int = 0
+    """Of the rounding."""
+
+
+@takes(Lion8bitStep)
+def lion8bit_step(call: Lion8bitStep) -> None:
     """Update weights and their 8-bit momentum in place; see `state_codes` for the codes.
 
     Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023). Arithmetic is
@@ -32,53 +50,16 @@ def lion8bit_step(
 
     A gradient that is NaN leaves NaN in its weight; with an inf or a NaN the momentum of its block
     of 256 is NaN from then on.
-
-    Args:
-        params: float32 or bfloat16, any shapes.
-        grads: float32 or bfloat16, of those shapes.
-        exp_avg: int8 `[elements]` each, codes of the momentum, in the order of `param.flatten()`;
-            zeros before the first step.
-        exp_avg_scale: float32 `[blocks]`, a scale for 256 codes.
-        steps: 0-dim float32, which update of its parameter this is, from 1.
-        lr: learning rate, 0-dim float32.
-        beta1: share of the momentum in the update, in [0, 1).
-        beta2: decay of the momentum, in [0, 1).
-        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
-        seed: of the rounding.
     """
-    by_pieces(
-        piece, params, grads, exp_avg, exp_avg_scale, steps, lr, beta1, beta2, weight_decay, seed
-    )
+    by_pieces(*call, update=piece)
 
 
-def by_pieces(
-    update: Callable[..., tuple[torch.Tensor, ...]],
-    params: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    exp_avg: Sequence[torch.Tensor],
-    exp_avg_scale: Sequence[torch.Tensor],
-    steps: Sequence[torch.Tensor],
-    lr: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    seed: int,
-) -> None:
+@takes(Lion8bitStep)
+def by_pieces(call: Lion8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
     """Do `lion8bit_step`, where `update` does what `piece` does."""
-    decays = torch.tensor([beta1, beta2], dtype=torch.float32, device="cpu").tolist()
-    kept = 1 - lr * weight_decay
-    lists = (params, grads, exp_avg, exp_avg_scale, steps)
-    for place, (param, grad, mean, scale, step) in enumerate(zip(*lists, strict=True)):
-        stream = codes.stream(seed, step)
-        weight, gradient = param.reshape(-1), grad.reshape(-1)
-        for part, blocks in codes.pieces(len(weight), weight.device):
-            start = step.new_full((), place * codes.TENSOR + part.start, dtype=torch.int64)
-            targets = (weight[part], mean[part], scale[blocks])
-            updated = update(*targets, gradient[part], stream, start, kept, lr, *decays)
-            for target, value in zip(targets, updated, strict=True):
-                target.copy_(value)
-        if not param.is_contiguous():
-            param.copy_(weight.view(param.shape))
+    kept = 1 - call.lr * call.weight_decay
+    factors = (kept, call.lr, *codes.as_float32(call.beta1, call.beta2))
+    codes.update_by_pieces(call[:5], call.seed, update, lambda _: factors)
 
 
 def piece(

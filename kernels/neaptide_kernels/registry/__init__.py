@@ -13,7 +13,7 @@ from .query import Query, TensorFacts
 from .registry import Kernels
 from .requests import Tuning
 from .scope import KernelScope
-from .spec import OpSpec, Sample
+from .spec import OpSpec, Sample, takes
 from .timings import Timing
 
 KERNELS = Kernels()
@@ -52,4 +52,5 @@ __all__ = [
     "outcome",
     "relative_error",
     "same_bits",
+    "takes",
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, get_type_hints
 
 import attrs
 import torch
@@ -19,9 +19,39 @@ _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
 _TAKEN = frozenset({"mode", "self"})
 _EMPTY = Parameter.empty
 
+A = TypeVar("A", bound=tuple[Any, ...])
+R = TypeVar("R")
+
 
 def _names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
+
+
+def takes(
+    arguments: Callable[..., A],
+) -> Callable[[Callable[Concatenate[A, ...], R]], Callable[..., R]]:
+    """Return what makes a function of an op's arguments as a NamedTuple take them by position.
+
+    So the reference, `check` and each provider's `run` need not list them again. A reference made
+    so has the NamedTuple's fields, annotations and defaults for the op's schema.
+    """
+    hints = get_type_hints(arguments)
+    fields = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in signature(arguments).parameters.items()
+    ]
+
+    def made(function: Callable[Concatenate[A, ...], R]) -> Callable[..., R]:
+        @wraps(function)
+        def by_position(*values: Any, **config: Any) -> R:
+            return function(arguments(*values), **config)
+
+        own = signature(function, eval_str=True)
+        _, *others = own.parameters.values()
+        by_position.__signature__ = own.replace(parameters=[*fields, *others])  # type: ignore[attr-defined]  # read by inspect
+        return by_position
+
+    return made
 
 
 @attrs.frozen(kw_only=True)

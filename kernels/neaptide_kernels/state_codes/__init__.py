@@ -8,7 +8,7 @@ largest, fourth powers (whose square roots Adam divides by) to 2e-10.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -16,7 +16,7 @@ import torch
 from neaptide_kernels.counter_random import keyed_bits, keys_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 BLOCK = 256
 """Values that share a scale, in the order of the parameter's elements."""
@@ -54,6 +54,37 @@ def pieces(elements: int, device: torch.device) -> Iterator[tuple[slice, slice]]
         yield slice(start, stop), slice(start // BLOCK, blocks_of(stop))
 
 
+def update_by_pieces(
+    lists: Sequence[Sequence[torch.Tensor]],
+    seed: int,
+    update: Callable[..., tuple[torch.Tensor, ...]],
+    factors: Callable[[torch.Tensor], tuple[Any, ...]],
+) -> None:
+    """Update weights and their state, a stretch of whole blocks of one tensor at a time.
+
+    Args:
+        lists: weights, gradients, codes, their scales, and last the step counts.
+        seed: of the rounding.
+        update: given weights, codes, scales, gradients, a `Stream`, where it starts, and factors,
+            returns new weights, codes and scales.
+        factors: of a tensor, by its step count.
+    """
+    kinds = (len(lists) - 3) // 2
+    for place, (param, grad, *state, step) in enumerate(zip(*lists, strict=True)):
+        codes, scales = state[:kinds], state[kinds:]
+        numbers, random = factors(step), stream(seed, step)
+        weight, gradient = param.reshape(-1), grad.reshape(-1)
+        for part, blocks in pieces(len(weight), weight.device):
+            start = step.new_full((), place * TENSOR + part.start, dtype=torch.int64)
+            held = [each[part] for each in codes] + [scale[blocks] for scale in scales]
+            targets = [weight[part], *held]
+            updated = update(*targets, gradient[part], random, start, *numbers)
+            for target, value in zip(targets, updated, strict=True):
+                target.copy_(value)
+        if not param.is_contiguous():
+            param.copy_(weight.view(param.shape))
+
+
 def random_bits(seed: int, step: torch.Tensor, tensor: int, elements: slice) -> torch.Tensor:
     """Return 32 random bits, int64, for elements of a tensor at a step.
 
@@ -89,6 +120,11 @@ def stream(seed: int, step: torch.Tensor) -> Stream:
     """Return the random numbers of a step; `step` is 0-dim float32, a whole number."""
     count = step.long()
     return Stream(*keys_at(seed, count // WINDOW), (count % WINDOW) * TURN)
+
+
+def as_float32(*numbers: float) -> list[float]:
+    """Return numbers as float32 has them."""
+    return torch.tensor(numbers, dtype=torch.float32, device="cpu").tolist()
 
 
 def fractions(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from neaptide_kernels.counter_random import keys, signed
 from neaptide_kernels.shipping import ShippedKernel
 from neaptide_kernels.tensor_table import table_of
 
-from . import BLOCK
+from . import BLOCK, as_float32
 from .lists import aligned
 
 if TYPE_CHECKING:
@@ -57,10 +57,9 @@ def launch(
     table = table_of(lists, rows * BLOCK)
     if not table.chunks:
         return
-    rounded = torch.tensor(numbers, dtype=torch.float32, device="cpu").tolist()
     dtypes = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
     kernel[(table.chunks,)](
-        table.rows, table.owners, lr, *rounded, *map(signed, keys(seed)),
+        table.rows, table.owners, lr, *as_float32(*numbers), *map(signed, keys(seed)),
         WEIGHT=dtypes[lists[0][0].dtype], GRADIENT=dtypes[lists[1][0].dtype], ROWS=rows,
         ALIGNMENT=16 if aligned(*lists[:-1]) else 1,
         num_warps=num_warps,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -12,7 +12,7 @@ from neaptide_kernels.support import no_triton
 from . import blocks_of, decode_signed, decode_unsigned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from neaptide_kernels.registry import Query, Support
 
@@ -24,58 +24,68 @@ _CODES_OFF = 0.01
 
 
 def check(
-    op: str,
-    params: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    codes: Mapping[str, tuple[Sequence[torch.Tensor], torch.dtype]],
-    scales: Mapping[str, Sequence[torch.Tensor]],
-    steps: Sequence[torch.Tensor],
-    lr: torch.Tensor,
+    op: str, names: Sequence[str], codes: Collection[torch.dtype], arguments: Sequence[Any]
 ) -> None:
-    """Raise ValueError for the first thing that does not go together."""
+    """Raise ValueError for the first thing that does not go together.
+
+    Args:
+        op: its name.
+        names: of its arguments, in the order that `op.CodedOp` has.
+        codes: their dtypes.
+        arguments: all of them.
+    """
+    kinds, rate = len(codes), 3 + 2 * len(codes)
+    params, lr = arguments[0], arguments[rate]
     for place, param in enumerate(params):
         if param.dtype not in WEIGHTS:
             msg = f"{op} updates float32 and bfloat16 (params[{place}] is {param.dtype})"
             raise ValueError(msg)
-    lists = {"grads": grads, "steps": steps, **scales, **{k: v for k, (v, _) in codes.items()}}
-    for name, tensors in lists.items():
+    for name, tensors in zip(names[1:rate], arguments[1:rate], strict=True):
         if len(tensors) != len(params):
             msg = f"{op} got {len(params)} params and {len(tensors)} {name}"
             raise ValueError(msg)
-    for place, (param, grad) in enumerate(zip(params, grads, strict=True)):
+    dtypes = (*codes, *[torch.float32] * (kinds + 1))
+    for place, (param, grad, *state) in enumerate(zip(*arguments[:rate], strict=True)):
         if grad.dtype not in WEIGHTS or grad.layout != torch.strided or grad.shape != param.shape:
             msg = (
                 f"{op}: grads[{place}] is {grad.layout} {grad.dtype} {list(grad.shape)}; params"
                 f"[{place}] of shape {list(param.shape)} takes a dense float32 or bfloat16 one"
             )
             raise ValueError(msg)
-        number = param.numel()
-        for name, (tensors, dtype) in codes.items():
-            _check_one(f"{op}: {name}[{place}]", tensors[place], dtype, (number,))
-        for name, tensors in scales.items():
-            wanted = (blocks_of(number),)
-            _check_one(f"{op}: {name}[{place}]", tensors[place], torch.float32, wanted)
-        _check_one(f"{op}: steps[{place}]", steps[place], torch.float32, ())
-    _check_one(f"{op}: lr", lr, torch.float32, ())
+        elements, blocks = (param.numel(),), (blocks_of(param.numel()),)
+        shapes = (*[elements] * kinds, *[blocks] * kinds, ())
+        for name, tensor, dtype, shape in zip(names[2:rate], state, dtypes, shapes, strict=True):
+            if not _is(tensor, dtype, shape):
+                _refuse(f"{op}: {name}[{place}]", tensor, dtype, shape)
+    if not _is(lr, torch.float32, ()):
+        _refuse(f"{op}: lr", lr, torch.float32, ())
 
 
-def _check_one(what: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
-        msg = (
-            f"{what} is {tensor.dtype} {list(tensor.shape)}; it must be contiguous {dtype} "
-            f"{list(shape)}"
-        )
-        raise ValueError(msg)
+def _is(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    return tensor.dtype == dtype and tensor.shape == shape and tensor.is_contiguous()
+
+
+def _refuse(
+    what: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> NoReturn:
+    msg = (
+        f"{what} is {tensor.dtype} {list(tensor.shape)}; it must be contiguous {dtype} "
+        f"{list(shape)}"
+    )
+    raise ValueError(msg)
 
 
 def check_numbers(op: str, **numbers: float) -> None:
-    """Raise ValueError where a beta is not in [0, 1), or another number is not 0 or more."""
+    """Raise ValueError where a beta is not in [0, 1), another is not 0 or more, or eps is 0."""
     for name, value in numbers.items():
         beta = name.startswith("beta")
         if not (0.0 <= value < 1.0 if beta else 0.0 <= value < float("inf")):
             wanted = "in [0, 1)" if beta else "finite and at least 0"
             msg = f"{op}: {name} must be {wanted} (got {value})"
             raise ValueError(msg)
+    if numbers.get("eps") == 0:
+        msg = f"{op}: eps must be more than 0: a moment of 0 is divided by it"
+        raise ValueError(msg)
 
 
 def supports(query: Query) -> Support:

@@ -41,9 +41,6 @@ class Adam8bit(CodedOptimizer):
         check_rate("Adam8bit", lr)
         first, second = betas
         check_numbers("Adam8bit", beta1=first, beta2=second, eps=eps, weight_decay=weight_decay)
-        if not eps:
-            msg = "Adam8bit: eps must be more than 0: a moment of 0 is divided by it"
-            raise ValueError(msg)
         super().__init__(
             params,
             {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = ROOT / "docs" / "writing-plugins.md"
+SAVERS = "memory-savers"
 
 
 @attrs.frozen
@@ -48,12 +49,16 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     for block in blocks(PAGE):
         if block.file is not None:
             path = reader.project / block.file
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
     install = ("pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
-    reader.python("-m", *install, "--target", str(reader.installed), str(reader.project))
-    # What is imported from here on is what was installed.
-    shutil.rmtree(reader.project / "neaptide_gradient_noise")
+    # What is imported afterwards is what was installed.
+    for project, package in (
+        (reader.project, "neaptide_gradient_noise"),
+        (reader.project / SAVERS, "neaptide_memory_savers"),
+    ):
+        reader.python("-m", *install, "--target", str(reader.installed), str(project))
+        shutil.rmtree(project / package)
     return reader
 
 
@@ -63,6 +68,19 @@ def test_it_is_listed(reader: Reader) -> None:
 
 def test_its_own_tests_pass(reader: Reader) -> None:
     reader.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+
+
+def test_the_two_that_save_memory_keep_the_contract_resident_and_streamed(reader: Reader) -> None:
+    printed = reader.python("-m", "pytest", "-q", "-p", "no:cacheprovider", f"{SAVERS}/tests")
+    assert "30 passed" in printed
+
+
+@pytest.mark.parametrize("plugin", ["state_offload", "int8_probes"])
+def test_a_plugin_that_saves_memory_takes_some_sixty_lines(plugin: str) -> None:
+    (text,) = (
+        block.text for block in blocks(PAGE) if block.file and block.file.endswith(f"{plugin}.py")
+    )
+    assert len(text.splitlines()) <= 75
 
 
 def run(reader: Reader, name: str, *arguments: str) -> dict[str, object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .renamed import attribute
+
 if TYPE_CHECKING:
     from .api.memory import Ledger
     from .api.middleware import (
@@ -145,8 +147,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise attribute(__name__, name)
     return getattr(import_module(f".{_MODULE[name]}", __name__), name)
 
 

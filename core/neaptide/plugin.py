@@ -12,6 +12,7 @@ import attrs
 import pluggy
 
 from neaptide.errors import PluginError
+from neaptide.renamed import missing_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,3 +158,7 @@ class Plugin(Generic[C]):
     def report(self) -> str | None:
         """Return a text for the end of a run (`trainer.report(name)`), or None."""
         return None
+
+
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

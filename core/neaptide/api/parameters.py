@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from neaptide.renamed import missing_in
+
 from .memory import mapped
 from .norms import norm_of, on_device, total_norm
 from .spans import Change, Evictable, Keeper, Leaves, Mode, Of, OnUpdate, Refuge, Snapshot, Span
@@ -45,6 +47,9 @@ class ParameterStore(ABC):
         self.parameters = {names[0]: parameter for parameter, names in self.names.items()}
         self._on_update: list[OnUpdate] = []
         self._on_write: list[Callable[[Span], None]] = []
+
+    if not TYPE_CHECKING:  # where it would hide what is missing
+        __getattr__ = missing_in(f"{__name__}.ParameterStore", AttributeError)
 
     @abstractmethod
     def spans(self) -> list[Span]:

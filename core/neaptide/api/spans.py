@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import attrs
 import torch
 
+from neaptide.renamed import missing_in
+
 if TYPE_CHECKING:
     from .memory import Tier
 
@@ -117,3 +119,7 @@ class Refuge(Protocol):
 
     def give_back(self) -> None:
         """Have the tensors on the device again, with the values they have now."""
+
+
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

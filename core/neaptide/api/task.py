@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neaptide.renamed import missing_in
+
 from .stash import Stash
 from .timeline import Timeline
 
@@ -79,6 +81,9 @@ class Run:
     """Values plugins leave for each other."""
     timeline: Timeline = attrs.field(factory=Timeline)
     """What runs, by name, for a timeline: `run.timeline.listen(opener)`."""
+
+    if not TYPE_CHECKING:  # where it would hide what is missing
+        __getattr__ = missing_in(f"{__name__}.Run", AttributeError)
 
     def plugin_directory(self, name: str) -> Path | None:
         """Return (and make) `plugins/<name>/` of the run directory; None without one."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from neaptide.renamed import attribute
+
 from .catalog import checkpoints, newest_valid, prune, step_directory
 from .files import Writer, writing
 from .manifest import FileEntry, Manifest
@@ -52,6 +54,5 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise attribute(__name__, name, ImportError)
     return getattr(import_module(f".{_LAZY[name]}", __name__), name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from neaptide.config.convert import structure, unstructure
 from neaptide.config.fields import field
 from neaptide.config.formats import FORMATS, Format, by_name, by_suffix, read_text
@@ -9,6 +11,7 @@ from neaptide.config.layers import Layer, from_env, from_files, from_preset, fro
 from neaptide.config.loading import LoadedConfig, load
 from neaptide.config.options import structure_options
 from neaptide.config.schema import RunConfig
+from neaptide.renamed import missing_in
 
 loads = FORMATS["toml"].loads
 """Reads TOML; other formats are in `FORMATS`."""
@@ -37,3 +40,6 @@ __all__ = [
     "structure_options",
     "unstructure",
 ]
+
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

@@ -1,5 +1,8 @@
 """Memory a tier below the device, and the lanes on which copies to and from it run."""
 
+from typing import TYPE_CHECKING
+
+from neaptide.renamed import missing_in
 from neaptide.run.resident.evicted import (
     Evictions,
     InRam,
@@ -58,3 +61,6 @@ __all__ = [
     "tensors_in",
     "users",
 ]
+
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.renamed import missing_in
+
 from .held_tensors import HeldTensor, held_bytes, pieces, seed_of
 
 if TYPE_CHECKING:
@@ -226,3 +228,7 @@ def window_bytes(shape: tuple[int, ...], state: State, width: int) -> int:
     """Return the bytes a window of `width` rows holds of a weight."""
     reference = 0 if state == "float32" else held_bytes(shape, "int8")
     return width * held_bytes(shape, state) + reference
+
+
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

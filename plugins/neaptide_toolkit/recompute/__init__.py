@@ -1,5 +1,9 @@
 """Calling a block again exactly: its arguments, buffers, random state, autocast."""
 
+from typing import TYPE_CHECKING
+
+from neaptide.renamed import missing_in
+
 from .arguments import (
     Arguments,
     ChangedInPlaceError,
@@ -27,3 +31,6 @@ __all__ = [
     "find_blocks",
     "record",
 ]
+
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

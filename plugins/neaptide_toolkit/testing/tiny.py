@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from neaptide.api.steps import Loss, Update
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
+from neaptide.renamed import missing_in
 
 if TYPE_CHECKING:
     from neaptide.api.parameters import ParameterStore
@@ -119,3 +120,6 @@ STEADY_PREDICTOR = PluginSpec(
     claims={"predictor"},
     numerics="changes-training",
 )
+
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

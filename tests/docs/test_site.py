@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from typing import TYPE_CHECKING
 
 import pytest
-from pages import CONTRIB, DOCS, READMES, ROOT, text_of
+from pages import CONTRIB, DOCS, READMES, ROOT, blocks, text_of
 
 import neaptide
 import neaptide_kernels.registry
@@ -16,6 +17,7 @@ from neaptide.hooks.manager import _SPECS
 from neaptide_toolkit import low_precision, offload, recompute, testing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
 
@@ -100,6 +102,28 @@ def test_the_reference_has_every_name_that_a_public_module_exports(module: Modul
     elsewhere = {"KernelScope"}  # as the core's Protocol
     assert sorted(module.__all__) == sorted({*documented, *elsewhere} & {*module.__all__})
     assert set(documented) <= set(module.__all__)
+
+
+def taught() -> Iterator[tuple[str, str]]:
+    """Yield page and dotted name of each import of ours in the docs' Python blocks."""
+    for page in (*DOCS, *READMES, *CONTRIB, ROOT / "README.md"):
+        for block in blocks(page):
+            if block.language == "python":
+                for node in ast.walk(ast.parse(block.text)):
+                    if isinstance(node, ast.ImportFrom) and _is_ours(node.module or ""):
+                        yield from ((page.name, f"{node.module}.{one.name}") for one in node.names)
+
+
+def _is_ours(module: str) -> bool:
+    first = module.partition(".")[0]
+    return first in {"neaptide", "neaptide_kernels", "neaptide_toolkit", "neaptide_verbs"}
+
+
+def test_everything_the_docs_teach_to_import_is_in_the_reference() -> None:
+    documented = set(re.findall(r"^\.\. \w+(?:\:\w+)?:: ([\w.]+)", text_of(API), re.MULTILINE))
+    listed = {(page, name) for page, name in taught() if name not in documented}
+    assert set() == listed
+    assert len(set(taught())) > 30
 
 
 ALIASES = re.findall(r"^\.\. py:type:: (?:\w+\.)*(\w+)$", text_of(API), re.MULTILINE)

@@ -13,6 +13,7 @@ import pluggy
 
 from neaptide.errors import PluginError
 from neaptide.renamed import missing_in
+from neaptide.text import called
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,6 +83,9 @@ class PluginSpec:
     observer: bool = False
     """It only looks on: when it fails it is logged, removed, and training goes on."""
 
+    def __repr__(self) -> str:
+        return called(self, repr(self.name), self.load)
+
 
 @attrs.frozen
 class ShippedEntry:
@@ -92,6 +96,9 @@ class ShippedEntry:
     """`"name version"` of the distribution that ships it."""
     rival: str | None = None
     """`"name version"` of a distribution that ships another one of this name."""
+
+    def __repr__(self) -> str:
+        return called(self, repr(self.name), self.target, self.distribution)
 
     @property
     def name(self) -> str:
@@ -144,6 +151,14 @@ class Plugin(Generic[C]):
     """Base of every plugin class: a config, hooks marked with `@hookimpl`, optional state."""
 
     config: C
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        # Or attrs would write one for each subclass, with all that its state holds.
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return called(self, str(self.config))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resume needs: a tree of dicts, lists, tensors, numbers, strings and None."""

@@ -14,6 +14,7 @@ import attrs
 
 from neaptide.config.hooks import structure_as
 from neaptide.config.values import Problem, gathering, got
+from neaptide.text import called, one_line
 
 T = TypeVar("T")
 
@@ -31,6 +32,9 @@ class Source:
         self.taken: set[str] = set()
         self.notes: dict[str, str] = {}
         self.problems: list[Problem] = []
+
+    def __repr__(self) -> str:
+        return called(self, f"{len(self.taken)} taken", f"{len(self.problems)} problems")
 
     def look(self, path: str, kind: type[T]) -> T | None:
         """Return a value, or None where it is absent; one of another type becomes a problem."""
@@ -92,3 +96,5 @@ class Converter:
     """Returns the core's sections; what plugins stand for is left to them."""
     signs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Top-level keys that this framework's settings have and no other's."""
+
+    __repr__ = one_line

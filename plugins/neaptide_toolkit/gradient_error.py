@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from neaptide.api import buffers, rng
+from neaptide.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ class Sampled:
     """In all of them."""
     missing: str | None
     """Why there are none, in one line; None where there are."""
+
+    __repr__ = one_line
 
 
 def sample(
@@ -181,6 +184,8 @@ class GradientError:
     """Squared L2 norm of the approximate ones."""
     product: float
     """Inner product of the two."""
+
+    __repr__ = one_line
 
     @property
     def finite(self) -> bool:

@@ -43,6 +43,10 @@ class History:
         """Wall-clock seconds of the newest steps, at most 64; never part of a result."""
         return tuple(self._seconds)
 
+    def __repr__(self) -> str:
+        newest = f", loss={self._losses[-1]:.6g}" if self._losses else ""
+        return f"History(updates={self.updates}{newest})"
+
     def record(self, loss: float, gradient_norm: float | None, seconds: float) -> None:
         """Append one ordinary update."""
         self.updates += 1

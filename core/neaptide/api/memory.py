@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from neaptide.io.units import size
+from neaptide.text import called, one_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +22,15 @@ Tier = Literal["device", "host"]
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
 
 MOMENTS: tuple[Moment, ...] = ("forward", "backward", "update", "predict", "evaluate", "save")
+
+
+def _named(moments: frozenset[Moment]) -> str:
+    """Return the moments in their order, or those that are missing where these are fewer."""
+    held = [moment for moment in MOMENTS if moment in moments]
+    missing = [moment for moment in MOMENTS if moment not in moments]
+    if len(missing) < len(held):
+        return f"all but {', '.join(missing)}" if missing else "all"
+    return ", ".join(held)
 
 
 @attrs.frozen
@@ -32,6 +45,8 @@ class Entry:
     bytes: int
     moments: frozenset[Moment] = frozenset(MOMENTS)
 
+    __repr__ = one_line
+
 
 @attrs.frozen
 class Ledger:
@@ -42,6 +57,33 @@ class Ledger:
     """
 
     entries: tuple[Entry, ...] = ()
+
+    def __repr__(self) -> str:
+        peaks = (f"{tier} {size(self.peak(tier)[1])}" for tier in self._tiers())
+        return f"Ledger({', '.join(peaks)})"
+
+    def __str__(self) -> str:
+        """Write the peak of each tier, then a table of who holds what, most bytes first."""
+        lines = [
+            f"{tier:<6}  peak {size(nbytes)} in {moment}"
+            for tier in self._tiers()
+            for moment, nbytes in [self.peak(tier)]
+        ]
+        if not self.total(kind="activations"):
+            lines.append("activations depend on the batch and are not in it")
+        held: Counter[tuple[str, ...]] = Counter()
+        for entry in self.entries:
+            held[entry.tier, entry.kind, entry.owner, _named(entry.moments)] += entry.bytes
+        most = sorted(held.items(), key=lambda one: (one[0][0], -one[1]))
+        sizes = [size(nbytes) for _, nbytes in most]
+        width = max(map(len, ["bytes", *sizes]))
+        rows = [("tier", "kind", "owner", "bytes".rjust(width), "held in")]
+        for ((tier, kind, owner, moments), _), written in zip(most, sizes, strict=True):
+            rows.append((tier, kind, owner, written.rjust(width), moments))
+        return "\n".join([*lines, "", table(rows)])
+
+    def _tiers(self) -> list[Tier]:
+        return [tier for tier in get_args(Tier) if self.total(tier=tier)]
 
     def add(
         self,
@@ -127,6 +169,13 @@ class MemorySample:
     """Live tensors by torch's allocator on the accelerator; None on a machine without one."""
     host_bytes: int
     """Resident set size of the process."""
+
+
+def named_by_bytes(store: Any) -> str:
+    """Write a store by its weights and optimizer, on one line: set as its `__repr__`."""
+    spans = store.spans()
+    weights = size(sum(span.bytes for span in spans))
+    return called(store, f"{len(spans)} spans", weights, type(store.optimizer).__name__)
 
 
 def tier_of(device: torch.device, compute: torch.device) -> Tier:

@@ -17,7 +17,7 @@ import torch
 
 from neaptide.renamed import missing_in
 
-from .memory import mapped
+from .memory import mapped, named_by_bytes
 from .norms import norm_of, on_device, total_norm
 from .spans import Change, Evictable, Keeper, Leaves, Mode, Of, OnUpdate, Refuge, Snapshot, Span
 
@@ -50,6 +50,7 @@ class ParameterStore(ABC):
 
     if not TYPE_CHECKING:  # where it would hide what is missing
         __getattr__ = missing_in(f"{__name__}.ParameterStore", AttributeError)
+    __repr__ = named_by_bytes
 
     @abstractmethod
     def spans(self) -> list[Span]:

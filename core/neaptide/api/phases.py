@@ -22,6 +22,9 @@ class Phase:
     def __str__(self) -> str:
         return self.name
 
+    def __repr__(self) -> str:
+        return f"Phase({self.name!r})"
+
 
 WARMUP = Phase("warmup", runs_backward=True, updates_optimizer=True, applies_prediction=False)
 FULL = Phase("full", runs_backward=True, updates_optimizer=True, applies_prediction=False)
@@ -79,6 +82,12 @@ class PhaseSchedule:
     """Ordinary updates made in `phase` so far."""
     uncorrected: int = 0
     """Predicted updates since the last Correct phase."""
+
+    def __repr__(self) -> str:
+        lengths = (
+            f"{self.warmup_steps} warmup, {self.full_steps} full, {self.correct_steps} correct"
+        )
+        return f"PhaseSchedule({lengths}; {self.done} done in {self.phase})"
 
     def due(self) -> Phase:
         """Return the phase the next step belongs to."""

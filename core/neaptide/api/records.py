@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import attrs
 
+from neaptide.text import one_line
+
 Level = Literal["ok", "note", "warning", "error"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -30,6 +32,8 @@ class StepRecord:
     device_bytes: int | None = None
     host_bytes: int | None = None
 
+    __repr__ = one_line
+
 
 COLUMNS = tuple(field.name for field in attrs.fields(StepRecord))
 """The columns of steps.csv."""
@@ -47,3 +51,5 @@ class Finding:
     """One line: what was found."""
     advice: str | None = None
     """The command or change that helps; None where nothing is amiss."""
+
+    __repr__ = one_line

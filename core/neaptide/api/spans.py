@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from neaptide.renamed import missing_in
+from neaptide.text import brief, one_line
 
 if TYPE_CHECKING:
     from .memory import Tier
@@ -35,6 +36,11 @@ class Span:
     tied: tuple[str, ...] = ()
     """Its other names."""
 
+    def __repr__(self) -> str:
+        frozen = "" if self.trainable else ", frozen"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Span({brief(self.name)}, {dtype}{list(self.shape)}, {self.tier}{frozen})"
+
     @property
     def bytes(self) -> int:
         """Bytes of the weights alone."""
@@ -59,6 +65,8 @@ class Snapshot:
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any] | None
+
+    __repr__ = one_line
 
 
 class Keeper(Protocol):

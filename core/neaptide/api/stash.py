@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
+from neaptide.text import called
+
 T = TypeVar("T")
 
 
@@ -22,6 +24,9 @@ class Stash:
 
     def __init__(self) -> None:
         self._values: dict[StashKey[Any], Any] = {}
+
+    def __repr__(self) -> str:
+        return called(self, *(key.name for key in self._values))
 
     def set(self, key: StashKey[T], value: T) -> None:
         """Leave `value` under `key`, replacing what was there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from enum import Enum
@@ -14,13 +13,11 @@ from attrs.validators import ge as _ge
 from attrs.validators import gt as _gt
 from attrs.validators import lt as _lt
 
-from neaptide.errors import DataError
+from neaptide.text import brief, one_line
 
 from .stash import StashKey
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .memory import MemorySample
     from .phases import Phase
     from .spans import DeltaOf
@@ -37,6 +34,8 @@ class Loss:
     sum: torch.Tensor
     count: float | torch.Tensor
 
+    __repr__ = one_line
+
 
 @attrs.frozen(eq=False)
 class WeighedLoss:
@@ -45,6 +44,8 @@ class WeighedLoss:
     value: torch.Tensor
     count: float | torch.Tensor
     is_sum: bool
+
+    __repr__ = one_line
 
     def over(self, reference: float | torch.Tensor) -> torch.Tensor:
         """Return `sum / reference`, without rounding a mean whose count is the reference."""
@@ -108,46 +109,6 @@ def batch_length(batch: object) -> int:
     return 1 if tensor is None else tensor.shape[0]
 
 
-def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Compute the loss where no `loss_fn` is given: `model(**batch).loss`.
-
-    The convention of transformers. DataError where the batch or the output has another form.
-    """
-    if not hasattr(batch, "keys"):
-        msg = (
-            f"without loss_fn a batch must be a mapping for model(**batch).loss "
-            f"(got {type(batch).__name__}); pass loss_fn=lambda model, batch: …"
-        )
-        raise DataError(msg)
-    try:
-        output = model(**batch)
-    except TypeError as error:
-        _check_takes(model, batch, error)
-        raise
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if not isinstance(loss, torch.Tensor):
-        msg = (
-            f"without loss_fn the model must return an object with .loss "
-            f"(got {type(output).__name__}, its loss is {loss!r}); pass loss_fn, or labels "
-            f"in the batch"
-        )
-        raise DataError(msg)
-    return loss
-
-
-def _check_takes(model: torch.nn.Module, batch: Mapping[str, Any], error: TypeError) -> None:
-    """Raise DataError where the model's forward has no parameters of the batch's names."""
-    try:
-        inspect.signature(model.forward).bind(**batch)
-    except TypeError as unbound:
-        msg = (
-            f"without a loss_fn the model is called as model(**batch), and its forward does not "
-            f"take this batch: {unbound} (keys: {', '.join(map(str, batch))}); pass loss_fn, or "
-            f"have the factory of model.name return (module, loss_fn)"
-        )
-        raise DataError(msg) from error
-
-
 class Outcome(Enum):
     """What became of one optimizer step."""
 
@@ -169,6 +130,8 @@ class Trained:
     """L2 norm before clipping; None unless measured."""
     outcome: Outcome
 
+    __repr__ = one_line
+
 
 @attrs.frozen(eq=False)
 class Update:
@@ -181,6 +144,8 @@ class Update:
     add: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None
     """`add(weight, delta, scale)` adds in place, both tensors on one device; left out, the delta is
     rounded to the weight's dtype first."""
+
+    __repr__ = one_line
 
 
 Probe = Callable[[Any], float]
@@ -250,10 +215,15 @@ class Jump:
     reason: str
     seconds: float
 
+    def __repr__(self) -> str:
+        verdict = "accepted" if self.accepted else f"refused: {brief(self.reason)}"
+        losses = f"loss={self.loss_before:.4g} -> {self.loss_after:.4g}"
+        return f"Jump({verdict}, horizon={self.horizon}, {losses})"
+
 
 @attrs.define(eq=False)
 class StepResult:
-    """What `trainer.step` returns. Reading `loss` or `grad_norm` waits for the device."""
+    """What `trainer.step` returns. Its loss and norm, and so printing it, wait for the device."""
 
     step: int
     """Ordinary updates made so far, this one included."""
@@ -266,6 +236,13 @@ class StepResult:
     seconds: float
     _read_loss: Callable[[], float]
     _read_norm: Callable[[], float | None]
+
+    def __repr__(self) -> str:
+        jump = self.jump and ("accepted" if self.jump.accepted else "refused")
+        return (
+            f"StepResult(step={self.step}, phase={self.phase}, outcome={self.outcome.value}, "
+            f"loss={self.loss:.6g}, jump={jump})"
+        )
 
     @property
     def loss(self) -> float:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 
+from neaptide.errors import DataError
 from neaptide.renamed import missing_in
+from neaptide.text import one_line
 
 from .stash import Stash
 from .timeline import Timeline
@@ -16,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import structlog
-    import torch
     from torch import nn
 
     from neaptide.config import RunConfig
@@ -33,6 +36,8 @@ class Task:
     module: nn.Module
     loss_fn: LossFn | None = None
 
+    __repr__ = one_line
+
 
 @attrs.frozen(eq=False)
 class Data:
@@ -45,6 +50,8 @@ class Data:
     train: Iterable[Any]
     validation: Iterable[Any] | None = None
 
+    __repr__ = one_line
+
 
 @attrs.frozen
 class ModelSpec:
@@ -53,6 +60,8 @@ class ModelSpec:
     scheme: str
     name: str
     options: Mapping[str, Any]
+
+    __repr__ = one_line
 
 
 @attrs.frozen
@@ -66,24 +75,27 @@ class DataSpec:
     eval_batches: int
     seed: int
 
+    __repr__ = one_line
+
 
 @attrs.frozen(eq=False)
 class Run:
     """Frozen facts about the run, handed to the hooks that ask for `run`."""
 
-    config: RunConfig
+    config: RunConfig = attrs.field(repr=False)
     directory: Path | None
     """The run directory; None when nothing is written."""
     device: torch.device
-    log: structlog.BoundLogger
+    log: structlog.BoundLogger = attrs.field(repr=False)
     """`run.log.info("event.name", key=value)` adds to events.jsonl; warnings reach the console."""
-    stash: Stash = attrs.field(factory=Stash)
+    stash: Stash = attrs.field(factory=Stash, repr=False)
     """Values plugins leave for each other."""
-    timeline: Timeline = attrs.field(factory=Timeline)
+    timeline: Timeline = attrs.field(factory=Timeline, repr=False)
     """What runs, by name, for a timeline: `run.timeline.listen(opener)`."""
 
     if not TYPE_CHECKING:  # where it would hide what is missing
         __getattr__ = missing_in(f"{__name__}.Run", AttributeError)
+    __repr__ = one_line
 
     def plugin_directory(self, name: str) -> Path | None:
         """Return (and make) `plugins/<name>/` of the run directory; None without one."""
@@ -92,3 +104,43 @@ class Run:
         path = self.directory / "plugins" / name
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Compute the loss where no `loss_fn` is given: `model(**batch).loss`.
+
+    The convention of transformers. DataError where the batch or the output has another form.
+    """
+    if not hasattr(batch, "keys"):
+        msg = (
+            f"without loss_fn a batch must be a mapping for model(**batch).loss "
+            f"(got {type(batch).__name__}); pass loss_fn=lambda model, batch: …"
+        )
+        raise DataError(msg)
+    try:
+        output = model(**batch)
+    except TypeError as error:
+        _check_takes(model, batch, error)
+        raise
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        msg = (
+            f"without loss_fn the model must return an object with .loss "
+            f"(got {type(output).__name__}, its loss is {loss!r}); pass loss_fn, or labels "
+            f"in the batch"
+        )
+        raise DataError(msg)
+    return loss
+
+
+def _check_takes(model: torch.nn.Module, batch: Mapping[str, Any], error: TypeError) -> None:
+    """Raise DataError where the model's forward has no parameters of the batch's names."""
+    try:
+        inspect.signature(model.forward).bind(**batch)
+    except TypeError as unbound:
+        msg = (
+            f"without a loss_fn the model is called as model(**batch), and its forward does not "
+            f"take this batch: {unbound} (keys: {', '.join(map(str, batch))}); pass loss_fn, or "
+            f"have the factory of model.name return (module, loss_fn)"
+        )
+        raise DataError(msg) from error

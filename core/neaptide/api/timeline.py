@@ -23,6 +23,9 @@ class Timeline:
     def __init__(self) -> None:
         self.opener: Opener | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'nobody' if self.opener is None else 'somebody'} listens)"
+
     def listen(self, opener: Opener) -> Callable[[], None]:
         """Enter `opener(name, category)` around every span from the next one on.
 

@@ -17,6 +17,7 @@ import attrs
 import torch
 
 from neaptide.errors import CheckpointError
+from neaptide.text import brief, called
 
 from . import canonical
 
@@ -63,6 +64,9 @@ class TensorItem(NamedTuple):
     shape: tuple[int, ...]
     load: Callable[[], AbstractContextManager[torch.Tensor]]
     """Gives the tensor, of this dtype and shape on any device, while it is written."""
+
+    def __repr__(self) -> str:
+        return called(self, brief(self.name), str(self.dtype), str(self.shape))
 
 
 @attrs.frozen

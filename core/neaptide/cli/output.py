@@ -14,6 +14,7 @@ from neaptide.config import presets
 from neaptide.errors import NeaptideError
 from neaptide.io.jsonable import jsonable
 from neaptide.io.streams import discard
+from neaptide.text import one_line, table
 
 
 @attrs.frozen
@@ -21,6 +22,8 @@ class Offers:
     """Beside a parameter's type: what a shell completes it with; any other word is taken, too."""
 
     words: Callable[[], Iterable[str]]
+
+    __repr__ = one_line
 
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
@@ -60,15 +63,6 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
         _print_grid(lines)
     elif lines:
         print_text(table(lines))
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in columns as wide as they need; the last one is left ragged."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
 
 
 def _print_grid(rows: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -15,7 +15,6 @@ from neaptide.checkpoint.recovery import old_of
 from neaptide.errors import ConfigError, WrongCheckpointError, suggest
 from neaptide.hooks.enabling import configured
 from neaptide.io.logging import json_lines
-from neaptide.io.units import duration, size
 
 from .loading import loaded
 from .output import AsJson, Offers, Preset, Sets, print_json, print_table, print_text
@@ -84,7 +83,7 @@ def run(
         print_json({**summary, "run_dir": config.run.dir})
         return
     print_text("")
-    print_table(_rows(summary, config))
+    print_table([*summary.rows(), ("run directory", str(config.run.dir))])
     for name, report in reports.items():
         print_text(f"\n{name}\n{report}")
 
@@ -104,26 +103,3 @@ def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool)
             f"see neaptide ckpt list {config.run.dir}"
         )
         raise WrongCheckpointError(msg)
-
-
-def _rows(summary: dict[str, Any], config: RunConfig) -> list[tuple[str, str]]:
-    rows = [
-        ("validation loss", _number(summary["val_loss"])),
-        ("training loss", f"{_number(summary['final_loss'])} (last update)"),
-        ("updates", str(summary["steps"])),
-        (
-            "backward skipped",
-            f"{summary['backward_skipped']:.1%} ({summary['jumps']} accepted jumps)",
-        ),
-        ("speedup", "not measured"),
-        ("time", duration(summary["seconds"])),
-    ]
-    for phase, peak in summary["peak_bytes"].items():
-        device = f"device {size(peak['device_bytes'])}, " if peak["device_bytes"] else ""
-        rows.append((f"peak memory, {phase}", f"{device}host {size(peak['host_bytes'])}"))
-    rows.append(("run directory", str(config.run.dir)))
-    return rows
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4f}"

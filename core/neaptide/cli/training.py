@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from neaptide.io.logging import CONSOLE
 from neaptide.run import assembly
+from neaptide.run.displays import display_of
 from neaptide.run.trainer import HybridTrainer
-
-from .progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from neaptide.config import RunConfig
+    from neaptide.run.summary import Summary
 
 
 def train(
@@ -24,7 +24,7 @@ def train(
     resume: str | None,
     allow_changes: bool,
     style: str,
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> tuple[Summary, dict[str, str]]:
     """Train what `config` names; return the summary, and the reports of plugins by name.
 
     The display, in the given style, goes to what is now stdout. `origins` says where each setting
@@ -32,7 +32,7 @@ def train(
     """
     with HybridTrainer.from_config(config, origins=origins) as trainer:
         data = assembly.build_data(config, trainer.hooks)
-        with progress(config, style=style, stream=sys.stdout, device=trainer.run.device) as display:
+        with display_of(config, style, trainer.run.device, sys.stdout) as display:
             summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)
         return summary, _reports(trainer)
 

@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs.validators import instance_of
 
+from neaptide.text import called
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Validator = Callable[[Any, attrs.Attribute[Any], Any], Any]
+
+
+@attrs.frozen(repr=False)
+class ConfigSection:
+    """Base of a section: its repr is one line, of the settings that are not its defaults."""
+
+    def __repr__(self) -> str:
+        values = attrs.asdict(self, recurse=False)
+        usual = attrs.asdict(type(self)(), recurse=False)
+        changed = [f"{key}={value!r}" for key, value in values.items() if value != usual[key]]
+        return called(self, *changed)
 
 
 def field(

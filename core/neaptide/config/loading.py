@@ -10,6 +10,7 @@ from neaptide.config.convert import plugin_preset, structure, unstructure
 from neaptide.config.layers import from_env, from_files, from_preset, from_sets, merge
 from neaptide.config.tables import leaves
 from neaptide.config.values import dotted
+from neaptide.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,6 +26,8 @@ class LoadedConfig:
 
     config: RunConfig
     origins: Mapping[str, str]
+
+    __repr__ = one_line
 
 
 def load(

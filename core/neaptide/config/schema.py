@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
 
-from neaptide.config.fields import field
+from neaptide.config.fields import ConfigSection, field
 
 if TYPE_CHECKING:
     from neaptide.config.fields import Validator
@@ -58,8 +58,8 @@ _positive = and_(_number, gt(0), lt(math.inf))
 _table: Validator = instance_of(Mapping)
 
 
-@attrs.frozen(kw_only=True)
-class RunSection:
+@attrs.frozen(kw_only=True, repr=False)
+class RunSection(ConfigSection):
     """Where the run writes, how often it saves, and what it prints."""
 
     dir: str | None = field(
@@ -75,7 +75,7 @@ class RunSection:
     progress: Literal["auto", "plain", "quiet"] = field(
         "auto",
         validator=in_(("auto", "plain", "quiet")),
-        help="what the terminal shows: `auto` a live line where there is one, `plain` log lines",
+        help="`auto`: a line or bar that moves, where there can be one; `plain`: log lines",
     )
     log: Literal["console", "json"] = field(
         "console",
@@ -85,8 +85,8 @@ class RunSection:
     log_every: int = field(10, validator=_at_least(1), help="updates between two log lines")
 
 
-@attrs.frozen(kw_only=True)
-class ModelSection:
+@attrs.frozen(kw_only=True, repr=False)
+class ModelSection(ConfigSection):
     """The model to train, where the command line builds it."""
 
     name: str = field(
@@ -98,8 +98,8 @@ class ModelSection:
     options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")
 
 
-@attrs.frozen(kw_only=True)
-class DataSection:
+@attrs.frozen(kw_only=True, repr=False)
+class DataSection(ConfigSection):
     """The data to train on, where the command line builds it."""
 
     name: str = field(
@@ -111,8 +111,8 @@ class DataSection:
     options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")
 
 
-@attrs.frozen(kw_only=True)
-class TrainSection:
+@attrs.frozen(kw_only=True, repr=False)
+class TrainSection(ConfigSection):
     """How long to train, on which device, and when to stop."""
 
     steps: int = field(1000, validator=_at_least(1), help="updates in the whole run")
@@ -142,8 +142,8 @@ class TrainSection:
     )
 
 
-@attrs.frozen(kw_only=True)
-class OptimizerSection:
+@attrs.frozen(kw_only=True, repr=False)
+class OptimizerSection(ConfigSection):
     """The optimizer and its learning rate."""
 
     name: str = field(
@@ -155,8 +155,8 @@ class OptimizerSection:
     )
 
 
-@attrs.frozen(kw_only=True)
-class ScheduleSection:
+@attrs.frozen(kw_only=True, repr=False)
+class ScheduleSection(ConfigSection):
     """How the learning rate moves over the run."""
 
     name: Literal["constant", "linear", "cosine"] = field(
@@ -169,30 +169,30 @@ class ScheduleSection:
     )
 
 
-@attrs.frozen(kw_only=True)
-class EvalSection:
+@attrs.frozen(kw_only=True, repr=False)
+class EvalSection(ConfigSection):
     """When to evaluate, and on how much."""
 
     every: int = field(0, validator=_at_least(0), help="updates between evaluations; 0: at the end")
     batches: int = field(20, validator=_at_least(1), help="validation batches per evaluation")
 
 
-@attrs.frozen(kw_only=True)
-class WarmupSection:
+@attrs.frozen(kw_only=True, repr=False)
+class WarmupSection(ConfigSection):
     """Ordinary updates before the first Full phase."""
 
     steps: int = field(100, validator=_at_least(0), help="updates in Warmup")
 
 
-@attrs.frozen(kw_only=True)
-class FullSection:
+@attrs.frozen(kw_only=True, repr=False)
+class FullSection(ConfigSection):
     """Ordinary updates from which a predictor learns."""
 
     steps: int = field(200, validator=_at_least(1), help="updates in one Full phase")
 
 
-@attrs.frozen(kw_only=True)
-class PredictSection:
+@attrs.frozen(kw_only=True, repr=False)
+class PredictSection(ConfigSection):
     """One predicted update, judged by forward passes before it counts."""
 
     max_horizon: int = field(
@@ -216,15 +216,15 @@ class PredictSection:
     )
 
 
-@attrs.frozen(kw_only=True)
-class CorrectSection:
+@attrs.frozen(kw_only=True, repr=False)
+class CorrectSection(ConfigSection):
     """Ordinary updates that settle the weights after predictions."""
 
     steps: int = field(25, validator=_at_least(0), help="updates in one Correct phase")
 
 
-@attrs.frozen(kw_only=True)
-class PhasesSection:
+@attrs.frozen(kw_only=True, repr=False)
+class PhasesSection(ConfigSection):
     """The lengths of the four phases: Warmup, then Full, Predict and Correct in turn."""
 
     warmup: WarmupSection = field(WarmupSection, help="the first, ordinary updates")
@@ -233,8 +233,8 @@ class PhasesSection:
     correct: CorrectSection = field(CorrectSection, help="ordinary updates that settle")
 
 
-@attrs.frozen(kw_only=True)
-class RunConfig:
+@attrs.frozen(kw_only=True, repr=False)
+class RunConfig(ConfigSection):
     """Everything a run depends on; two runs of equal configuration are the same run."""
 
     version: int = field(1, validator=in_(VERSIONS), help="version of the configuration format")

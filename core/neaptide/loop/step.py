@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from neaptide.api.phases import CORRECT, PREDICT
-from neaptide.api.steps import Jump, Outcome, StepResult, Trained, call_with_mapping, weigh
+from neaptide.api.steps import Jump, Outcome, StepResult, Trained, weigh
+from neaptide.api.task import call_with_mapping
 
 from .guard import undisturbed
 from .predict import attempt, note_jump

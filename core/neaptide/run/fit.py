@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from neaptide.loop.state import TrainState
 
     from .session import Session
+    from .summary import Summary
 
     Observer = Callable[[StepResult, TrainState], None]
 
@@ -61,7 +62,7 @@ class Fit:
         self._began = session.state.step, session.state.batches
         self._saved: tuple[int, Path] | None = None  # batches then trained on, and where
 
-    def run(self, resume: Any, *, allow_changes: bool) -> dict[str, Any]:
+    def run(self, resume: Any, *, allow_changes: bool) -> Summary:
         """Train to the end; see `HybridTrainer.fit`."""
         session = self._session
         resumed = self._resume(resume, allow_changes=allow_changes)
@@ -108,7 +109,7 @@ class Fit:
             msg = f"{error}; {where}"
             raise DataError(msg) from error.__cause__
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> Summary:
         session = self._session
         session.loop.settle()  # the last row
         self._save()  # first: what an evaluation raises does not cost the training

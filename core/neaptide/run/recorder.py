@@ -18,6 +18,7 @@ from neaptide.machine import facts as machine
 from neaptide.run.meter import PeakMeter
 
 from .rundir import RunDirectory
+from .summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -189,20 +190,22 @@ class Recorder:
         collected = self._hooks.collect_metrics(result.step, result.phase)
         self.metrics(result.step, result.phase, {**rate, **collected})
 
-    def summary(self, state: TrainState, val_loss: float | None, digest: str) -> dict[str, Any]:
+    def summary(self, state: TrainState, val_loss: float | None, digest: str) -> Summary:
         """Return the summary and write summary.json."""
         self.phase_ends(state.phase)
-        summary = {
-            "val_loss": val_loss,
-            "final_loss": self.final_loss,
-            "steps": state.step,
-            "backward_skipped": state.backward_skipped,
-            "jumps": state.jumps,
-            "speedup": None,
-            "peak_bytes": {name: attrs.asdict(peak) for name, peak in self.peaks.items()},
-            "seconds": round(time.perf_counter() - self._started, 3),
-            "digest": digest,
-        }
+        summary = Summary(
+            {
+                "val_loss": val_loss,
+                "final_loss": self.final_loss,
+                "steps": state.step,
+                "backward_skipped": state.backward_skipped,
+                "jumps": state.jumps,
+                "speedup": None,
+                "peak_bytes": {name: attrs.asdict(peak) for name, peak in self.peaks.items()},
+                "seconds": round(time.perf_counter() - self._started, 3),
+                "digest": digest,
+            }
+        )
         if self._files:
             self._files.whole("summary.json", _document(summary))
         self.summed_up = True

@@ -34,6 +34,9 @@ class StopRequest:
     def __init__(self) -> None:
         self.received: int | None = None
 
+    def __repr__(self) -> str:
+        return f"StopRequest(received={self.received})"
+
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Note the first signal."""
         del frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -9,10 +10,12 @@ from neaptide.api import rng
 from neaptide.api.task import Data, Task
 from neaptide.errors import suggest
 from neaptide.hooks.enabling import configured
+from neaptide.text import brief, called
 
 from . import assembly
 from .arguments import check_resume, check_trained, phase_named
 from .defaults import try_optimizer
+from .displays import display_of
 from .fit import Fit
 from .session import Session
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide.hooks.manager import HookManager
     from neaptide.plugin import PluginSpec
+
+    from .summary import Summary
 
 
 class HybridTrainer:
@@ -143,7 +148,7 @@ class HybridTrainer:
         resume: str | Path | None = None,
         allow_changes: bool = False,
         observe: Any = None,
-    ) -> dict[str, Any]:
+    ) -> Summary:
         """Train until `train.steps` updates are made; evaluate, save and stop on signals.
 
         Args:
@@ -153,10 +158,11 @@ class HybridTrainer:
                 there is one; a path names a checkpoint.
             allow_changes: resume although config or plugins differ.
             observe: called with each StepResult and the TrainState, for a progress display. Its
-                method `evaluated(step, loss)`, if it has one, is told of each evaluation.
+                method `evaluated(step, loss)`, if it has one, is told of each evaluation. Left
+                out, a notebook shows a bar unless `run.progress` is `"quiet"`.
 
         Returns:
-            The summary that is also written to summary.json.
+            What is also written to summary.json; print it for a table.
 
         Raises:
             Interrupted: after a SIGINT or SIGTERM, once everything is saved.
@@ -164,7 +170,11 @@ class HybridTrainer:
         """
         check_resume(resume)
         source = data if isinstance(data, Data) else Data(data, validation)
-        return Fit(self._session, self, source, observe).run(resume, allow_changes=allow_changes)
+        style, device = self.config.run.progress, self.run.device
+        shown = display_of(self.config, style, device, None) if observe is None else None
+        with shown or nullcontext(observe) as observer:
+            fit = Fit(self._session, self, source, observer)
+            return fit.run(resume, allow_changes=allow_changes)
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, nan where there are none.
@@ -196,7 +206,10 @@ class HybridTrainer:
         return self._session.digest()
 
     def estimate_memory(self, phase: str = "full") -> Ledger:
-        """Return what core and plugins expect to hold in `phase`, activations left out."""
+        """Return what core and plugins expect to hold in `phase`; print it for a table.
+
+        Activations depend on the batch and are left out.
+        """
         chosen = phase_named(phase)
         return self.hooks.estimate_memory(assembly.base_ledger(self.store, chosen), chosen)
 
@@ -207,6 +220,11 @@ class HybridTrainer:
             msg = f"no plugin {plugin!r} is enabled{suggest(plugin, known)}; there is {list(known)}"
             raise ValueError(msg)
         return self.hooks.plugins[plugin].report()
+
+    def __repr__(self) -> str:
+        what = f"{brief(self.model)} on {self.run.device}"
+        step, names = f"step={self.state.step}", ", ".join(self.hooks.plugins)
+        return called(self, what, brief(self.optimizer), step, f"plugins=[{names}]")
 
     # -- end ------------------------------------------------------------------------------------
 

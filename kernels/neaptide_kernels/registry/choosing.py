@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -24,6 +26,8 @@ class Choice:
     config: Mapping[str, Any]
     why: str
 
+    __repr__ = one_line
+
 
 @attrs.frozen
 class Judged:
@@ -37,6 +41,8 @@ class Judged:
     """What was measured for calls of this size; None where nothing was."""
     workspace_bytes: int | None
     """What it allocates beside the results; None where it is refused."""
+
+    __repr__ = one_line
 
     @property
     def usable(self) -> bool:
@@ -52,6 +58,8 @@ class Explanation:
     chosen: str
     why: str
     providers: tuple[Judged, ...]
+
+    __repr__ = one_line
 
 
 def judge(provider: Provider, reason: str, seconds: Mapping[str, float], query: Query) -> Judged:

@@ -35,6 +35,9 @@ class Op:
 
             register_flop_formula(self.overload.overloadpacket)(spec.flops)
 
+    def __repr__(self) -> str:
+        return f"Op({self.spec.qualified!r})"
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the op through torch's dispatcher, by the provider that `explain` names."""
         return self._custom(*arguments, **named)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -54,3 +56,5 @@ class Provider:
     """Device bytes it allocates beside the results."""
     configs: Callable[[Query], Sequence[Mapping[str, Any]]] = _one_way
     """Keyword arguments of `run` to choose from when tuning; the first is the default."""
+
+    __repr__ = one_line

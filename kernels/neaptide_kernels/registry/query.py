@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,6 +30,8 @@ class TensorFacts:
     requires_grad: bool = False
     count: int | None = None
     """How many tensors a list has; None for a tensor."""
+
+    __repr__ = one_line
 
     @property
     def elements(self) -> int:
@@ -50,6 +54,8 @@ class Query:
     """Arguments that are no tensors."""
     deterministic: bool
     """`torch.use_deterministic_algorithms` is on."""
+
+    __repr__ = one_line
 
     def __getitem__(self, name: str) -> Any:
         """Return the facts of a tensor, or the value of another argument."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide.errors import is_out_of_memory, suggest
+from neaptide.text import called
 
 from . import timings as tables
 from .choosing import ASKED, Choice, Explanation, configured, fastest, judge
@@ -45,6 +46,9 @@ class Kernels:
         self._choices: dict[Query, Choice] = {}
         self._path = path
         self._timings = Table(lambda: self.path)
+
+    def __repr__(self) -> str:
+        return called(self, f"{len(self._ops)} ops")
 
     def define(self, spec: OpSpec) -> Op:
         """Register an op with torch, and its reference as its first provider.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, TypeVar, get_type_hints
 import attrs
 import torch
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -62,6 +64,8 @@ class Sample:
     arguments: tuple[Any, ...]
     """In the order of the schema, fresh tensors that the op may write to."""
 
+    __repr__ = one_line
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class OpSpec:
@@ -107,6 +111,8 @@ class OpSpec:
     """
     deterministic: bool = True
     """The reference gives the same bits each time."""
+
+    __repr__ = one_line
 
     @name.validator
     def _check_name(self, _: Any, value: str) -> None:

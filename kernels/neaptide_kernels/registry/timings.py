@@ -15,6 +15,7 @@ import torch
 from neaptide.errors import NeaptideError
 from neaptide.io.locking import lock
 from neaptide.io.replacing import replace_file
+from neaptide.text import one_line
 
 from .faults import KernelWarning
 
@@ -36,6 +37,8 @@ class Timing:
     config: Mapping[str, Any]
     seconds: float
     """Median of the repetitions."""
+
+    __repr__ = one_line
 
 
 class Table:

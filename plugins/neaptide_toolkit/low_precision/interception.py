@@ -18,6 +18,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -36,6 +38,8 @@ class Product:
     transposed: bool
     compute: Callable[[], torch.Tensor]
     """Computes it, `[..., out]`, as the handlers outside of this one do, or torch itself."""
+
+    __repr__ = one_line
 
     @property
     def rows(self) -> int:

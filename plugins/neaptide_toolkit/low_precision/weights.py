@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import attrs
 from torch import nn
 
+from neaptide.text import one_line
+
 from .fp8 import MULTIPLE
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ class Chosen:
     """How many matrices were left out, by reason."""
     largest: int
     """Elements of the largest one chosen."""
+
+    __repr__ = one_line
 
 
 def choose_weights(

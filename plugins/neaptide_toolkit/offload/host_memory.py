@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from neaptide.io.units import size as written
 from neaptide.run.resident.pages import Pages, mapped
+from neaptide.text import called
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,6 +75,9 @@ class Slab:
             ends = list(_ends(size, cuts, piece))
             self.reason = pages.register(cudart, pages.address, ends)
             self.pinned = self.reason is None
+
+    def __repr__(self) -> str:
+        return called(self, written(self.size), "pinned" if self.pinned else "pageable")
 
     @classmethod
     def on_host_of(

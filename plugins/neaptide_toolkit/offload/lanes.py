@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from neaptide.text import called
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
@@ -51,6 +53,9 @@ class Lane(Protocol):
 class Done:
     """A ticket of work that is over."""
 
+    def __repr__(self) -> str:
+        return called(self)
+
     def wait(self) -> None:
         """Return at once."""
 
@@ -78,6 +83,9 @@ class ThreadLane:
     def __init__(self, name: str, listener: Listener | None = None) -> None:
         self._name, self._listener = name, listener
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"neaptide-{name}")
+
+    def __repr__(self) -> str:
+        return called(self, repr(self._name))
 
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
@@ -124,6 +132,9 @@ class StreamLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as above
+
+    def __repr__(self) -> str:
+        return called(self, str(self._device))
 
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -39,6 +41,8 @@ class Axis:
     unit: str = ""
     log: bool = False
 
+    __repr__ = one_line
+
     def place(self, value: float) -> float:
         """Return where a value lies: 0 at the low end, 1 at the high end."""
         low, high = self.low, self.high
@@ -59,6 +63,8 @@ class Series:
     """Points with the text a pointer shows."""
     shape: str = "dot"
     """Of the marks: `dot`, `accepted` or `refused`."""
+
+    __repr__ = one_line
 
     def points(self) -> Iterable[Point]:
         """Give all points."""

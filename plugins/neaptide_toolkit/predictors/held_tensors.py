@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.text import one_line
 from neaptide_toolkit.offload import Slab
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class WindowOps:
     """`dequantize_int8`."""
     add: Callable[..., None]
     """`apply_delta`."""
+
+    __repr__ = one_line
 
 
 @attrs.frozen(eq=False)

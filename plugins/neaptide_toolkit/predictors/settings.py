@@ -8,6 +8,7 @@ import attrs
 from attrs.validators import and_, ge, gt, in_, le
 
 from neaptide.config import field
+from neaptide.text import one_line
 
 State = Literal["float32", "bfloat16", "int8"]
 WindowTier = Literal["device", "host", "pinned"]
@@ -49,3 +50,5 @@ class WindowSettings:
         help="how bfloat16 and float16 weights take a jump; stochastic keeps on average what is "
         "less than half of their last digit",
     )
+
+    __repr__ = one_line

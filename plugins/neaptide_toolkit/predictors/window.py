@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from neaptide.renamed import missing_in
+from neaptide.text import one_line
 
 from .held_tensors import HeldTensor, held_bytes, pieces, seed_of
 
@@ -28,6 +29,8 @@ class WindowPlan:
 
     samples: int
     every: int
+
+    __repr__ = one_line
 
 
 @attrs.define(eq=False)
@@ -51,6 +54,8 @@ class Window:
     counts: dict[str, int] = attrs.field(factory=dict)
     """Samples taken of each weight."""
     _finite: dict[torch.device, torch.Tensor] = attrs.field(factory=dict)
+
+    __repr__ = one_line
 
     @classmethod
     def open(

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from neaptide import PACE, PREDICT, WARMUP, Outcome, Pace, Plugin, Update, hookimpl
+from neaptide.text import one_line
 
 from .deltas import Deltas
 from .held_tensors import Storage, WindowOps, held_bytes, storage_for
@@ -34,6 +35,8 @@ class Gains:
 
     values: tuple[float, ...]
     horizon: int = attrs.field(validator=attrs.validators.gt(0))
+
+    __repr__ = one_line
 
 
 def reach(horizon: int, scale: float) -> float:

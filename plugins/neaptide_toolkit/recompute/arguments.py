@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from neaptide.text import one_line
+
 _IMMUTABLE_TYPES = (
     str
     | bytes
@@ -51,6 +53,8 @@ class KeptArgument:
     copied: bool
     """It is a copy from before the call, because the block may change its input in place."""
 
+    __repr__ = one_line
+
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copied: bool) -> KeptArgument:
         """Keep `tensor`, or a copy of it."""
@@ -83,6 +87,8 @@ class Output:
     call: int
     leaf: int
 
+    __repr__ = one_line
+
 
 @attrs.frozen(eq=False)
 class Structure:
@@ -99,6 +105,8 @@ class Arguments:
     spec: TreeSpec
     passed: list[tuple[torch.Tensor, int, KeptArgument | Output]] = attrs.field(factory=list)
     """Each tensor passed, its version and what is kept of it, for the duration of the call."""
+
+    __repr__ = one_line
 
     @property
     def changed(self) -> bool:

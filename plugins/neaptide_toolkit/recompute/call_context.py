@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,6 +36,8 @@ class Buffers:
     changing: set[tuple[nn.Module, str]] = attrs.field(factory=set)
     called: bool = False
 
+    __repr__ = one_line
+
     def before(self) -> BuffersBefore:
         """Copy what the coming call may change: all at first, later what is small or known to."""
         entries = []
@@ -54,6 +58,8 @@ class BuffersBefore:
     buffers: Buffers
     entries: list[_Buffer]
     first: bool
+
+    __repr__ = one_line
 
     def settle(self, block: str) -> None:
         """After the call, let go of the copies of large buffers that it left alone.
@@ -99,6 +105,8 @@ class CallContext:
     cpu_random: torch.Tensor
     cuda_random: tuple[int, torch.Tensor] | None
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    __repr__ = one_line
 
     @classmethod
     def now(cls, buffers: BuffersBefore) -> CallContext:

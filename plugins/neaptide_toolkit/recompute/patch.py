@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from neaptide.text import brief, called
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,6 +25,9 @@ class Patch:
         self._own: Callable[..., Any] = module.forward
         self._compiled: Callable[..., Any] | None = module._compiled_call_impl
         self._call: Callable[..., Any] = self.forward
+
+    def __repr__(self) -> str:
+        return called(self, brief(self.module), brief(self._call))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call what the module had before."""

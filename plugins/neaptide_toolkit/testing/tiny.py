@@ -12,6 +12,7 @@ from torch.nn import functional
 from neaptide.api.steps import Loss, Update
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.renamed import missing_in
+from neaptide.text import one_line
 
 if TYPE_CHECKING:
     from neaptide.api.parameters import ParameterStore
@@ -74,6 +75,8 @@ class TinyTask:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batches: list[dict[str, torch.Tensor]]
+
+    __repr__ = one_line
 
 
 def tiny_task(

@@ -38,6 +38,42 @@ def test_the_peak_is_the_worst_moment() -> None:
     assert (MOMENTS[0], 0) == Ledger().peak("host")
 
 
+def test_a_printed_ledger_is_the_peaks_and_a_table_with_the_most_bytes_first() -> None:
+    again = ledger().add("core", "weights", "device", 2 << 20)
+    assert [
+        "device  peak 2.0 MiB in backward",
+        "host    peak 30 B in predict",
+        "activations depend on the batch and are not in it",
+        "",
+        "tier    kind       owner      bytes  held in",
+        "device  weights    core     2.0 MiB  all",
+        "device  gradients  core        50 B  backward, update",
+        "host    rollback   offload     30 B  predict",
+    ] == str(again).split("\n")
+    assert "Ledger(device 2.0 MiB, host 30 B)" == repr(again)
+
+
+def test_a_printed_ledger_names_the_moments_something_is_missing_in() -> None:
+    moved = (
+        Ledger()
+        .add("core", "activations", "device", 8)
+        .move("activations", "device", "host", moments=("save",))
+    )
+    assert [
+        "device  peak 8 B in forward",
+        "host    peak 8 B in save",
+        "",
+        "tier    kind         owner  bytes  held in",
+        "device  activations  core     8 B  all but save",
+        "host    activations  core     8 B  save",
+    ] == str(moved).split("\n")
+
+
+def test_an_empty_ledger_can_be_printed() -> None:
+    assert str(Ledger()).startswith("activations depend")
+    assert "Ledger()" == repr(Ledger())
+
+
 def test_moving_keeps_the_bytes_and_leaves_the_old_ledger_alone() -> None:
     before = ledger()
     after = before.move("weights", "device", "host")

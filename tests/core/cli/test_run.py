@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 
-from neaptide import RunConfig
 from neaptide.checkpoint import checkpoints
-from neaptide.cli.run import _rows
 from neaptide.config import loads
-from neaptide.config.schema import RunSection
+from neaptide.run.summary import Summary
 
 SUMMARY = r"""
 validation loss       \d+\.\d{4}
@@ -63,7 +61,7 @@ def test_peaks_on_a_device_and_missing_losses_are_summed_up() -> None:
         "seconds": 3723.0,
         "peak_bytes": {"full": {"device_bytes": 3 << 29, "host_bytes": 1 << 20}},
     }
-    rows = dict(_rows(summary, RunConfig(run=RunSection(dir="here"))))
+    rows = dict(Summary(summary).rows())
     assert {
         "validation loss": "none",
         "training loss": "1.0000 (last update)",
@@ -72,7 +70,6 @@ def test_peaks_on_a_device_and_missing_losses_are_summed_up() -> None:
         "speedup": "not measured",
         "time": "1:02:03",
         "peak memory, full": "device 1.5 GiB, host 1.0 MiB",
-        "run directory": "here",
     } == rows
 
 

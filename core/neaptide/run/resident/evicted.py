@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.text import called
+
 from .layout import ALIGNMENT, is_dense
 from .pages import Pages, mapped
 from .storages import as_bytes, moved_in
@@ -79,6 +81,9 @@ class InRam:
 
     def __init__(self) -> None:
         self._moved: list[Moved] = []
+
+    def __repr__(self) -> str:
+        return called(self, f"{len(self._moved)} storages")
 
     def take(self, storages: list[SharedStorage]) -> None:
         """Copy the storages to a buffer of their own, whose pages live as long as its tensors."""

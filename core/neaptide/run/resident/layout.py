@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.text import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -35,6 +37,8 @@ class BufferLayout:
 
     places: tuple[Place, ...]
     bytes: int
+
+    __repr__ = one_line
 
     @classmethod
     def of(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.io.units import duration, size_of
+from neaptide.text import one_line
 
 if TYPE_CHECKING:
     from neaptide.api.history import History
@@ -51,6 +52,8 @@ class Figures:
     _loss: float | None = attrs.field(init=False, default=None)
     _averaged: int = attrs.field(init=False, default=0)  # the update last taken into it
     _began: tuple[int, float] | None = attrs.field(init=False, default=None)
+
+    __repr__ = one_line
 
     def take(self, step: int, history: History) -> None:
         """Take in a step, and the newest loss that has reached the host."""

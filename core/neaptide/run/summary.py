@@ -1,0 +1,46 @@
+"""What a run came to, as `trainer.fit` returns it and `neaptide run` prints it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neaptide.io.units import duration, size
+from neaptide.text import table
+
+_LINE = ("steps", "val_loss", "final_loss", "jumps", "seconds")
+
+
+class Summary(dict[str, Any]):
+    """The keys of summary.json. `print` writes a table; `repr` is one line of the main figures."""
+
+    def __repr__(self) -> str:
+        written = (
+            f"{key}={value:.6g}" if isinstance(value := self[key], float) else f"{key}={value}"
+            for key in _LINE
+        )
+        return f"Summary({', '.join(written)})"
+
+    def __str__(self) -> str:
+        return table(self.rows())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what each figure is called, and the figure."""
+        rows = [
+            ("validation loss", _number(self["val_loss"])),
+            ("training loss", f"{_number(self['final_loss'])} (last update)"),
+            ("updates", str(self["steps"])),
+            (
+                "backward skipped",
+                f"{self['backward_skipped']:.1%} ({self['jumps']} accepted jumps)",
+            ),
+            ("speedup", "not measured"),
+            ("time", duration(self["seconds"])),
+        ]
+        for phase, peak in self["peak_bytes"].items():
+            device = f"device {size(peak['device_bytes'])}, " if peak["device_bytes"] else ""
+            rows.append((f"peak memory, {phase}", f"{device}host {size(peak['host_bytes'])}"))
+        return rows
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"

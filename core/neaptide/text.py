@@ -1,0 +1,58 @@
+"""Objects and tables as text for people: a repr that fits a line, columns that are aligned."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LONGEST, _WIDEST = 40, 100
+
+
+def one_line(self: Any) -> str:
+    """Write an attrs object on one line, each field briefly: set as the class's `__repr__`."""
+    named = [(field.name.lstrip("_"), field) for field in attrs.fields(type(self)) if field.repr]
+    return called(self, *(f"{name}={brief(getattr(self, one.name))}" for name, one in named))
+
+
+def called(self: object, *parts: str) -> str:
+    """Return `Class(part, part)`, cut at 100 characters."""
+    return cut(f"{type(self).__name__}({', '.join(parts)})", _WIDEST, "…)")
+
+
+def brief(value: Any) -> str:
+    """Write a value in a few words: `float32[16, 8]` for a tensor, `dict of 3`, a class's name."""
+    kind = type(value).__name__
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        parts = [*value, *value.values()] if isinstance(value, dict) else [*value]
+        plain = all(isinstance(part, str | int | float) for part in parts)
+        text = repr(value) if plain else ""
+        return text if 0 < len(text) <= _LONGEST else f"{kind} of {len(value)}"
+    if value is None or isinstance(value, str | int):
+        return cut(repr(value), _LONGEST, "…")
+    if isinstance(value, Enum | Path) or kind in {"dtype", "device"}:
+        return cut(str(value), _LONGEST, "…")
+    return str(getattr(value, "__name__", kind))
+
+
+def cut(text: str, longest: int, end: str) -> str:
+    """Return `text`, shortened to `longest` characters with `end` for what is left out."""
+    return text if len(text) <= longest else text[: longest - len(end)] + end
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in columns as wide as they need; the last one is left ragged."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,80 @@
+"""Displays of a run: a bar in a notebook, a line that moves on a terminal, plain lines elsewhere.
+
+`in_notebook` and `on_stream` are entry points of the group `neaptide.displays`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+from neaptide.io.streams import Tolerant
+
+from .figures import Budget, Figures, budget_of
+from .lines import Plain, Quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from neaptide.config import RunConfig
+    from neaptide.run.displays import Display
+
+__all__ = ["Budget", "Figures", "budget_of", "in_notebook", "on_stream", "progress"]
+
+
+@contextmanager
+def progress(
+    config: RunConfig, *, style: str, stream: IO[str], device: Any = None
+) -> Iterator[Display]:
+    """Give the display of a run on a stream, and take it down at the end.
+
+    Args:
+        config: the run's config.
+        style: `auto` (a live line on a terminal, else plain lines), `plain` or `quiet`. With
+            TERM=dumb, `auto` is plain; with NO_COLOR the live line has no colours.
+        stream: where to write. One that fails is given up; the run goes on.
+        device: the torch device of the run, whose memory is shown against all it has.
+    """
+    if style == "quiet":
+        yield Quiet()
+        return
+    figures = Figures(config.train.steps, budget_of(device))
+    tolerant = Tolerant(stream)
+    if style == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb":
+        from .live import live  # noqa: PLC0415 - what shows no live line starts faster
+
+        with live(figures, tolerant) as shown:
+            yield shown
+    else:
+        yield Plain(figures, config.run.log_every, tolerant)
+
+
+def on_stream(
+    *, config: RunConfig, style: str, stream: IO[str] | None, device: Any
+) -> AbstractContextManager[Display] | None:
+    """Return the display on a stream; None where there is none to write to."""
+    if stream is None:
+        return None
+    return progress(config, style=style, stream=stream, device=device)
+
+
+def in_notebook(
+    *, config: RunConfig, style: str, stream: IO[str] | None, device: Any
+) -> AbstractContextManager[Display] | None:
+    """Return the bar for a Jupyter notebook; None elsewhere, and for another style than `auto`."""
+    del stream  # the notebook's own channel is used
+    if style != "auto" or not _is_notebook():
+        return None
+    from .bar import bar  # noqa: PLC0415 - imports IPython, which only a notebook needs
+
+    return bar(Figures(config.train.steps, budget_of(device)))
+
+
+def _is_notebook() -> bool:
+    """Return whether this process is a kernel's; IPython is asked only where it is loaded."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -1,0 +1,54 @@
+"""The report in a notebook: the page of `neaptide report`, as the output of a cell."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+import attrs
+
+from neaptide.text import one_line
+
+
+@attrs.frozen
+class RunPage:
+    """A report that a notebook shows as a page; `print` writes the summary instead."""
+
+    runs: tuple[Path, ...]
+    page: str = attrs.field(repr=False)
+    """The whole HTML document."""
+    summary: str = attrs.field(repr=False)
+    """What `neaptide report` prints."""
+    height: int = attrs.field(repr=False)
+    """Of the frame, in pixels."""
+
+    __repr__ = one_line
+
+    def __str__(self) -> str:
+        return self.summary
+
+    def _repr_html_(self) -> str:
+        # A frame keeps the page's style from the notebook's. `sandbox` lets nothing in it run.
+        return (
+            f'<iframe srcdoc="{escape(self.page)}" sandbox title="{escape(repr(self))}" '
+            f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
+        )
+
+
+def inline(run: str | Path, *others: str | Path, height: int = 600) -> RunPage:
+    """Return the report of a run directory, or a comparison of several, for a notebook to show.
+
+    As the last line of a cell it is the cell's output. Nothing is written.
+
+    Raises RunDirectoryError where a directory is no run's.
+    """
+    from .comparison import comparison_page, comparison_summary  # noqa: PLC0415 - help does without
+    from .reading import read_run  # noqa: PLC0415 - likewise
+    from .single import run_page  # noqa: PLC0415 - likewise
+    from .summary import run_summary  # noqa: PLC0415 - likewise
+
+    paths = tuple(map(Path, (run, *others)))
+    runs = [read_run(path) for path in paths]
+    if others:
+        return RunPage(paths, comparison_page(runs), comparison_summary(runs, colour=False), height)
+    return RunPage(paths, run_page(runs[0]), run_summary(runs[0], colour=False), height)

@@ -17,7 +17,7 @@ from _scale_configurations import GIGA, Configuration
 from _scale_rates import rates, roofline, wait
 from _scale_subjects import MODULES, SUBJECTS
 
-from neaptide.machine.facts import memory
+from neaptide_toolkit.machine.facts import memory
 
 if TYPE_CHECKING:
     from _scale_subjects import Made

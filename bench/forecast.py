@@ -21,9 +21,9 @@ import torch
 from _forecast_traces import STEPS, TASKS, config_of, trace
 
 from neaptide.loop.schedule import LearningRate
-from neaptide.machine.facts import facts
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
 from neaptide_plugins.dynamics_linear.forecaster import Forecaster
+from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

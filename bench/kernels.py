@@ -23,9 +23,9 @@ import torch
 from _kernel_rivals import Absent, rivals
 from _kernel_times import ceilings, seconds
 
-from neaptide.machine.facts import facts
 from neaptide_kernels.catalogue import triton_providers
 from neaptide_kernels.registry import KERNELS, first_disagreement
+from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

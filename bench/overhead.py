@@ -26,7 +26,7 @@ from _overhead_task import looped, loss_fn, net, optimizer_of
 from _overhead_task import step_of_plain_torch as bare
 
 from neaptide import HybridTrainer, PluginSpec
-from neaptide.machine.facts import facts
+from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,8 +25,8 @@ import torch
 from _predict_cost_plugin import REFUSE
 
 from neaptide import HybridTrainer
-from neaptide.machine.facts import facts
 from neaptide.run.assembly import build_data
+from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ from _scale_configurations import configurations
 from _scale_one import measure, name_of, plan, refused
 from _scale_table import compared, put_into, table
 
-from neaptide.machine.facts import facts, memory
+from neaptide_toolkit.machine.facts import facts, memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

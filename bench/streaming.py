@@ -40,7 +40,7 @@ from _streaming_ways import (
 )
 from _streaming_ways import most_allocated as most
 
-from neaptide.machine.facts import facts
+from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -22,9 +22,9 @@ import torch
 from _forecast_traces import TASKS
 from _verdict_branches import KINDS, Judged, judged
 
-from neaptide.machine.facts import facts
 from neaptide_plugins.delayed_verdict.pacing import JumpVerdict, verdict_of
 from neaptide_plugins.delayed_verdict.trial import JumpTrial
+from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

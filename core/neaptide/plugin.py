@@ -5,6 +5,7 @@ Distributions ship plugins, verbs, presets and converters as entry points; `ship
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from neaptide.renamed import missing_in
 from neaptide.text import called
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 ENTRY_POINT_GROUP = "neaptide.plugins"
 PROJECT = "neaptide"
@@ -141,6 +142,18 @@ def shipped(group: str) -> dict[str, ShippedEntry]:
         if before.target != current.target:
             found[current.name] = attrs.evolve(current, rival=before.distribution)
     return found
+
+
+def loaded(group: str) -> Iterator[Any]:
+    """Yield each entry point of a group, imported; one that fails to import costs a warning."""
+    for name, one in shipped(group).items():
+        try:
+            yield one.load()
+        except PluginError as error:
+            kind = group.rpartition(".")[2].removesuffix("s")
+            logging.getLogger("neaptide").warning(
+                "%s %r of %s: %s", kind, name, one.distribution, error
+            )
 
 
 C = TypeVar("C")

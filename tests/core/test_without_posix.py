@@ -32,7 +32,7 @@ print(imported)
 
 RUNNING = """
 from neaptide import HybridTrainer
-from neaptide.machine.facts import facts, memory
+from neaptide_toolkit.machine.facts import facts, memory
 from neaptide_verbs.report.reading import read_run
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 from pathlib import Path

@@ -5,9 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from neaptide.errors import PluginError
-from neaptide.io.logging import CONSOLE
-from neaptide.plugin import shipped
+from neaptide.plugin import loaded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -37,13 +35,10 @@ def display_of(
     Each is a function of these four, by keyword; it returns a context that gives a `Display`, or
     None where it cannot. `stream` is None where no text is wanted. Where none can, gives None.
     """
-    for one in shipped(DISPLAY_GROUP).values():
-        try:
-            found = one.load()(config=config, style=style, device=device, stream=stream)
-        except PluginError as error:
-            CONSOLE.warning("display %r of %s: %s", one.name, one.distribution, error)
-            continue
+    for display in loaded(DISPLAY_GROUP):
+        found: AbstractContextManager[Display] | None = display(
+            config=config, style=style, device=device, stream=stream
+        )
         if found is not None:
-            shown: AbstractContextManager[Display] = found
-            return shown
+            return found
     return nullcontext()

@@ -14,7 +14,7 @@ from neaptide.api.steps import Outcome
 from neaptide.config import dumps, unstructure
 from neaptide.io.jsonable import jsonable
 from neaptide.io.logging import CONSOLE
-from neaptide.machine import facts as machine
+from neaptide.plugin import loaded
 from neaptide.run.meter import PeakMeter
 
 from .rundir import RunDirectory
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide.hooks.manager import HookManager
     from neaptide.loop.state import Pending, TrainState
+
+FACTS_GROUP = "neaptide.facts"
+"""Entry points: functions that return facts of this machine, for machine.json."""
 
 
 class Recorder:
@@ -88,7 +91,7 @@ class Recorder:
             self._phase = (resumed.pending or resumed.schedule).phase
             self.peaks = self._files.peaks_of(resumed.step)
         self._files.whole("config.toml", dumps(unstructure(self._config)))
-        self._files.whole("machine.json", _document(machine.facts()))
+        self._files.whole("machine.json", _document(_facts()))
         if self._origins is not None:
             self._files.whole("origins.json", _document(dict(self._origins)))
         self._write_early()
@@ -216,6 +219,11 @@ class Recorder:
         self._write_early()
         if self._files:
             self._files.close()
+
+
+def _facts() -> dict[str, Any]:
+    """Return what the distributions here know of this machine."""
+    return {key: value for facts in loaded(FACTS_GROUP) for key, value in facts().items()}
 
 
 def _document(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neaptide.machine.facts import memory
+from neaptide_toolkit.machine.facts import memory
 
 from .budget import free_bytes, least, plan, shortage
 from .settings import StreamingSettings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Outcome, Plugin, hookimpl
-from neaptide.machine import facts as machine
+from neaptide_toolkit.machine import facts as machine
 
 from . import diagnosis, plot
 from .config import ProfilerConfig

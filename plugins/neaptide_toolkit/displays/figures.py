@@ -32,7 +32,7 @@ class Budget:
 
 def budget_of(device: Any) -> Budget:
     """Return the budget of this machine with a torch device, or with None for none."""
-    from neaptide.machine import facts as machine  # noqa: PLC0415 - verbs that show no progress start faster
+    from neaptide_toolkit.machine import facts as machine  # noqa: PLC0415 - verbs that show no progress start faster
 
     total = None
     if device is not None and device.type == "cuda":

@@ -21,8 +21,8 @@ from neaptide.hooks.enabling import configured
 from neaptide.io.jsonable import jsonable
 from neaptide.io.replacing import replace_file
 from neaptide.io.units import duration
-from neaptide.machine import facts as machine
 from neaptide.run.signals import stop_on_signals
+from neaptide_toolkit.machine import facts as machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

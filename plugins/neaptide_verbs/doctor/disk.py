@@ -13,12 +13,12 @@ import attrs
 
 from neaptide.api.records import Finding
 from neaptide.io.units import size
-from neaptide.machine.cgroups import mounts
+from neaptide_toolkit.machine.cgroups import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide.machine.cgroups import Mount
+    from neaptide_toolkit.machine.cgroups import Mount
 
 MEASURED = 64 << 20
 _BLOCK = 8 << 20

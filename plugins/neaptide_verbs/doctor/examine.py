@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.hooks.registry import installed_plugins
-from neaptide.machine import facts as machine
+from neaptide_toolkit.machine import facts as machine
 
 from . import disk, hardware, plugins, software
 from .report import Report, Section
 
 if TYPE_CHECKING:
-    from neaptide.machine.facts import Torch
+    from neaptide_toolkit.machine.facts import Torch
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from neaptide.machine.facts import Gpu, Memory, Processor, Torch
+    from neaptide_toolkit.machine.facts import Gpu, Memory, Processor, Torch
 
 _PINNED_TRIAL = 64 << 20
 _SHARED_ENOUGH = 1 << 30

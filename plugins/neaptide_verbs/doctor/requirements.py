@@ -7,7 +7,7 @@ from importlib import metadata
 
 import attrs
 
-from neaptide.machine.facts import installed
+from neaptide_toolkit.machine.facts import installed
 
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(?:;\s*(.*))?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")

@@ -18,14 +18,14 @@ import attrs
 from neaptide.api.records import Finding
 from neaptide.errors import suggest
 from neaptide.hooks.registry import DISABLED_VARIABLE, disabled_strangers
-from neaptide.machine.facts import installed, torch_facts
+from neaptide_toolkit.machine.facts import installed, torch_facts
 
 from .requirements import is_older, missing_extras, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from neaptide.machine.facts import Torch
+    from neaptide_toolkit.machine.facts import Torch
 
 T = TypeVar("T")
 

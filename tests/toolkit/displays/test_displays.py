@@ -23,8 +23,8 @@ from neaptide.config import structure
 from neaptide.io.streams import Tolerant, discard
 from neaptide.io.units import duration, size
 from neaptide.loop.state import TrainState
-from neaptide.machine import facts as machine
 from neaptide_toolkit.displays import Budget, Figures, budget_of, progress
+from neaptide_toolkit.machine import facts as machine
 from neaptide_toolkit.pages.text import in_unit
 
 TIMES = re.compile(r"  loss \S+  (.*)  \S+( m?s)?/step  \S+( m?s)? left$")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.machine.cgroups import Mount
+from neaptide_toolkit.machine.cgroups import Mount
 from neaptide_verbs.doctor import disk
 from neaptide_verbs.doctor.disk import Disk, Speed
 

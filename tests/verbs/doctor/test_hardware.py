@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from neaptide.machine.cgroups import MemoryGroup
-from neaptide.machine.facts import Memory, Processor, Torch
+from neaptide_toolkit.machine.cgroups import MemoryGroup
+from neaptide_toolkit.machine.facts import Memory, Processor, Torch
 from neaptide_verbs.doctor import hardware
 
 if TYPE_CHECKING:

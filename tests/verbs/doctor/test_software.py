@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide.machine.facts import Gpu, Torch
+from neaptide_toolkit.machine.facts import Gpu, Torch
 from neaptide_verbs.doctor import software
 
 if TYPE_CHECKING:

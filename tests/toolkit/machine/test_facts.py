@@ -14,9 +14,9 @@ import psutil
 import pytest
 import torch
 
-from neaptide.machine import facts as machine
-from neaptide.machine.cgroups import MemoryGroup
-from neaptide.machine.facts import Memory, Processor
+from neaptide_toolkit.machine import facts as machine
+from neaptide_toolkit.machine.cgroups import MemoryGroup
+from neaptide_toolkit.machine.facts import Memory, Processor
 
 CPUINFO = "processor\t: 0\nvendor_id\t: X\nmodel\t\t: 17\nmodel name\t: A fast one\ncache\t: 1\n"
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Jul 17 2025\nGCC version: 12\n"
@@ -54,7 +54,7 @@ def strings(tree: object) -> list[str]:
 def test_reading_the_host_does_not_import_torch() -> None:
     code = """
 import sys
-from neaptide.machine import facts as machine
+from neaptide_toolkit.machine import facts as machine
 machine.processor(), machine.memory(), machine.driver_version(), machine.distributions()
 sys.exit("torch" in sys.modules)
 """

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.machine import cgroups
-from neaptide.machine.cgroups import MemoryGroup, Mount
+from neaptide_toolkit.machine import cgroups
+from neaptide_toolkit.machine.cgroups import MemoryGroup, Mount
 
 if TYPE_CHECKING:
     from pathlib import Path

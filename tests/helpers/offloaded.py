@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from support import CYCLE
 from torch import nn
 
-from neaptide.api.memory import nested_tensors
 from neaptide.run.resident.store import ResidentStore
+from neaptide.tensors import nested_tensors
 from neaptide_toolkit.offload import lies_in_slab
 
 if TYPE_CHECKING:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
-import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from neaptide.io.memory_table import memory_table
 from neaptide.io.units import size
-from neaptide.text import called, one_line, table
+from neaptide.renamed import missing_in
+from neaptide.text import called, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
+
+    import torch
 
 Tier = Literal["device", "host"]
 """`device` is what computes, `host` is RAM; without an accelerator all of it is `device`."""
@@ -22,15 +22,6 @@ Tier = Literal["device", "host"]
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
 
 MOMENTS: tuple[Moment, ...] = ("forward", "backward", "update", "predict", "evaluate", "save")
-
-
-def _named(moments: frozenset[Moment]) -> str:
-    """Return the moments in their order, or those that are missing where these are fewer."""
-    held = [moment for moment in MOMENTS if moment in moments]
-    missing = [moment for moment in MOMENTS if moment not in moments]
-    if len(missing) < len(held):
-        return f"all but {', '.join(missing)}" if missing else "all"
-    return ", ".join(held)
 
 
 @attrs.frozen
@@ -64,23 +55,8 @@ class Ledger:
 
     def __str__(self) -> str:
         """Write the peak of each tier, then a table of who holds what, most bytes first."""
-        lines = [
-            f"{tier:<6}  peak {size(nbytes)} in {moment}"
-            for tier in self._tiers()
-            for moment, nbytes in [self.peak(tier)]
-        ]
-        if not self.total(kind="activations"):
-            lines.append("activations depend on the batch and are not in it")
-        held: Counter[tuple[str, ...]] = Counter()
-        for entry in self.entries:
-            held[entry.tier, entry.kind, entry.owner, _named(entry.moments)] += entry.bytes
-        most = sorted(held.items(), key=lambda one: (one[0][0], -one[1]))
-        sizes = [size(nbytes) for _, nbytes in most]
-        width = max(map(len, ["bytes", *sizes]))
-        rows = [("tier", "kind", "owner", "bytes".rjust(width), "held in")]
-        for ((tier, kind, owner, moments), _), written in zip(most, sizes, strict=True):
-            rows.append((tier, kind, owner, written.rjust(width), moments))
-        return "\n".join([*lines, "", table(rows)])
+        peaks = {tier: self.peak(tier) for tier in self._tiers()}
+        return memory_table(self.entries, peaks, MOMENTS)
 
     def _tiers(self) -> list[Tier]:
         return [tier for tier in get_args(Tier) if self.total(tier=tier)]
@@ -183,65 +159,5 @@ def tier_of(device: torch.device, compute: torch.device) -> Tier:
     return "device" if device.type == compute.type else "host"
 
 
-def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the distinct storages behind `tensors`.
-
-    Of a wrapper of other tensors and of a sparse tensor the parts count. What has no memory (meta,
-    fake) counts as if it had.
-    """
-    return sum(dict(storage for tensor in tensors for storage in _storages(tensor)).values())
-
-
-def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
-    """Yield what tells a storage from others, and its bytes."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from _storages(tensor._indices())  # noqa: SLF001 - the public one refuses duplicates
-        yield from _storages(tensor._values())  # noqa: SLF001 - as above
-    elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
-            yield _storage(part)
-    elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
-        for part in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()):
-            yield _storage(part)
-    else:
-        yield _storage(tensor)
-
-
-def _storage(tensor: torch.Tensor) -> tuple[object, int]:
-    try:
-        storage = tensor.untyped_storage()
-    except NotImplementedError:  # of another layout than strided
-        return id(tensor), tensor.numel() * tensor.element_size()
-    address: int | None = None
-    if storage.device.type != "meta":  # where a fake tensor's lies, which warns when asked
-        with contextlib.suppress(RuntimeError):  # of a wrapper that does not show its parts
-            address = storage.data_ptr()
-    if address is None:
-        return storage._cdata, storage.nbytes()  # noqa: SLF001 - the storage's identity
-    return (storage.device, address), storage.nbytes()
-
-
-def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
-    """Yield every tensor in nested dicts, lists and tuples."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from nested_tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from nested_tensors(value)
-
-
-def mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return `tree` with `change` of every tensor in nested dicts, lists and tuples."""
-    if isinstance(tree, torch.Tensor):
-        return change(tree.detach())
-    if isinstance(tree, dict):
-        return {key: mapped(value, change) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(mapped(value, change) for value in tree)
-    return tree
+if not TYPE_CHECKING:  # where it would hide what is missing
+    __getattr__ = missing_in(__name__)

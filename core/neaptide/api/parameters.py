@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from neaptide.renamed import missing_in
+from neaptide.tensors import mapped
 
-from .memory import mapped, named_by_bytes
+from .memory import named_by_bytes
 from .norms import norm_of, on_device, total_norm
 from .spans import Change, Evictable, Keeper, Leaves, Mode, Of, OnUpdate, Refuge, Snapshot, Span
 

@@ -83,8 +83,10 @@ class Keeper(Protocol):
 class SharedStorage:
     """A storage, and the tensors that lie in it; nothing else does."""
 
-    storage: torch.UntypedStorage
+    storage: torch.UntypedStorage = attrs.field(repr=False)
     tensors: tuple[torch.Tensor, ...]
+
+    __repr__ = one_line
 
     @property
     def bytes(self) -> int:
@@ -102,6 +104,8 @@ class Evictable:
     storages: list[SharedStorage] = attrs.field(factory=list)
     left: Mapping[str, int] = attrs.field(factory=dict)
     """Bytes that stay, by the reason."""
+
+    __repr__ = one_line
 
     @property
     def bytes(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide.api.kernels import KERNEL_GROUP
-from neaptide.api.memory import Ledger, nested_tensors, tensor_bytes
+from neaptide.api.memory import Ledger
 from neaptide.api.phases import PhaseSchedule
 from neaptide.api.task import Data, DataSpec, ModelSpec, Task
 from neaptide.errors import ConfigError, PluginError
@@ -15,6 +15,7 @@ from neaptide.hooks.enabling import PLACEMENT, PREDICTOR, split_name
 from neaptide.hooks.manager import HookManager
 from neaptide.hooks.registry import load_class
 from neaptide.plugin import shipped
+from neaptide.tensors import nested_tensors, tensor_bytes
 
 from .defaults import Defaults
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from neaptide.api.memory import tensor_bytes
+from neaptide.tensors import tensor_bytes
 from neaptide_toolkit.recompute import (
     Arguments,
     Buffers,

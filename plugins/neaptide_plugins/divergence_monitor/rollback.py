@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.api.memory import nested_tensors, tensor_bytes
 from neaptide.api.spans import Snapshot
+from neaptide.tensors import nested_tensors, tensor_bytes
 
 if TYPE_CHECKING:
     from torch import nn

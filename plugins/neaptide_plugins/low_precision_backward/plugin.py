@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
-from neaptide.api.memory import tensor_bytes
+from neaptide.tensors import tensor_bytes
 from neaptide_toolkit.low_precision import Chosen, choose_weights
 
 from . import messages

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.api.memory import tensor_bytes
+from neaptide.tensors import tensor_bytes
 from neaptide_toolkit.offload import tensors_in
 
 from .accounting import Room

@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import nn
 
-from neaptide.api.memory import tensor_bytes
 from neaptide.api.parameters import ParameterStore
+from neaptide.tensors import tensor_bytes
 
 from .failures import require
 from .memory_counts import observed

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
-from neaptide.api.memory import mapped, nested_tensors
 from neaptide.api.parameters import ParameterStore
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.run.resident.store import ResidentStore
+from neaptide.tensors import mapped, nested_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.api.memory import Ledger, Moment, nested_tensors, tensor_bytes
 from neaptide.api.phases import PREDICT, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
+from neaptide.tensors import nested_tensors, tensor_bytes
 from neaptide_toolkit.offload import lies_in_slab, mapped_slabs, slab_bytes
 
 from .allocations import Allocations, counted
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import AroundEvaluate, AroundForward, AroundOptimizerStep
+    from neaptide.api.memory import Ledger, Moment
     from neaptide.api.parameters import ParameterStore
 
     from .subject import Subject

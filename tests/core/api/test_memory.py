@@ -7,8 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from neaptide.api.memory import MOMENTS, Ledger, nested_tensors, tensor_bytes, tier_of
+from neaptide.api.memory import MOMENTS, Ledger, tier_of
 from neaptide.run.meter import PeakMeter, sample
+from neaptide.tensors import nested_tensors, tensor_bytes
 
 CPU = torch.device("cpu")
 

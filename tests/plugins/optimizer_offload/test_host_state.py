@@ -12,9 +12,9 @@ from streamed import Sleepy
 from support import same_bits
 from torch import nn
 
-from neaptide.api.memory import nested_tensors
 from neaptide.run.resident import evicted as module
 from neaptide.run.resident.store import ResidentStore
+from neaptide.tensors import nested_tensors
 from neaptide_plugins.optimizer_offload.host_state import HostState
 from neaptide_toolkit.offload import ThreadLane, lies_in_slab
 

@@ -19,7 +19,7 @@ from neaptide import (
     Update,
     hookimpl,
 )
-from neaptide.api.memory import nested_tensors
+from neaptide.tensors import nested_tensors
 from neaptide_plugins.optimizer_offload import SPEC
 from neaptide_plugins.optimizer_offload.host_state import HostState
 from neaptide_toolkit.offload import slab_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide.text import called
+from neaptide.text import called, one_line
 
 from .layout import ALIGNMENT, is_dense
 from .pages import Pages, mapped
@@ -29,6 +29,8 @@ class Moved:
     firsts: tuple[int, ...]
     """The first element of each in its storage."""
     device: torch.device
+
+    __repr__ = one_line
 
     def put_back(self, storage: torch.UntypedStorage) -> None:
         """Let the tensors lie in `storage`, but for those that were given other memory since."""
@@ -112,6 +114,9 @@ class Evictions:
         self._open: list[Callable[[], None]] = []
         """What brings evicted weights back."""
         self._hooks: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return called(self, f"{len(self._homes)} weights", f"{len(self._state)} of state")
 
     def __contains__(self, weight: torch.Tensor) -> bool:
         """Return whether a weight is away."""

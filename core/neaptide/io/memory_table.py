@@ -1,0 +1,40 @@
+"""A ledger of memory as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from neaptide.text import table
+
+from .units import size
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+
+def memory_table(
+    entries: Iterable[Any], peaks: Mapping[Any, tuple[str, int]], moments: Sequence[str]
+) -> str:
+    """Return a ledger as text: the peak of each tier, then who holds what, most bytes first."""
+    lines = [f"{tier:<6}  peak {size(nbytes)} in {when}" for tier, (when, nbytes) in peaks.items()]
+    held: Counter[tuple[str, ...]] = Counter()
+    for one in entries:
+        held[one.tier, one.kind, one.owner, _held_in(one.moments, moments)] += one.bytes
+    if not any(kind == "activations" for _, kind, *_ in held):
+        lines.append("activations depend on the batch and are not in it")
+    most = sorted(held.items(), key=lambda one: (one[0][0], -one[1]))
+    width = max(map(len, ["bytes", *(size(nbytes) for _, nbytes in most)]))
+    rows = [("tier", "kind", "owner", "bytes".rjust(width), "held in")]
+    for (tier, kind, owner, when), nbytes in most:
+        rows.append((tier, kind, owner, size(nbytes).rjust(width), when))
+    return "\n".join([*lines, "", table(rows)])
+
+
+def _held_in(moments: Collection[str], every: Sequence[str]) -> str:
+    """Return the moments in their order, or those that are missing where these are fewer."""
+    held = [moment for moment in every if moment in moments]
+    missing = [moment for moment in every if moment not in moments]
+    if len(missing) < len(held):
+        return f"all but {', '.join(missing)}" if missing else "all"
+    return ", ".join(held)

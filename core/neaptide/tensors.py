@@ -1,0 +1,76 @@
+"""Tensors in nested containers, and the bytes of the storages behind them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the distinct storages behind `tensors`.
+
+    Of a wrapper of other tensors and of a sparse tensor the parts count. What has no memory (meta,
+    fake) counts as if it had.
+    """
+    return sum(dict(storage for tensor in tensors for storage in _storages(tensor)).values())
+
+
+def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
+    """Yield what tells a storage from others, and its bytes."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from _storages(tensor._indices())  # noqa: SLF001 - the public one refuses duplicates
+        yield from _storages(tensor._values())  # noqa: SLF001 - as above
+    elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
+            yield _storage(part)
+    elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        for part in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()):
+            yield _storage(part)
+    else:
+        yield _storage(tensor)
+
+
+def _storage(tensor: torch.Tensor) -> tuple[object, int]:
+    try:
+        storage = tensor.untyped_storage()
+    except NotImplementedError:  # of another layout than strided
+        return id(tensor), tensor.numel() * tensor.element_size()
+    address: int | None = None
+    if storage.device.type != "meta":  # where a fake tensor's lies, which warns when asked
+        with contextlib.suppress(RuntimeError):  # of a wrapper that does not show its parts
+            address = storage.data_ptr()
+    if address is None:
+        return storage._cdata, storage.nbytes()  # noqa: SLF001 - the storage's identity
+    return (storage.device, address), storage.nbytes()
+
+
+def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
+    """Yield every tensor in nested dicts, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from nested_tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from nested_tensors(value)
+
+
+def mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return `tree` with `change` of every tensor in nested dicts, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree.detach())
+    if isinstance(tree, dict):
+        return {key: mapped(value, change) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(value, change) for value in tree)
+    return tree

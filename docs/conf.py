@@ -59,7 +59,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Other projects' types. Their inventories would have to be downloaded at each build.
     ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|pathlib|weakref)\..*"),
-    ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[CST]"),  # Python's, type variables
+    ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[ACRST]"),  # Python's, type variables
 ]
 
 _PACKAGES = {"", "neaptide", "neaptide_kernels", "neaptide_toolkit"}

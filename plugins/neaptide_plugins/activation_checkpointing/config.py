@@ -15,7 +15,7 @@ class ActivationCheckpointingConfig:
     """`[plugins.activation-checkpointing]`."""
 
     interval: int = field(
-        8, validator=ge(1), help="blocks in a segment; only the inputs of the first are kept"
+        8, validator=ge(1), help="blocks in a segment; only the inputs of the first block are kept"
     )
     ratio: float = field(
         1.0,
@@ -24,13 +24,15 @@ class ActivationCheckpointingConfig:
     )
     blocks: str | None = field(
         None,
-        help="pattern of the blocks' names, such as `model.layers.*`; left out, the repeated "
-        "children of module lists are found",
+        help="pattern of the blocks' names, such as `model.layers.*`; by default the repeated "
+        "children of `ModuleList` and `Sequential`",
     )
-    exclude: tuple[str, ...] = field((), help="patterns of blocks that keep their activations")
+    exclude: tuple[str, ...] = field(
+        (), help="patterns of the names of blocks that keep their activations"
+    )
     save_ops: tuple[str, ...] = field(
         (),
-        help="ops whose outputs are kept and not computed again: `matmul`, `attention`, or "
+        help="ops whose outputs are kept instead of computed again: `matmul`, `attention`, or "
         "names such as `aten.convolution`",
     )
     phases: tuple[TrainedPhase, ...] = field(TRAINED, help="phases in which to checkpoint")
@@ -40,7 +42,7 @@ SPEC = PluginSpec(
     name="activation-checkpointing",
     load="neaptide_plugins.activation_checkpointing.plugin:ActivationCheckpointing",
     config=ActivationCheckpointingConfig,
-    summary="Keeps only the inputs of segments of blocks and computes the rest again, exactly.",
+    summary="Keeps only the inputs of segments of blocks and recomputes the rest, exactly.",
     claims={"activations"},
     phases=TRAINED,
     converts={"deepspeed": "neaptide_plugins.activation_checkpointing.deepspeed:convert"},

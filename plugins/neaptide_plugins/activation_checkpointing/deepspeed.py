@@ -1,4 +1,4 @@
-"""What activation-checkpointing makes of DeepSpeed's section of the same name."""
+"""Converts DeepSpeed's section `activation_checkpointing`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ _SECTION = "activation_checkpointing"
 
 
 def convert(source: Source) -> dict[str, Any] | None:
-    """Return the settings of the plugin, or None where the section is absent.
+    """Return the settings of the plugin, or None if the section is absent.
 
-    DeepSpeed's section only tunes what the model's own code checkpoints; here it is the plugin that
-    finds the blocks.
+    DeepSpeed's section only tunes the checkpoint calls in the model's own code; this plugin finds
+    the blocks itself.
     """
     if not source.look(_SECTION, dict):
         return None
     source.note(
-        _SECTION, "no counterpart; blocks are found, and `interval` says how many a segment has"
+        _SECTION,
+        "no counterpart; the plugin finds the blocks, and `interval` sets the blocks in a segment",
     )
     for switch in ("partition_activations", "cpu_checkpointing", "profile"):
         if source.look(f"{_SECTION}.{switch}", bool) is False:

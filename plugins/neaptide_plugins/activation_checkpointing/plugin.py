@@ -1,4 +1,4 @@
-"""Patches the model's blocks before the optimizer sees them, and asks for the phase."""
+"""The plugin: patches the model's blocks and enables checkpointing in the configured phases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHERE = "@ plugins.activation-checkpointing"
 
 @attrs.define(eq=False)
 class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
-    """Checkpoints training forwards in the phases of the config."""
+    """Checkpoints training forwards in the configured phases."""
 
     _segments: Segments | None = attrs.field(init=False, default=None)
     _active: bool = attrs.field(init=False, default=False)
@@ -49,7 +49,7 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
         if not blocks:
             msg = (
                 f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential; "
-                f"name them by a pattern such as 'encoder.*' {_WHERE}.blocks"
+                f"set a pattern of the blocks' names such as 'encoder.*' {_WHERE}.blocks"
             )
             raise ConfigError(msg)
         segments.attach(blocks)
@@ -57,13 +57,13 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Put the blocks' forwards back."""
+        """Restore the blocks' own forwards."""
         if self._segments is not None:
             self._segments.detach()
 
     @hookimpl
     def around_forward(self, run: Run) -> AroundForward:
-        """Switch on for training forwards of the chosen phases."""
+        """Enable checkpointing during training forwards of the configured phases."""
         segments = self._segments
         assert segments is not None, "the model was converted"
 
@@ -86,6 +86,6 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the bytes of activations not kept in the last forward, and of inputs kept."""
+        """Return the bytes of the last forward's dropped activations and of its kept inputs."""
         dropped, kept = self._saved
         return {"dropped_bytes": float(dropped), "kept_bytes": float(kept)}

@@ -1,7 +1,7 @@
-"""Keeps the outputs of chosen ops in a forward, and gives them back when it runs again.
+"""Keeps the outputs of chosen ops in a forward, and returns them when the forward is replayed.
 
-Unlike torch's selective checkpointing it looks at no other op: autocast casts a shared weight once
-in a forward but in each replay, and a replay may run more than once.
+Unlike torch's selective checkpointing, other ops are ignored. Their sequence may differ: autocast
+casts a shared weight once in the forward, but again in each replay. A replay may run repeatedly.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _UNTRACKED = {
     torch.ops.aten.unsafe_split.Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default,
 }
-"""Their outputs share memory with the input, but not the counter of its changes in place."""
+"""Ops whose outputs share the input's memory, but not its counter of in-place changes."""
 
 
 def selective_contexts(save_ops: Sequence[str]) -> Callable[[], tuple[Any, Any]]:
-    """Return what makes a pair of contexts, for a forward and its replays.
+    """Return a function that makes two contexts: one for a forward, one for its replays.
 
-    Under them the outputs of `save_ops` are kept instead of computed again. `matmul` and
-    `attention` stand for their families, other names are those of aten ops. ValueError for a name
-    that is none.
+    The first keeps the outputs of `save_ops`, the second returns them instead of computing them.
+    `matmul` and `attention` stand for their families; other names are aten ops. ValueError for an
+    unknown op.
     """
     if not save_ops:
         return lambda: (nullcontext(), nullcontext())
@@ -52,7 +52,7 @@ def _contexts(ops: set[Any]) -> tuple[Any, Any]:
 
 
 class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Keeps, in order, what the ops return."""
+    """Keeps the ops' results in order."""
 
     def __init__(self, ops: set[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -65,8 +65,9 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         returned = op(*args, **(kwargs or {}))
         if op in _UNTRACKED and self._holds(args[0]):
             msg = (
-                f"save_ops cannot tell whether what it keeps is changed through {op}, as recurrent "
-                f"cells do; exclude the block from activation checkpointing, or leave save_ops out"
+                f"save_ops cannot detect in-place changes of a kept output through {op}, which "
+                f"recurrent cells use; exclude the block from activation checkpointing, or remove "
+                f"save_ops"
             )
             raise ChangedInPlaceError(msg)
         if op in self._ops:
@@ -80,7 +81,7 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
 
 class _GiveBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Returns what was kept in place of computing it."""
+    """Returns kept results instead of computing them."""
 
     def __init__(self, ops: set[Any], kept: list[tuple[Any, list[int]]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -104,7 +105,7 @@ class _GiveBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
 
 def _detached(value: Any) -> Any:
-    # Under autograd's own dispatch keys a detached tensor would count its changes anew.
+    # With ADInplaceOrView excluded, `detach` would give the tensor a new version counter.
     exclude = torch._C._SetExcludeDispatchKeyGuard
     with exclude(torch._C.DispatchKey.ADInplaceOrView, False):
         return tree_map_only(torch.Tensor, torch.Tensor.detach, value)

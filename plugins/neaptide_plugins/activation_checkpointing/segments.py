@@ -1,9 +1,9 @@
-"""Activation checkpointing in segments of blocks, exact: loss, gradients, buffers, random state.
+"""Activation checkpointing in segments of blocks; loss, gradients, buffers and RNG state are exact.
 
-The original graph stays, as in torch's non-reentrant checkpoint; only what its nodes would save is
-dropped, and computed again when the first of it is asked for. Unlike there, a segment spans several
-calls that the model makes in its own code, and buffers a block changes (BatchNorm's statistics)
-are changed once.
+As in torch's non-reentrant checkpoint, the graph stays. The tensors that its nodes save are dropped
+and recomputed when the backward needs the first of them. Two differences from torch: a segment
+spans several block calls in the model's own code, and a block's buffers (BatchNorm's statistics)
+are updated once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 class _Enough(BaseException):
-    """All dropped tensors have been seen again."""
+    """Ends a replay: all dropped tensors are recomputed."""
 
 
 @attrs.define(eq=False)
 class _CheckpointedBlock:
-    """A block with what has been learned of it."""
+    """A patched block, and whether it changes its inputs in place (None: not known yet)."""
 
     name: str
     index: int
@@ -54,7 +54,7 @@ class _CheckpointedBlock:
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """The block's own forward."""
+        """The block's unpatched forward."""
         return self.patch.forward
 
 
@@ -64,7 +64,7 @@ class _CheckpointedCall:
     arguments: Arguments
     context: CallContext
     again: Any
-    """A context under which selected ops take their outputs from the forward."""
+    """The replays' context, in which `save_ops` return the outputs kept in the forward."""
 
 
 @attrs.define(eq=False, slots=True)
@@ -75,7 +75,7 @@ class _Holder:
 
 @attrs.define(eq=False)
 class _Segment:
-    """The calls of consecutive blocks in one forward. Only the graph keeps it alive."""
+    """The calls of consecutive blocks in one forward; only the graph holds a reference to it."""
 
     key: tuple[str, int]
     last: int = -1
@@ -85,7 +85,7 @@ class _Segment:
     outputs: dict[int, tuple[Any, Output, int]] = attrs.field(factory=dict)
 
     def origin(self, tensor: torch.Tensor) -> Output | None:
-        """Return which output `tensor` is, if it still is what the block returned."""
+        """Return which block output `tensor` is; None if it is none or was changed in place."""
         reference, output, version = self.outputs.get(id(tensor), (None, None, 0))
         if reference is None or reference() is not tensor or tensor._version != version:
             return None
@@ -101,7 +101,7 @@ class _Segment:
         return value
 
     def replay(self) -> None:
-        """Run the calls again and catch what they save."""
+        """Run the calls again and collect the tensors that they save."""
         seen = 0
         name = self.calls[0].block.name
 
@@ -135,10 +135,10 @@ class Segments:
     """Patches blocks so that they are checkpointed in segments.
 
     Args:
-        interval: consecutive blocks in a segment, of which only the first one's inputs are kept.
-        ratio: share of the segments that is checkpointed, evenly spread, at least one.
+        interval: consecutive blocks in a segment; only the first block's inputs are kept.
+        ratio: share of the segments that is checkpointed, evenly spread; at least one segment is.
         save_ops: ops whose outputs are kept; see `saved_ops.selective_contexts`.
-        enabled: asked at each call of a block.
+        enabled: called at each call of a block; returns whether to checkpoint it.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class Segments:
         enabled: Callable[[], bool] = lambda: True,
     ) -> None:
         self.notes: list[str] = []
-        """What a user should know, each said once."""
+        """Warnings for the user, each once."""
         self.dropped_bytes = 0
-        """Bytes of activations not kept since `reset_statistics`."""
+        """Bytes of activations dropped since `reset_statistics`."""
         self.kept_bytes = 0
-        """Bytes of inputs kept instead."""
+        """Bytes of inputs kept since then."""
         self._interval = interval
         self._ratio = ratio
         self._contexts = selective_contexts(save_ops)
@@ -165,7 +165,7 @@ class Segments:
         self._current: Callable[[], _Segment | None] = lambda: None
 
     def attach(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-        """Patch the blocks' forward; the segments follow the order given, within one parent."""
+        """Patch the blocks' forwards; a segment holds blocks of one parent, in the given order."""
         places: dict[str, int] = {}
         keys: list[tuple[str, int]] = []
         for name, module in blocks:
@@ -181,17 +181,17 @@ class Segments:
         self._chosen = {ordered[place * len(ordered) // count] for place in range(count)}
 
     def detach(self) -> None:
-        """Put back every forward as it was."""
+        """Restore every forward."""
         for block in self._blocks:
             block.patch.remove()
         self._blocks = []
 
     def reset_statistics(self) -> None:
-        """Count bytes anew."""
+        """Set the byte counts to 0."""
         self.dropped_bytes = self.kept_bytes = 0
 
     def call(self, block: _CheckpointedBlock, *args: Any, **kwargs: Any) -> Any:
-        """Run a block's forward, dropping what it saves."""
+        """Run a block's forward and drop the tensors that it saves."""
         key = (block.group, block.index // self._interval)
         if (
             self._inside
@@ -208,7 +208,7 @@ class Segments:
         try:
             return self._recorded(segment, block, args, kwargs)
         except BaseException:
-            self._current = lambda: None  # what was recorded of this call cannot be replayed
+            self._current = lambda: None  # a call that failed cannot be replayed
             raise
         finally:
             self._inside = False
@@ -225,8 +225,8 @@ class Segments:
         )
         if structured:
             self._note(
-                f"block {block.name!r} is passed an object it may change (a cache?), which is kept "
-                f"until the backward; pass use_cache=False where there is such a switch"
+                f"block {block.name!r} is called with an object it may change (a cache?), which is "
+                f"kept until the backward; if the model has such a switch, pass use_cache=False"
             )
         forward_context, again = self._contexts()
         call = _CheckpointedCall(block, arguments, CallContext.now(block.buffers.before()), again)
@@ -246,7 +246,7 @@ class Segments:
         segment.saved.append((tensor.shape, tensor.dtype))
         if not isinstance(tensor, torch.nn.Parameter):
             plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
-            place = tensor.data_ptr() if plain else id(tensor)  # others have no address
+            place = tensor.data_ptr() if plain else id(tensor)  # only plain tensors have an address
             if place not in seen:
                 seen.add(place)
                 self.dropped_bytes += tensor.nbytes if plain else tensor_bytes([tensor])
@@ -260,8 +260,8 @@ class Segments:
                 arguments.share()
         elif arguments.changed and not block.changes_inputs:
             msg = (
-                f"block {block.name!r} changes an input in place that it did not change before; "
-                f"exclude it from activation checkpointing"
+                f"block {block.name!r} changes an input in place that its first call left "
+                f"unchanged; exclude it from activation checkpointing"
             )
             raise ChangedInPlaceError(msg)
         self.kept_bytes += arguments.kept_bytes
@@ -278,12 +278,12 @@ def _take(holder: _Holder) -> torch.Tensor:
 
 
 def _never(_: object) -> torch.Tensor:
-    msg = "a replay's own graph is never run backward"
+    msg = "no backward runs through a replay's graph"
     raise AssertionError(msg)
 
 
 def _differs(name: str) -> RuntimeError:
     return RuntimeError(
-        f"block {name!r} computed something else the second time, so its activations cannot be "
-        f"recomputed; exclude it from activation checkpointing"
+        f"block {name!r} saved different tensors when it was recomputed; exclude it from "
+        f"activation checkpointing"
     )

@@ -1,6 +1,7 @@
-"""A flat tensor as int8 codes with a scale for each group, or as bits where it has two values.
+"""A flat tensor as int8 codes with one scale a group, or, if it has two values, as bits.
 
-`|decoded - value| <= max / 254` of its group, rounded to the dtype; 0 for a group below 2**-120.
+`|decoded - value| <= max / 254`, where max is the largest magnitude of the group, plus the rounding
+to the dtype. A group of magnitudes below 2**-120 is decoded as 0.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import torch
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
 _MINUS_INFINITY = -128
-"""What masked scores are full of; symmetric codes begin at -127."""
+"""Code of minus infinity, frequent in masked scores; symmetric codes begin at -127."""
 _TINY = -1
-"""Of a positive value that rounds to zero, where no value is negative."""
+"""Code of a positive value that rounds to zero, in a tensor without negative values."""
 _LARGEST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2.0**-23)
-"""Rounded, 127 times a greater one is infinity."""
+"""Largest scale whose product with 127 is finite."""
 
 
 @attrs.frozen(eq=False)
 class ActivationCodes:
-    """What a flat floating tensor is encoded as."""
+    """int8 codes `[N]` and float32 scales `[ceil(N / group)]` of a flat floating tensor."""
 
     codes: torch.Tensor
     scale: torch.Tensor
@@ -41,11 +42,12 @@ def encode(
     """Encode a float32, bfloat16 or float16 tensor `[N]` in groups of `group`.
 
     Args:
-        flat: the tensor; minus infinity comes back as such, and does not touch its group.
+        flat: the tensor; minus infinity is decoded as minus infinity and does not change the rest
+            of its group.
         group: elements that share a scale.
-        look: whether the scales may be looked at: then a tensor with NaN or plus infinity gives
-            None. Else, as on a device where a look would wait, all of their group becomes NaN.
-        never_negative: no value is below zero; which are above it can be told exactly.
+        look: whether to read the scales, which synchronises a device. If so, a tensor with NaN or
+            plus infinity gives None; otherwise the whole group of such a value is decoded as NaN.
+        never_negative: whether no value is below zero; then `positive` is exact.
     """
     codes, scale = None, None
     if look:
@@ -64,7 +66,7 @@ def encode(
 
 
 def decode(encoded: ActivationCodes) -> torch.Tensor:
-    """Return the values `[N]` in the dtype they had."""
+    """Return the decoded values `[N]` in the original dtype."""
     codes = encoded.codes
     if encoded.never_negative:
         codes = codes.masked_fill(codes == _TINY, 0)
@@ -75,19 +77,19 @@ def decode(encoded: ActivationCodes) -> torch.Tensor:
 
 
 def positive(encoded: ActivationCodes) -> torch.Tensor:
-    """Return 1 where a value of a tensor without negative ones was not zero, else 0."""
+    """Return 1 where the value was positive, else 0; needs `never_negative`."""
     return (encoded.codes != 0).to(encoded.dtype)
 
 
 def with_signs(flat: torch.Tensor, signs: Bits) -> torch.Tensor:
-    """Return decoded values; what was more than zero and is not any more is the least that is."""
+    """Set decoded values that were positive and rounded to zero to the least positive value."""
     lost = decode_bits(attrs.evolve(signs, dtype=torch.bool)).logical_and_(flat <= 0)
     return flat.masked_fill_(lost, 2.0**-24 if flat.dtype is torch.float16 else 2.0**-126)
 
 
 @attrs.frozen(eq=False)
 class Bits:
-    """A flat tensor of two values, one bit an element: `value` where it is set, else `other`."""
+    """A flat tensor of two values, one bit an element: `value` where the bit is set, or `other`."""
 
     bits: torch.Tensor
     elements: int
@@ -97,9 +99,10 @@ class Bits:
 
 
 def encode_mask(flat: torch.Tensor) -> Bits | None:
-    """Encode a bool tensor, or one of zeros and one other value as dropout draws; else None.
+    """Encode, without loss, a bool tensor or one of zeros and one other value (dropout's noise).
 
-    Without loss. Asks whether there are others, so a floating tensor must lie on the host.
+    None for a tensor with more values. This check reads the values, so a floating tensor must be
+    on the host.
     """
     if flat.dtype is torch.bool:
         return _packed(flat, flat.dtype)
@@ -112,18 +115,18 @@ def encode_mask(flat: torch.Tensor) -> Bits | None:
 
 
 def encode_signs(flat: torch.Tensor) -> Bits:
-    """Encode as 1 what is not zero or less, and as 0 the rest."""
+    """Encode positive values and NaN as 1, all others as 0."""
     return _packed((flat <= 0).logical_not(), flat.dtype)
 
 
 def encode_between(flat: torch.Tensor, low: float, high: float) -> Bits:
-    """Encode as a value between `low` and `high` what lies there, and as `high` the rest."""
+    """Encode values between `low` and `high` as their midpoint, and all others as `high`."""
     inside = ((flat <= low) | (flat >= high)).logical_not()
     return _packed(inside, flat.dtype, (low + high) / 2, high)
 
 
 def decode_bits(encoded: Bits) -> torch.Tensor:
-    """Return the values `[elements]` in the dtype they had."""
+    """Return the decoded values `[elements]` in the original dtype."""
     places = torch.arange(8, device=encoded.bits.device, dtype=torch.uint8)
     spread = encoded.bits[:, None].bitwise_right_shift(places).bitwise_and_(1)
     chosen = spread.view(-1)[: encoded.elements]

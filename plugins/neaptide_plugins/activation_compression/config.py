@@ -28,7 +28,7 @@ def _power_of_two(_: Any, attribute: attrs.Attribute[int], value: int) -> None:
 
 def _some(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
     if not value:
-        msg = f"{attribute.name!r} must name at least one (got []); or take the plugin out"
+        msg = f"{attribute.name!r} must name at least one phase (got []), or remove the plugin"
         raise ValueError(msg)
 
 
@@ -40,12 +40,12 @@ class ActivationCompressionConfig:
         128, validator=_power_of_two, help="neighbouring elements that share a scale"
     )
     min_elements: int = field(
-        1024, validator=ge(1), help="tensors of fewer elements are kept as they are"
+        1024, validator=ge(1), help="tensors with fewer elements are not compressed"
     )
     exclude: tuple[Family, ...] = field(
         (),
-        help="kinds of operations that keep what they save: `matmul`, `convolution`, `product`, "
-        "`norm`, `activation`, `softmax`, `attention`, `pool`",
+        help="kinds of operations whose saved tensors stay exact: `matmul`, `convolution`, "
+        "`product`, `norm`, `activation`, `softmax`, `attention`, `pool`",
     )
     phases: tuple[TrainedPhase, ...] = field(
         TRAINED, validator=_some, help="phases in which to compress"
@@ -53,8 +53,8 @@ class ActivationCompressionConfig:
     check_every: int = field(
         100,
         validator=ge(0),
-        help="steps between two measurements of the gradients' error, each of which takes two "
-        "more forwards and backwards; 0 never measures",
+        help="steps between two measurements of the gradients' error; each costs two more "
+        "forwards and backwards; 0 disables them",
     )
 
 
@@ -62,9 +62,9 @@ SPEC = PluginSpec(
     name="activation-compression",
     load="neaptide_plugins.activation_compression.plugin:ActivationCompression",
     config=ActivationCompressionConfig,
-    summary="Holds activations for the backward as int8: a quarter of float32, half of bfloat16.",
+    summary="Stores activations for the backward as int8: a quarter of float32, half of bfloat16.",
     claims={"saved-tensors"},
-    # Its measurements run backwards, which belong outside of autocast.
+    # A measurement runs backwards, which must be outside of autocast.
     before={"mixed-precision", "activation-checkpointing"},
     phases=TRAINED,
     numerics="changes-training",

@@ -1,4 +1,4 @@
-"""Measures, every so many updates, what compression does to the gradients of a micro-batch."""
+"""Measures periodically the error of the gradients of a compressed micro-batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class GradientErrorMeter:
-    """The relative errors so far, and whether the next forward is to be measured."""
+    """The relative errors so far, and whether the next forward is measured."""
 
     every: int
+    """Steps from one measurement to the next; 0 disables them."""
     run: Run
     store: ParameterStore
     due: bool = False
@@ -34,7 +35,7 @@ class GradientErrorMeter:
     _sampled: Sampled | None = attrs.field(init=False, default=None)
 
     def step(self) -> None:
-        """Take note that a step begins."""
+        """Count a step that begins; set `due` if its forward is to be measured."""
         self.due = self.every > 0 and self._steps % self.every == 0
         self._steps += 1
 
@@ -47,8 +48,8 @@ class GradientErrorMeter:
     ) -> None:
         """Compare the gradients of `exact()` with those of `compressed()`, within `context`.
 
-        On a GPU the exact ones hold what they save on the host, so that a run that only fits
-        compressed goes on fitting.
+        On a GPU the exact run stores its saved tensors on the host, so that a run that fits only
+        with compression still fits.
         """
         self.due = False
         if self._sampled is None:
@@ -70,7 +71,7 @@ class GradientErrorMeter:
         return dict(zip(names, (self._steps, self.last, self.worst, self.count), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._steps, self.last = state["steps"], state["last"]
         self.worst, self.count = state["worst"], state["count"]
 

@@ -1,4 +1,4 @@
-"""How a strided tensor lies in memory: the order of its dimensions, and what it takes packed."""
+"""The memory layout of a strided tensor: the order of its dimensions and its packed strides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class StridedLayout:
-    """Sizes and strides, and the order in which the elements lie in memory."""
+    """A tensor's sizes and strides, and the order of its elements in memory."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -22,7 +22,7 @@ class StridedLayout:
     order: tuple[int, ...]
     """Dimensions from the widest stride to the narrowest."""
     packed: tuple[int, ...]
-    """Strides of the same elements in the same order without gaps."""
+    """Strides without gaps, for the same order of the elements."""
 
     @property
     def gapless(self) -> bool:
@@ -30,26 +30,26 @@ class StridedLayout:
         return self.packed == self.stride
 
     def flat(self, base: torch.Tensor) -> torch.Tensor:
-        """Return the elements in the order of memory, from a tensor that shares the storage."""
+        """Return the elements `[N]` in memory order; `base` shares the tensor's storage."""
         if self.gapless:
             size = (torch.Size(self.size).numel(),)
             return base.as_strided(size, (1,), self.offset)
         return base.as_strided(self.size, self.stride, self.offset).permute(self.order).reshape(-1)
 
     def unflatten(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of which `flat` returned the elements; its gaps are gone."""
+        """Return the tensor, without gaps, from the elements that `flat` returned."""
         return flat.as_strided(self.size, self.packed, 0)
 
 
 def layout_of(tensor: torch.Tensor) -> StridedLayout | None:
-    """Return the layout of a tensor; None where elements share memory, as in expanded ones."""
+    """Return a tensor's layout; None if elements share memory, as in an expanded tensor."""
     size, stride = tuple(tensor.shape), tensor.stride()
     order = tuple(sorted(range(len(size)), key=lambda dim: (-stride[dim], -size[dim], dim)))
     if not _apart([(size[dim], stride[dim]) for dim in order if size[dim] > 1]):
         return None
     packed, step = list(stride), 1
     for dim in reversed(order):
-        if size[dim] > 1:  # of other dimensions no stride is ever taken
+        if size[dim] > 1:  # the stride of a dimension of size 1 is never used
             packed[dim] = step
             step *= size[dim]
     return StridedLayout(size, stride, int(tensor.storage_offset()), order, tuple(packed))

@@ -1,9 +1,9 @@
-"""Which operations may have what they save compressed, and what their backward asks of it.
+"""The operations whose saved tensors may be compressed, and what their backward needs of them.
 
-They are known by the type of their node in the graph. Whatever is not listed keeps what it saves:
-losses and log-softmax, which exponentiate or divide by it; sines, of which half a step of a large
-angle may be a whole turn; maxima, norms and clamps, which compare it; strangers' functions, of
-which nothing is known.
+An operation is identified by the type of its graph node. The saved tensors of unlisted operations
+stay exact: losses and log-softmax exponentiate them or divide by them; for a sine, half a
+quantization step of a large angle may be a full turn; maxima, norms and clamps compare them; of
+custom functions nothing is known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Need:
-    """What somebody needs of a saved tensor; the fields are for one of the kinds each."""
+    """What a backward needs of a saved tensor; `low` and `high` are for the kind `BETWEEN`."""
 
     kind: str
     low: float = 0.0
@@ -28,26 +28,26 @@ class Need:
 
 EXACT = Need("exact")
 CODES = Need("codes")
-"""The values, off by up to half a step."""
+"""The values, off by up to half a quantization step."""
 SIGNS = Need("signs")
-"""Whether a value is more than zero, and no more than that."""
+"""Only whether a value is positive."""
 RECTIFIED = Need("rectified")
-"""The same, of a tensor without negative values."""
+"""Like `SIGNS`, of a tensor without negative values."""
 SIGNED = Need("signed")
-"""Values off by up to half a step, those above zero above it."""
+"""The values, off by up to half a step; positive values stay positive."""
 MASK = Need("mask")
-"""All of it; but a tensor of two values, one of them zero, needs one bit for each."""
+"""The exact values; a tensor of zeros and one other value takes one bit an element."""
 BETWEEN = "between"
-"""The kind that asks whether a value lies between `low` and `high`."""
+"""The kind: only whether a value lies between `low` and `high`."""
 
 _FAMILIES: dict[Family, frozenset[str]] = {
-    # Linear in each tensor they save.
+    # Linear in each saved tensor.
     "matmul": frozenset(
         {"Addbmm", "Addmm", "Addmv", "Baddbmm", "Bmm", "Dot", "Linear", "Mm", "Mv"}
     ),
     "convolution": frozenset({"Convolution", "ConvolutionOverrideable"}),
     "product": frozenset({"Addcmul", "Mul", "Pow", "Var", "VarMean"}),
-    # Linear in their input, given mean and rate, which stay exact.
+    # Linear in the input; mean and inverse deviation stay exact.
     "norm": frozenset(
         {
             "CudnnBatchNorm",
@@ -58,7 +58,7 @@ _FAMILIES: dict[Family, frozenset[str]] = {
             "NativeLayerNorm",
         }
     ),
-    # Smooth in what they save but at one or two places, with a bounded derivative.
+    # Smooth in the saved tensor except at one or two points, with a bounded derivative.
     "activation": frozenset(
         {
             "Elu",
@@ -79,7 +79,7 @@ _FAMILIES: dict[Family, frozenset[str]] = {
         }
     ),
     "softmax": frozenset({"Softmax"}),
-    # Their logsumexp, which the backward subtracts from scores, stays exact.
+    # The logsumexp, which the backward subtracts from the scores, stays exact.
     "attention": frozenset(
         {
             "ScaledDotProductCudnnAttention",
@@ -88,7 +88,7 @@ _FAMILIES: dict[Family, frozenset[str]] = {
             "ScaledDotProductFlashAttentionForCpu",
         }
     ),
-    # Of their input the backward uses the shape alone.
+    # The backward uses only the shape of the input.
     "pool": frozenset(
         {
             "AdaptiveAvgPool2D",
@@ -103,7 +103,7 @@ _FAMILIES: dict[Family, frozenset[str]] = {
     ),
 }
 _OTHERWISE = {"Elu": SIGNED, "LeakyRelu": SIGNS, "PreluKernel": SIGNED, "Relu": RECTIFIED}
-"""A value rounded to zero would fall on the other side of the place where they bend."""
+"""Operations with a kink at zero: a positive value rounded to zero would get the wrong slope."""
 _HARDSIGMOID = Need(BETWEEN, -3.0, 3.0)
 _WEIGHT_VIEWS = re.compile(
     r"(Alias|Clone|Detach|Expand|Permute|Reshape\w*|Select|Slice|Split\w*|Squeeze|T|ToCopy|"
@@ -115,20 +115,20 @@ _ATTENTION_INPUTS = 3
 
 
 class NodeNeeds:
-    """Answers for each node what it needs of a tensor that it saves."""
+    """Decides what a node needs of a tensor that it saves."""
 
     def __init__(self, exclude: tuple[Family, ...] = ()) -> None:
         families = (names for family, names in _FAMILIES.items() if family not in exclude)
         self._compressed = frozenset().union(*families)
 
     def need(self, node: Any, *, output: int | None = None, place: int = 0) -> Need:
-        """Return what `node` needs of its `output`-th result, or else of its `place`-th input."""
+        """Return the need of `node` for its result `output`; if None, for its input `place`."""
         found = _NODE.fullmatch(_kind(node))
         name = found[1] if found else ""
         if name not in self._compressed or output:
             return EXACT
         if place >= _ATTENTION_INPUTS and name in _FAMILIES["attention"]:
-            return EXACT  # a bias, which may hide some scores among others with a large number
+            return EXACT  # a bias: a large mask value would spoil the scale of its group
         if name == "Pow":
             return CODES if _is_power(node) else EXACT
         if name == "Hardtanh":
@@ -136,20 +136,20 @@ class NodeNeeds:
         if name == "Hardsigmoid":
             return _HARDSIGMOID
         need = _OTHERWISE.get(name, CODES)
-        # A ReLU's own result has no negative values; what else it might save could.
+        # A ReLU's result has no negative values; its input may.
         return SIGNS if need is RECTIFIED and output is None else need
 
     @staticmethod
     def need_of_constant(node: Any) -> Need:
-        """Return what `node` needs of a floating tensor without gradient.
+        """Return the need of `node` for a floating tensor without gradient.
 
-        A product may be dropout's, which on a CPU draws its noise as a factor of zeros and ones.
+        On a CPU dropout is a product with such a tensor: its noise, zeros and one other value.
         """
         return MASK if _kind(node) == "MulBackward0" else EXACT
 
 
 def of_a_leaf(node: Any) -> bool:
-    """Return whether a tensor made by `node` is a view, or a cast, of a parameter or an input."""
+    """Return whether the result of `node` is a view or a cast of a parameter or an input."""
     while _WEIGHT_VIEWS.fullmatch(_kind(node)):
         node = node.next_functions[0][0]
         if node is None:
@@ -158,10 +158,10 @@ def of_a_leaf(node: Any) -> bool:
 
 
 def _kind(node: Any) -> str:
-    return type(node).__name__  # not `name()`, which a function's own context may have set
+    return type(node).__name__  # not `name()`, which a custom function's context may override
 
 
 def _is_power(node: Any) -> bool:
-    # Below 2 the derivative has no bounded slope, below 1 it has a pole at zero.
+    # For exponents below 2 the derivative's slope is unbounded; below 1 it has a pole at zero.
     exponent = getattr(node, "_saved_exponent", None)
     return isinstance(exponent, int | float) and exponent >= _LEAST_POWER

@@ -1,4 +1,4 @@
-"""Wraps forwards, and backwards that compute some of them again, in the hooks that compress."""
+"""The plugin: runs forwards, and backwards with recomputation, under the compressing hooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class ActivationCompression(Plugin[ActivationCompressionConfig]):
-    """Compresses what training forwards save, in the phases of the config."""
+    """Compresses the saved tensors of training forwards in the configured phases."""
 
     _ops: NodeNeeds = attrs.field(init=False)
     _measuring: GradientErrorMeter = attrs.field(init=False)
@@ -34,12 +34,12 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Note where to measure."""
+        """Create the meter of the gradients' error."""
         self._measuring = GradientErrorMeter(self.config.check_every, run, store)
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Count the steps between measurements."""
+        """Count the steps between two measurements."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
             self._measuring.step()
@@ -49,7 +49,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Compress what the forward saves, and measure when it is time."""
+        """Compress the tensors that a forward saves; measure the error if that is due."""
 
         def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
@@ -74,7 +74,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Compress what is saved by blocks that run again in the backward."""
+        """Compress the tensors saved by blocks that are recomputed in the backward."""
 
         def backward(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
             if phase.name not in self.config.phases:
@@ -87,7 +87,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the bytes of the last forward, and the error last measured."""
+        """Return the bytes of the last forward and the last measured error."""
         held = self._held
         metrics = {
             "exact_bytes": float(held.exact),
@@ -99,7 +99,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         return metrics
 
     def report(self) -> str | None:
-        """Return what was saved in the last forward, and the gradients' error."""
+        """Return a text with the bytes saved in the last forward and the gradients' error."""
         held, measured = self._held, self._measuring
         if not held.exact:
             return None
@@ -115,11 +115,11 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when to measure next, and the errors so far."""
+        """Return the count of steps and the errors so far."""
         return self._measuring.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._measuring.load_state_dict(state)
 
     def _saving(self) -> Saving:
@@ -134,8 +134,8 @@ def _finished(saving: Saving, call: Callable[[], Any]) -> Any:
         if "saved tensor hooks" not in str(error):
             raise
         msg = (
-            "the model differentiates with torch.func in its forward, where torch lets nobody hold "
-            "saved tensors otherwise; take [plugins.activation-compression] out of the config"
+            "the model differentiates with torch.func in its forward, where torch allows no "
+            "saved-tensor hooks; remove [plugins.activation-compression] from the config"
         )
         raise ConfigError(msg) from error
     saving.finish(loss.value)

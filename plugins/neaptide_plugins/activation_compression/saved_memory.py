@@ -1,4 +1,4 @@
-"""What the graph holds in place of saved tensors, and gives back in the backward."""
+"""The objects that the graph holds instead of saved tensors, and their decoding in the backward."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class ExactTensor:
-    """A tensor as it was saved."""
+    """An uncompressed saved tensor."""
 
     tensor: torch.Tensor
     version: int
 
     def unpack(self) -> torch.Tensor:
-        """Return the tensor; RuntimeError if it was changed in place since."""
+        """Return the tensor; RuntimeError if it was changed in place after it was saved."""
         _check_version(self.tensor, self.version, self.tensor.shape)
         return self.tensor
 
 
 @attrs.define(eq=False)
 class SavedMemory:
-    """A stretch of memory that was saved, perhaps several times and in several shapes."""
+    """A range of memory that was saved, possibly several times and in several shapes."""
 
     tensor: torch.Tensor
-    """The memory itself until `forget`; after it no more than the counter of its changes."""
+    """The memory itself while `exact`; later an empty tensor with its version counter."""
     version: int
     storage: Any
-    """A weak reference: no other storage gets the address while it lives."""
+    """A weak reference: while it exists, no other storage gets the same address."""
     storage_bytes: int
     group: int
     exact: bool = True
     pinned: bool = False
-    """Whether somebody needs it exactly: then all others get it so, too."""
+    """Whether one operation needs the exact values; then all operations get them."""
     waiting: int = 0
+    """Savings whose need is not known yet."""
     codes: ActivationCodes | None = None
     bits: dict[Need, Bits] = attrs.field(factory=dict)
 
     def settle(self, saved: Saved, need: Need) -> None:
-        """Hold what `saved` needs, and the memory no longer if nobody does."""
+        """Encode what `saved` needs; free the memory if no saving still needs it."""
         saved.need = need
         self.waiting -= 1
         if not self.pinned and need is not EXACT and self.tensor._version == self.version:
@@ -71,7 +72,7 @@ class SavedMemory:
             self._forget()
 
     def finish(self) -> None:
-        """Stop waiting for what part of a graph that is gone needed."""
+        """Stop waiting for savings whose part of the graph was freed."""
         self.waiting = 0
         if self.exact and (self.codes or self.bits):
             self._forget()
@@ -95,7 +96,7 @@ class SavedMemory:
                 self.bits[MASK] = mask
 
     def _forget(self) -> None:
-        # Set so, a tensor keeps its counter, which it shares with all views of the memory.
+        # Assigning `.data` keeps the version counter, shared with all views of the memory.
         self.tensor.data = self.tensor.new_empty(0)
         self.exact = False
 
@@ -108,18 +109,18 @@ class SavedMemory:
 
 @attrs.define(eq=False)
 class Saved:
-    """One saving of a stretch of memory."""
+    """One saving of a range of memory."""
 
     memory: SavedMemory
     layout: StridedLayout
     producer: int | None
-    """The number of the node that made it; None where none did."""
+    """Sequence number of the node that made the tensor; None without one."""
     output: int
-    """Which of that node's results it is."""
+    """Index of the tensor among that node's results."""
     need: Need = EXACT
 
     def unpack(self) -> torch.Tensor:
-        """Return what was saved, or what stands for it; RuntimeError if it was changed since."""
+        """Return the saved tensor, exact or decoded; RuntimeError if it was changed in place."""
         memory, layout = self.memory, self.layout
         _check_version(memory.tensor, memory.version, layout.size)
         if memory.exact:
@@ -130,7 +131,7 @@ class Saved:
         need, codes = self.need, memory.codes
         if need not in {CODES, RECTIFIED, SIGNED}:
             return decode_bits(memory.bits[need])
-        assert codes is not None, "memory is forgotten once it is encoded"
+        assert codes is not None, "memory is freed only after it is encoded"
         if need is RECTIFIED:
             return positive(codes)
         return decode(codes) if need is CODES else with_signs(decode(codes), memory.bits[SIGNS])

@@ -1,8 +1,9 @@
-"""Holds what a forward saves for its backward as int8, where the saving operation allows it.
+"""Stores tensors saved for the backward as int8, if the operation that saves them allows it.
 
-A tensor is saved before the graph has the node that saves it, but the node's sequence number is
-already the newest one. So a tensor waits, exact, until a later one is saved: by then the graph
-leads to the node, and its name says what may be done. What is never found stays exact.
+When a tensor is saved, the node that saves it is not in the graph yet, but its sequence number is
+already the newest one. So the tensor stays exact until a later tensor is saved. By then the node
+can be reached through the graph, and its type decides how to encode the tensor. A tensor whose
+node is never found stays exact.
 """
 
 from __future__ import annotations
@@ -23,26 +24,28 @@ from .saved_memory import ExactTensor, Saved, SavedMemory
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _NO_NUMBER = 2**63
-"""Nodes of leaves are numbered above it, and are not in order."""
+"""Lower bound of the sequence numbers of leaf nodes, which are not in order."""
 
 
 @attrs.define
 class _Walk:
-    """What one thread has seen of the graph it builds: nodes are numbered thread by thread."""
+    """The nodes visited in one thread's graph; each thread numbers its nodes separately."""
 
     first: int
+    """Sequence number of the first node that saves a tensor."""
     seen: set[int] = attrs.field(factory=set)
     waiting: dict[int, list[weakref.ref[Saved]]] = attrs.field(factory=dict)
+    """By node, its saved tensors whose need is not known yet."""
 
 
 @attrs.frozen
 class SavedBytes:
-    """Bytes held from the forward to the backward, parameters and what they are cast to aside."""
+    """Bytes held from the forward to the backward, without parameters and casts of them."""
 
     exact: int = 0
-    """What would be held without compression."""
+    """Bytes without compression."""
     compressed: int = 0
-    """What is."""
+    """Bytes with compression."""
 
     @property
     def share(self) -> float:
@@ -54,9 +57,9 @@ class Saving:
     """The tensors saved during one forward, or one backward.
 
     Args:
-        ops: say what may be compressed.
+        ops: decides which tensors may be compressed.
         group: neighbouring elements that share a scale.
-        min_elements: smaller tensors stay as they are.
+        min_elements: tensors with fewer elements stay exact.
     """
 
     def __init__(self, ops: NodeNeeds, *, group: int, min_elements: int) -> None:
@@ -70,11 +73,11 @@ class Saving:
         self._others: dict[int, int] = {}
 
     def hooks(self) -> saved_tensors_hooks:
-        """Return the context in which tensors are saved so."""
+        """Return the context in which saved tensors are compressed."""
         return saved_tensors_hooks(self._pack, lambda held: held.unpack())
 
     def finish(self, result: torch.Tensor) -> None:
-        """Settle what still waits, in the graph behind `result`; the rest stays exact."""
+        """Encode the waiting tensors of the graph behind `result`; the others stay exact."""
         walk = self._walks.get(threading.get_ident())
         if walk is not None and result.grad_fn is not None:
             self._look(walk, result.grad_fn)
@@ -98,7 +101,7 @@ class Saving:
         return SavedBytes(sum(exact.values()), sum(compressed.values()) + codes)
 
     def _pack(self, tensor: torch.Tensor) -> ExactTensor | Saved:
-        saver = _get_sequence_nr() - 1  # before `grad_fn`, which may make a node
+        saver = _get_sequence_nr() - 1  # read first: `grad_fn` may create a node
         node = tensor.grad_fn
         walk = self._walks.setdefault(threading.get_ident(), _Walk(saver))
         if node is not None:
@@ -106,7 +109,7 @@ class Saving:
         layout = self._compressible(tensor, node)
         if layout is None:
             self._count(tensor, node)
-            # Detached, for a node must not hold the tensor that holds the node.
+            # Detached, because a node that holds its own result is a reference cycle.
             return ExactTensor(tensor if node is None else tensor.detach(), tensor._version)
         memory = self._memory(tensor, layout)
         producer = None if node is None else node._sequence_nr()
@@ -150,7 +153,7 @@ class Saving:
                 self._group,
             )
         elif not memory.exact:
-            memory.tensor.data = tensor.detach()  # it may turn out to be needed exactly
+            memory.tensor.data = tensor.detach()  # this saving may need it exactly
             memory.exact = True
         return memory
 
@@ -161,7 +164,7 @@ class Saving:
             self._others[storage._cdata] = storage.nbytes()
 
     def _look(self, walk: _Walk, newest: Any) -> None:
-        """Settle what was saved by nodes not seen before, from `newest` backwards."""
+        """Encode the waiting tensors of unvisited nodes, from `newest` backwards."""
         nodes = [newest]
         while nodes:
             node = nodes.pop()

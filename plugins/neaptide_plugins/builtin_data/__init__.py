@@ -1,4 +1,4 @@
-"""Built-in data: real text and real digits that need no download."""
+"""Built-in data: real text and real digits, without a download."""
 
 from .config import SPEC
 

@@ -1,4 +1,4 @@
-"""What the built-in data sets can be told: the plugin's manifest and one options class a set."""
+"""The plugin's manifest, and one class of options for each built-in data set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attrs.validators import and_, ge, gt, lt, min_len
 from neaptide.plugin import PluginSpec
 
 _share = and_(gt(0.0), lt(1.0))
-_context_help = {"help": "Bytes a prediction looks back on; a window holds one more."}
+_context_help = {"help": "Most bytes before a predicted byte; a window has one more."}
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +28,7 @@ class TextFileOptions:
     """Options of `builtin:text-file`."""
 
     path: str = attrs.field(
-        validator=min_len(1), metadata={"help": "The file to read; any bytes will do."}
+        validator=min_len(1), metadata={"help": "File to read; its bytes may be anything."}
     )
     context: int = attrs.field(default=128, validator=ge(1), metadata=_context_help)
     validation_share: float = attrs.field(

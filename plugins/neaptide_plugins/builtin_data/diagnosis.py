@@ -1,4 +1,4 @@
-"""What `neaptide doctor` hears of the data sets: whether their sources are on this machine."""
+"""Findings for `neaptide doctor`: whether the data sets' sources are on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def findings(stdlib: Path | None = None) -> Iterator[Finding]:
-    """Look for scikit-learn and for Python's own sources, in `stdlib` where it is given."""
+    """Yield a finding on Python's sources (in `stdlib`, if given), then one on scikit-learn."""
     root = stdlib or Path(sysconfig.get_path("stdlib"))
     count = len(source_files(root))
     if count:
@@ -26,7 +26,7 @@ def findings(stdlib: Path | None = None) -> Iterator[Finding]:
         advice = 'use a Python that ships its sources, or name = "builtin:text-file"'
         yield Finding("warning", "python-stdlib", detail, advice)
     if find_spec("sklearn") is None:
-        detail = "scikit-learn, which holds the images, is not installed"
+        detail = "scikit-learn, which ships the images, is not installed"
         yield Finding("note", "digits", detail, 'pip install "neaptide[digits]"')
     else:
         yield Finding("ok", "digits", "scikit-learn is installed")

@@ -30,9 +30,9 @@ class Digits:
 
 
 def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
-    """Return (training, validation): the same share of each digit held out, always the same images.
+    """Return (training, validation); `validation_share` of each digit, always the same images.
 
-    ModuleNotFoundError without scikit-learn, which the extra `neaptide[digits]` brings.
+    ModuleNotFoundError without scikit-learn, which the extra `neaptide[digits]` installs.
     """
     try:
         datasets = import_module("sklearn.datasets")
@@ -50,10 +50,10 @@ def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
 
 
 def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int], list[int]]:
-    """Return the numbers of the training and of the validation examples, each ascending.
+    """Return the indices of the training and of the validation examples, each ascending.
 
-    Of the `n` examples of a class, `round(n * validation_share)` are held out, in an order that a
-    fixed seed draws. ValueError where that leaves either side without examples.
+    Of the `n` examples of a class, `round(n * validation_share)` are held out, chosen with a fixed
+    seed. ValueError if either part would be empty.
     """
     validation: set[int] = set()
     for label in sorted(set(labels.tolist())):
@@ -75,9 +75,8 @@ def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int]
 class DigitBatches(EndlessBatches):
     """Endless shuffled batches; the order of an epoch is a pure function of (seed, epoch).
 
-    Each is `{"x": float32 [batch_size, 1, 8, 8], "y": int64 [batch_size]}`. Epochs follow one
-    another without a gap: a batch may end one and begin the next, so that every image is used
-    equally often and every batch is full.
+    Each is `{"x": float32 [batch_size, 1, 8, 8], "y": int64 [batch_size]}`. A batch may span two
+    epochs, so every batch is full and every image is used equally often.
     """
 
     data: Digits
@@ -85,7 +84,7 @@ class DigitBatches(EndlessBatches):
     seed: int
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        """Return batch number `index`, whatever came before it."""
+        """Return batch number `index`, independent of earlier calls."""
         first = index * self.batch_size
         numbers = [self._image_at(first + place) for place in range(self.batch_size)]
         return {"x": self.data.images[numbers], "y": self.data.labels[numbers]}
@@ -97,7 +96,7 @@ class DigitBatches(EndlessBatches):
 
 @attrs.define(eq=False)
 class EvalDigits:
-    """The same first `count` images (all, where there are fewer) each time it is iterated.
+    """The first `count` images (all, if there are fewer), the same in each iteration.
 
     Batches are `{"x": float32 [<= batch_size, 1, 8, 8], "y": int64 [<= batch_size]}`.
     """
@@ -114,7 +113,7 @@ class EvalDigits:
         return math.ceil(self._count() / self.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Hand out the batches in order."""
+        """Yield the batches in order."""
         for first in range(0, self._count(), self.batch_size):
             chosen = slice(first, min(first + self.batch_size, self._count()))
             yield {"x": self.data.images[chosen], "y": self.data.labels[chosen]}

@@ -1,4 +1,4 @@
-"""Hands the built-in data sets to runs that name them."""
+"""The plugin: builds the built-in data set that a run names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BuiltinData(Plugin[NoConfig]):
 
     @hookimpl
     def build_data(self, spec: DataSpec) -> Data | None:
-        """Build the named data; ConfigError in one line where its source cannot be read."""
+        """Build the named data; ConfigError if its source cannot be read or is too small."""
         if spec.scheme != "builtin":
             return None
         options = structure_options(
@@ -35,28 +35,28 @@ class BuiltinData(Plugin[NoConfig]):
         )
         try:
             if isinstance(options, DigitsOptions):
-                data, there, unit = _digits(options, spec)
+                data, size, unit = _digits(options, spec)
             else:
-                data, there, unit = _text(options, spec)
+                data, size, unit = _text(options, spec)
         except (ValueError, ModuleNotFoundError) as error:
             msg = f"{error} @ data.options"
             raise ConfigError(msg) from error
-        if spec.batch_size > there:
+        if spec.batch_size > size:
             msg = (
-                f"a batch of {spec.batch_size} is more than the {there} {unit} there are to train "
-                f"on; lower it @ train.batch_size"
+                f"the batch size {spec.batch_size} is larger than the training data of {size} "
+                f"{unit}; lower it @ train.batch_size"
             )
             raise ConfigError(msg)
         return data
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
-        """Say which data sets have their sources here."""
+        """Report which data sets have their sources on this machine."""
         return diagnosis.findings()
 
 
 def _text(options: PythonStdlibOptions | TextFileOptions, spec: DataSpec) -> tuple[Data, int, str]:
-    """Return the data, and how much of what there is to train on."""
+    """Return the data, the amount of training data, and its unit."""
     train: Tensor
     held_out: Tensor
     if isinstance(options, TextFileOptions):

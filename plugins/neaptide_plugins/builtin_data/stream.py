@@ -1,4 +1,4 @@
-"""Endless batches with a cursor: what makes a resumed run see the data it would have seen."""
+"""Endless batches with a cursor, so that a resumed run continues with the next batch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class EndlessBatches(ABC):
-    """Batches 0, 1, 2, … without end; iterating goes on from `index`, the next one's number."""
+    """Batches 0, 1, 2, … without end; `index` is the number of the next one."""
 
     index: int = attrs.field(default=0, validator=ge(0), kw_only=True)
 
     @abstractmethod
     def batch(self, index: int) -> dict[str, Tensor]:
-        """Return batch number `index`, whatever came before it."""
+        """Return batch number `index`, independent of earlier calls."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Hand out the batches from `index` on and count them."""
+        """Yield the batches from `index` on, and advance `index`."""
         while True:
             self.index += 1
             yield self.batch(self.index - 1)
@@ -35,5 +35,5 @@ class EndlessBatches(ABC):
         return {"index": self.index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a cursor that `state_dict` returned."""
+        """Set the cursor to one that `state_dict` returned."""
         self.index = state["index"]

@@ -1,4 +1,4 @@
-"""Bytes to predict: the Python standard library's own sources or a file, as random windows."""
+"""Windows of bytes from the Python standard library's sources or from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .stream import EndlessBatches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Installed packages are not the library, and tests hold much text made by machines.
+# Installed packages are not the standard library, and tests contain much generated text.
 LEFT_OUT = frozenset(
     {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
 )
@@ -29,8 +29,8 @@ LEFT_OUT = frozenset(
 def source_files(root: Path) -> list[str]:
     """Return the `.py` files below `root` as sorted relative paths with forward slashes.
 
-    Folders named in `LEFT_OUT` are skipped, and so are the files that a build of Python writes
-    about itself (`_sysconfigdata…`, `config-…/`): the rest is the same on every machine.
+    Folders named in `LEFT_OUT` and files that describe one build of Python (`_sysconfigdata…`,
+    `config-…/`) are skipped. The other files are the same on every machine.
     """
     names = []
     for folder, folders, files in os.walk(root):
@@ -46,7 +46,7 @@ def source_files(root: Path) -> list[str]:
 
 
 def in_validation(name: str, share: float) -> bool:
-    """Say whether the file of this relative path is held out: a hash of the name below `share`."""
+    """Return whether the file of this relative path is held out: its hash is below `share`."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -56,8 +56,8 @@ def stdlib_bytes(
 ) -> tuple[Tensor, Tensor]:
     """Return the standard library's sources as uint8 `[N]`: (training, validation).
 
-    The two are split by file, so that no function is on both sides. `root` replaces the folder of
-    this Python's own library. ValueError where it holds no sources, or too few to split.
+    The split is by file, so no function is in both parts. `root` replaces the folder of the running
+    Python's standard library. ValueError if it holds no sources, or too few to split.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     names = source_files(root)
@@ -79,9 +79,9 @@ def _joined(root: Path, names: Iterable[str]) -> Tensor:
 
 
 def file_bytes(path: str | Path, validation_share: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Return a file's bytes as uint8 `[N]`: (training, validation), the last share held out.
+    """Return a file's bytes as uint8 `[N]`: (training, validation); validation is the file's end.
 
-    Both are views of one buffer. ValueError where the file cannot be read or is too short to split.
+    Both are views of one buffer. ValueError if the file cannot be read or is too short to split.
     """
     try:
         content = bytearray(Path(path).stat().st_size)
@@ -93,8 +93,8 @@ def file_bytes(path: str | Path, validation_share: float = 0.1) -> tuple[Tensor,
     held_out = round(len(content) * validation_share)
     if not 0 < held_out < len(content):
         msg = (
-            f"text-file {str(path)!r} has {len(content)} bytes, too few to hold out "
-            f"{validation_share:g} of them: give a longer text"
+            f"text-file {str(path)!r} has {len(content)} bytes, too few to hold out a share of "
+            f"{validation_share:g}: give a longer text"
         )
         raise ValueError(msg)
     everything = torch.frombuffer(content, dtype=torch.uint8)
@@ -105,8 +105,8 @@ def every_window(data: Tensor, context: int) -> Tensor:
     """Return all windows as a view `[N - context, context + 1]`; ValueError if there is none."""
     if data.numel() <= context:
         msg = (
-            f"the text has {data.numel()} bytes, and one window takes {context + 1} "
-            f"(context {context} and the byte after it): lower 'context' or give a longer text"
+            f"the text has {data.numel()} bytes, but one window takes {context + 1} "
+            f"(context {context} and the next byte): lower 'context' or give a longer text"
         )
         raise ValueError(msg)
     return data.unfold(0, context + 1, 1)
@@ -117,7 +117,7 @@ class ByteBatches(EndlessBatches):
     """Endless batches of random windows; batch i is a pure function of (seed, i).
 
     Each is `{"tokens": int64 [batch_size, context + 1]}`, drawn with replacement from `data`,
-    uint8 `[N]`. ValueError where `data` is shorter than one window.
+    uint8 `[N]`. ValueError if `data` is shorter than one window.
     """
 
     data: Tensor
@@ -130,7 +130,7 @@ class ByteBatches(EndlessBatches):
         self._windows = every_window(self.data, self.context)
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        """Return batch number `index`, whatever came before it."""
+        """Return batch number `index`, independent of earlier calls."""
         numbers = draws(self.seed, index, self.batch_size)
         starts = [number % len(self._windows) for number in numbers]
         return {"tokens": self._windows[starts].long()}
@@ -138,10 +138,11 @@ class ByteBatches(EndlessBatches):
 
 @attrs.define(eq=False)
 class EvalWindows:
-    """The same evenly spaced, non-overlapping windows each time it is iterated.
+    """Evenly spaced windows that do not overlap, the same in each iteration.
 
-    At most `count` windows of `context` + 1 bytes, as many as `data` (uint8 `[N]`) holds, in
-    batches `{"tokens": int64 [<= batch_size, context + 1]}`. ValueError where it holds none.
+    There are at most `count` windows of `context` + 1 bytes, fewer if `data` (uint8 `[N]`) is
+    short. Batches are `{"tokens": int64 [<= batch_size, context + 1]}`. ValueError if `data` is
+    shorter than one window.
     """
 
     data: Tensor
@@ -160,6 +161,6 @@ class EvalWindows:
         return math.ceil(len(self._windows) / self.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Hand out the batches in order."""
+        """Yield the batches in order."""
         for first in range(0, len(self._windows), self.batch_size):
             yield {"tokens": self._windows[first : first + self.batch_size].long()}

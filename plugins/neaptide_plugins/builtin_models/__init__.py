@@ -1,4 +1,4 @@
-"""Built-in models: small real networks for quickstarts, tests and measurements."""
+"""Built-in models: small networks for first runs, tests and measurements."""
 
 from .config import SPEC
 

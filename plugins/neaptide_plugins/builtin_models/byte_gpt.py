@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix each position with those before it."""
+        """Return for each position a mixture of it and the earlier positions."""
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=-1)
@@ -82,7 +82,7 @@ class ByteGpt(nn.Module):
         row = tokens.shape[1:]
         if len(row) != 1 or not 1 <= row[0] <= self.context:
             msg = (
-                f"byte-gpt predicts from tokens of shape [batch, 1 to {self.context}], got "
+                f"byte-gpt takes tokens of shape [batch, 1 to {self.context}], got "
                 f"{list(tokens.shape)}: give shorter windows or raise the model's 'context'"
             )
             raise ValueError(msg)
@@ -97,10 +97,11 @@ class ByteGpt(nn.Module):
 def build(options: ByteGptOptions) -> ByteGpt:
     """Return a freshly initialised model, drawn from torch's global generator.
 
-    Linears have a standard deviation of 1/sqrt(fan_in); the two projections that write to the
-    residual stream are divided by sqrt(2 * layers) more, so that its variance does not grow with
-    depth (Radford et al. 2019, section 2.3). Embeddings start at 0.3 instead of the customary 0.02,
-    at which the first branches would drown the token they describe. `init_scale` multiplies all.
+    Weights of linears have a standard deviation of 1/sqrt(fan_in). That of the two projections into
+    the residual stream is also divided by sqrt(2 * layers), so that the stream's variance does not
+    grow with depth (Radford et al. 2019, section 2.3). Embeddings have 0.3 instead of the usual
+    0.02, with which the first branches would be far larger than the token's embedding.
+    `init_scale` multiplies all of these.
     """
     model = ByteGpt(options)
     into_residual = {
@@ -124,7 +125,7 @@ def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """Return the summed next-byte cross-entropy in nats and the number of predicted bytes.
 
     `batch["tokens"]` is int64 `[B, T + 1]` with `1 <= T <= context`: bytes 0 to T-1 predict bytes
-    1 to T. ValueError for another shape.
+    1 to T. ValueError for any other shape.
     """
     tokens = batch["tokens"]
     logits: Tensor = model(tokens[:, :-1])

@@ -1,4 +1,4 @@
-"""What the built-in models can be told: the plugin's manifest and one options class a model."""
+"""The plugin's manifest, and one class of options for each built-in model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs.validators import and_, ge, gt, le, lt
 
 from neaptide.plugin import PluginSpec
 
-# Far beyond what these small models are for, and short of what would only run out of memory.
+# The limit is far above useful sizes, and below sizes that can only run out of memory.
 _at_least_1 = and_(ge(1), le(65_536))
 _probability = and_(ge(0.0), lt(1.0))
 
@@ -43,7 +43,7 @@ class ByteGptOptions:
     context: int = attrs.field(
         default=128,
         validator=_at_least_1,
-        metadata={"help": "Most bytes a prediction can look back on."},
+        metadata={"help": "Most bytes before a predicted byte."},
     )
     dropout: float = attrs.field(
         default=0.0,
@@ -72,10 +72,10 @@ class MlpOptions:
     layers: int = attrs.field(
         default=3,
         validator=and_(ge(1), le(1024)),
-        metadata={"help": "Hidden layers, the output layer not counted."},
+        metadata={"help": "Hidden layers, without the output layer."},
     )
     outputs: int = attrs.field(
-        default=10, validator=_at_least_1, metadata={"help": "Classes to tell apart."}
+        default=10, validator=_at_least_1, metadata={"help": "Number of classes."}
     )
     dropout: float = attrs.field(
         default=0.0,
@@ -95,11 +95,11 @@ class DigitsCnnOptions:
         metadata={"help": "Channels of the first convolution; the later ones have twice as many."},
     )
     classes: int = attrs.field(
-        default=10, validator=_at_least_1, metadata={"help": "Classes to tell apart."}
+        default=10, validator=_at_least_1, metadata={"help": "Number of classes."}
     )
     norm: bool = attrs.field(
         default=True,
-        metadata={"help": "Batch normalization after each convolution (it keeps buffers)."},
+        metadata={"help": "Batch normalization, which has buffers, after each convolution."},
     )
     init_scale: float = _init_scale()
 

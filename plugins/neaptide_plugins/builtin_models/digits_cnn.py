@@ -1,4 +1,4 @@
-"""A small convolutional classifier of 8x8 digits, with batch normalization to keep buffers in."""
+"""A small convolutional classifier of 8x8 digits, with batch normalization and its buffers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ IMAGE_SHAPE = (1, 8, 8)
 
 
 class ConvBlock(nn.Module):
-    """3x3 convolution, batch normalization if asked for, ReLU; height and width are kept."""
+    """3x3 convolution, batch normalization if `norm`, ReLU: `[B, inputs, H, W]` to `outputs`."""
 
     def __init__(self, inputs: int, outputs: int, *, norm: bool) -> None:
         super().__init__()
-        # The normalization subtracts the mean, and a bias with it.
+        # The normalization subtracts the mean, which would cancel a bias.
         self.conv = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=not norm)
         self.norm = nn.BatchNorm2d(outputs) if norm else nn.Identity()
 
@@ -56,8 +56,9 @@ class DigitsCnn(nn.Module):
 def build(options: DigitsCnnOptions) -> DigitsCnn:
     """Return a freshly initialised model, drawn from torch's global generator.
 
-    Convolutions have a standard deviation of sqrt(2/fan_in) (He et al. 2015), the head's weights of
-    1/sqrt(fan_in), times `init_scale`; biases are 0, batch normalization starts as the identity.
+    The standard deviation of the convolutions' weights is sqrt(2/fan_in) (He et al. 2015), that of
+    the head's weights 1/sqrt(fan_in), times `init_scale`. Biases are 0; batch normalization has
+    scale 1 and shift 0.
     """
     model = DigitsCnn(options)
     for module in model.modules():

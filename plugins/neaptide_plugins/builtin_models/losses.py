@@ -1,4 +1,4 @@
-"""The loss all built-in models share: summed cross-entropy, so that batches add up exactly."""
+"""The loss of all built-in models: summed cross-entropy, which batches can add up exactly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     """Return the summed cross-entropy in nats (a scalar) and the number of targets.
 
-    `logits` is `[N, classes]`, `targets` int64 `[N]`. The sum is taken in float32 at least: over
-    thousands of targets a bfloat16 sum has no digits left for the differences that matter.
+    `logits` is `[N, classes]`, `targets` int64 `[N]`. The sum is in float32 or wider: over
+    thousands of targets a bfloat16 sum is too coarse to show small differences.
     """
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(precise, targets, reduction="sum"), targets.numel()

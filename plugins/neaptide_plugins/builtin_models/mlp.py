@@ -41,7 +41,7 @@ class Mlp(nn.Module):
         self.head = nn.Linear(options.width, options.outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits; ValueError where an example has not `inputs` features."""
+        """Return the logits; ValueError if an example does not have `inputs` features."""
         flat = x.flatten(1)
         if flat.shape[1] != self.inputs:
             msg = (
@@ -58,8 +58,8 @@ class Mlp(nn.Module):
 def build(options: MlpOptions) -> Mlp:
     """Return a freshly initialised model, drawn from torch's global generator.
 
-    Hidden weights have a standard deviation of sqrt(2/fan_in) (He et al. 2015), the head's of
-    1/sqrt(fan_in), times `init_scale`; biases are 0.
+    The standard deviation of the hidden layers' weights is sqrt(2/fan_in) (He et al. 2015), that of
+    the head's weights 1/sqrt(fan_in), times `init_scale`. Biases are 0.
     """
     model = Mlp(options)
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Hands the built-in models and their losses to runs that name them."""
+"""The plugin: builds the built-in model that a run names, and its loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BuiltinModels(Plugin[NoConfig]):
 
     @hookimpl
     def build_model(self, spec: ModelSpec) -> Task | None:
-        """Build the named model; its loss is summed cross-entropy in nats over its targets."""
+        """Build the named model; its loss is the cross-entropy in nats, summed over the targets."""
         if spec.scheme != "builtin":
             return None
         options = structure_options(
@@ -42,12 +42,12 @@ class BuiltinModels(Plugin[NoConfig]):
             except (KeyError, TypeError) as error:
                 got = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch)
                 msg = (
-                    f"{spec.name} finds no {error} in a batch of {got}; choose data that fits "
-                    f"@ data.name"
+                    f"{spec.name} finds no {error} in a batch of {got}; choose data that matches "
+                    f"the model @ data.name"
                 )
                 raise ConfigError(msg) from error
             except (ValueError, IndexError) as error:
-                msg = f"model and data do not fit: {error} @ model.options"
+                msg = f"model and data do not match: {error} @ model.options"
                 raise ConfigError(msg) from error
 
         return Task(module.build(options), loss_fn)

@@ -17,42 +17,46 @@ _factor = and_(gt(0.0), le(1.0))
 class DelayedVerdictConfig:
     """`[plugins.delayed-verdict]`."""
 
-    after: int = field(
-        50, validator=ge(1), help="updates between an accepted jump and its judgement"
-    )
+    after: int = field(50, validator=ge(1), help="updates from an accepted jump to its verdict")
     average: int = field(
-        25, validator=ge(1), help="the last of those updates, whose mean weights are judged"
+        25,
+        validator=ge(1),
+        help="last updates before the verdict over which the weights are averaged",
     )
     batches: int = field(
-        4, validator=ge(2), help="batches it is judged on, each before it is trained on"
+        4, validator=ge(2), help="batches that a jump is judged on, each before it is trained on"
     )
     contrast: Literal["mirrored", "undone"] = field(
         "mirrored",
         validator=in_(("mirrored", "undone")),
-        help="a gain is half the difference between the mean less the jump and the mean plus it; "
-        "or that between the mean less the jump and the mean",
+        help="how a gain is computed from losses of the mean weights m and the jump j: `mirrored` "
+        "is (loss(m - j) - loss(m + j)) / 2; `undone` is loss(m - j) - loss(m)",
     )
     certainty: float = field(
-        2.0, validator=ge(0.0), help="standard errors that a gain must be from 0 to count"
+        2.0, validator=ge(0.0), help="a gain within so many standard errors of 0 is unclear"
     )
     tier: Literal["device", "host"] = field(
-        "host", validator=in_(("device", "host")), help="where mean, jump and snapshot are kept"
+        "host",
+        validator=in_(("device", "host")),
+        help="where the mean, the jump and the snapshot are stored",
     )
     state: Literal["float32", "bfloat16"] = field(
-        "float32", validator=in_(("float32", "bfloat16")), help="how the mean of weights is kept"
+        "float32", validator=in_(("float32", "bfloat16")), help="dtype of the mean weights"
     )
     grow: float = field(
-        1.25, validator=ge(1.0), help="what a worthwhile jump multiplies the scale by"
+        1.25, validator=ge(1.0), help="factor of the predictor's scale after a worthwhile jump"
     )
-    shrink: float = field(0.5, validator=_factor, help="what a harmful one multiplies it by")
+    shrink: float = field(0.5, validator=_factor, help="factor of the scale after a harmful jump")
     window_grow: float = field(
-        1.25, validator=ge(1.0), help="what a worthwhile jump multiplies the window by"
+        1.25, validator=ge(1.0), help="factor of the predictor's window after a worthwhile jump"
     )
-    window_shrink: float = field(0.5, validator=_factor, help="what a harmful one multiplies it by")
+    window_shrink: float = field(
+        0.5, validator=_factor, help="factor of the window after a harmful jump"
+    )
     largest: float = field(2.0, validator=ge(1.0), help="largest scale and window")
     smallest: float = field(0.25, validator=_factor, help="smallest scale and window")
-    patience: int = field(3, validator=ge(1), help="harmful jumps in a row before there are none")
-    pause: int = field(500, validator=ge(1), help="updates without jumps then")
+    patience: int = field(3, validator=ge(1), help="harmful jumps in a row that begin a pause")
+    pause: int = field(500, validator=ge(1), help="updates without jumps in a pause")
 
     @average.validator
     def _average_fits(self, _attribute: attrs.Attribute[int], value: int) -> None:
@@ -65,8 +69,8 @@ SPEC = PluginSpec(
     name="delayed-verdict",
     load="neaptide_plugins.delayed_verdict.plugin:DelayedVerdict",
     config=DelayedVerdictConfig,
-    summary="Judges each jump some updates later on averaged weights, with and without it, and "
-    "sets the pace of the next.",
+    summary="Judges each jump some updates later, on averaged weights with and without it, and "
+    "sets the pace of the next jumps.",
     claims={"pace"},
     requires={"predictor"},
     numerics="changes-training",

@@ -1,4 +1,4 @@
-"""How boldly to go on after verdicts: a pure state machine for each regime of learning rate."""
+"""The pace of jumps: a pure state machine, one for each regime of the learning rate."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from .config import DelayedVerdictConfig
 
 REGIMES = ("high", "middle", "low")
-"""By the share of the largest learning rate: over two thirds, over one third, the rest."""
+"""Thirds of the learning rate's range, from 0 to its largest value."""
 
 
 class JumpVerdict(Enum):
-    """What a jump was worth."""
+    """The judgement of a jump."""
 
     WORTHWHILE = "worthwhile"
     HARMFUL = "harmful"
@@ -23,27 +23,27 @@ class JumpVerdict(Enum):
 
 
 def verdict_of(gain: float, error: float, certainty: float) -> JumpVerdict:
-    """Return the verdict on a mean gain with its standard error."""
+    """Return the verdict on a mean gain with the standard error `error`."""
     if abs(gain) <= certainty * error:
         return JumpVerdict.UNCLEAR
     return JumpVerdict.WORTHWHILE if gain > 0.0 else JumpVerdict.HARMFUL
 
 
 def regime_of(factor: float) -> str:
-    """Return the regime at a share of the largest learning rate."""
+    """Return the regime of a learning rate of `factor` times the largest one."""
     return REGIMES[min(2, int((1.0 - min(max(factor, 0.0), 1.0)) * 3.0))]
 
 
 @attrs.frozen
 class Pacing:
-    """The pace of one regime, and how it came to it."""
+    """The pace of one regime: factors of a predictor's scale and window, and pauses."""
 
     scale: float = 1.0
     window: float = 1.0
     harmful: int = 0
-    """In a row."""
+    """Harmful jumps in a row; after a pause one less than `patience`."""
     until: int = 0
-    """Update before which there are no jumps."""
+    """End of the pause: the first update that may have a jump again."""
 
     def after(self, verdict: JumpVerdict, update: int, config: DelayedVerdictConfig) -> Pacing:
         """Return the pacing after a verdict that was reached at `update`."""
@@ -62,10 +62,10 @@ class Pacing:
         if worthwhile:
             return Pacing(scale, window, 0, self.until)
         harmful = self.harmful + 1
-        # After a pause one more is enough for the next.
+        # After a pause, one more harmful jump begins the next pause.
         until = update + config.pause if harmful >= config.patience else self.until
         return Pacing(scale, window, min(harmful, config.patience - 1), until)
 
     def scale_at(self, update: int) -> float:
-        """Return the scale, 0 during a pause."""
+        """Return the scale at an update; 0 in a pause."""
         return 0.0 if update < self.until else self.scale

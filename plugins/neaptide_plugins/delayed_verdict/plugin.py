@@ -1,4 +1,4 @@
-"""Rides along after accepted jumps, judges them when their time comes, and leaves the pace."""
+"""The plugin: records accepted jumps, judges them `after` updates later, publishes the pace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DelayedVerdict(Plugin[DelayedVerdictConfig]):
-    """One jump at a time; those accepted meanwhile are in its average, and not judged."""
+    """Judges one jump at a time; jumps accepted before its verdict are not judged."""
 
     _run: Run = attrs.field(init=False)
     _store: ParameterStore = attrs.field(init=False)
@@ -36,7 +36,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore, probe: Probe) -> None:
-        """Ride along with the updates."""
+        """Register for weight updates and publish the first pace."""
         config, schedule = self.config, run.config.schedule
         rate = LearningRate(
             name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
@@ -51,20 +51,20 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Get off."""
+        """Unregister from weight updates."""
         if self._leave is not None:
             self._leave()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase, step: int) -> None:
-        """Take the memory when Warmup is over."""
+        """Allocate the jump and the mean when Warmup ends."""
         self._step = step
         if phase is not WARMUP:
             self._kept.reserve(span for span in self._store.spans() if span.trainable)
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """Remember how far the schedule is."""
+        """Remember the step."""
         self._step = step
 
     def _publish(self) -> None:
@@ -81,7 +81,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Set the pace; put an accepted jump on trial unless one is."""
+        """Publish the pace; put an accepted jump on trial unless another one is."""
 
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
             self._publish()
@@ -100,7 +100,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Judge on a batch before it is trained on; count the updates that were made."""
+        """Judge a due jump on the batch before it is trained on; count applied updates."""
 
         def judged(following: Callable[..., Any], *, batch: Any, **arguments: Any) -> Any:
             if self._verdicts.due:
@@ -125,7 +125,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """The mean and the jump once Warmup is over; a snapshot while a jump is judged."""
+        """Add the mean and the jump after Warmup, and the snapshot while a jump is judged."""
         if phase is WARMUP:
             return ledger
         spans = [span for span in self._store.spans() if span.trainable]
@@ -137,11 +137,11 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the pace, the verdicts so far, and the newest gain with its standard error."""
+        """Return the pace, the counts of verdicts, and the newest gain with its standard error."""
         return self._verdicts.metrics(self._step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the verdicts and what the jump under judgement takes."""
+        """Return the verdicts and the tensors of the jump on trial."""
         return {
             "step": self._step,
             "verdicts": self._verdicts.state_dict(),
@@ -149,7 +149,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._step = state["step"]
         self._verdicts.load_state_dict(state["verdicts"])
         self._kept.load_state_dict(state["kept"])

@@ -1,4 +1,4 @@
-"""One jump under judgement, and the tensors it takes: what it added, and mean weights since."""
+"""One jump on trial, and its tensors: what it added, and the mean of the weights afterwards."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from neaptide import ParameterStore, Span
 
 POINTS = 4
-"""Earlier losses of averaged weights that a line is laid through."""
+"""Newest losses of averaged weights that the line is fitted to."""
 
 
 @attrs.define(eq=False)
 class JumpTrial:
-    """Counts the updates since a jump, and takes in what its judgement measures."""
+    """The updates since a jump, and the losses it is judged by."""
 
     step: int
-    """Update that the jump came before."""
+    """Number of the first update after the jump."""
     horizon: int
     regime: str
     expected: float | None
-    """Loss of the averaged weights that earlier ones make likely; None before there are two."""
+    """Loss of the averaged weights extrapolated from earlier verdicts; None before two of them."""
     seen: int = 0
-    """Updates since."""
+    """Updates since the jump."""
     losses: list[list[float]] = attrs.field(factory=list)
-    """By batch those of `losses_of`."""
+    """For each batch the losses that `losses_of` returned."""
 
     @property
     def loss(self) -> float:
@@ -40,7 +40,7 @@ class JumpTrial:
 
     @property
     def gains(self) -> list[float]:
-        """What the jump takes off the loss, by batch."""
+        """How much the jump lowers the loss, for each batch."""
         return [
             (undone - mirrored[0]) / 2 if mirrored else undone - kept
             for kept, undone, *mirrored in self.losses
@@ -53,12 +53,15 @@ class JumpTrial:
 
     @property
     def error(self) -> float:
-        """Standard error of their mean, by the spread over batches."""
+        """Standard error of the mean gain, from the spread over batches."""
         return statistics.stdev(self.gains) / math.sqrt(len(self.losses))
 
 
 def extrapolated(points: list[list[float]], update: float) -> float | None:
-    """Return the least-squares line through (update, loss), over log updates, at `update`."""
+    """Extrapolate to `update` a least-squares line through (update, loss) over log(1 + update).
+
+    None if the newest `POINTS` points have fewer than two different updates.
+    """
     newest = points[-POINTS:]
     if len({at for at, _ in newest}) < 2:  # noqa: PLR2004 - a line takes two
         return None
@@ -69,18 +72,18 @@ def extrapolated(points: list[list[float]], update: float) -> float | None:
 
 @attrs.define(eq=False)
 class TrialWeights:
-    """By span the jump in bfloat16 and the running mean of weights, on one device."""
+    """By span, the jump in bfloat16 and the running mean of the weights, on one device."""
 
     device: torch.device
     dtype: torch.dtype
-    """Of the mean."""
+    """Dtype of the mean."""
     jump: dict[str, torch.Tensor] = attrs.field(factory=dict)
     mean: dict[str, torch.Tensor] = attrs.field(factory=dict)
     samples: dict[str, int] = attrs.field(factory=dict)
-    """Of each weight that the jump on trial moved."""
+    """Samples in the mean of each weight that the jump on trial moved."""
 
     def reserve(self, spans: Iterator[Span]) -> None:
-        """Take the memory for these spans, once."""
+        """Allocate the tensors of these spans, once."""
         for span in spans:
             if span.name not in self.jump:
                 self.jump[span.name] = self._zeros(span.shape, torch.bfloat16)
@@ -90,18 +93,18 @@ class TrialWeights:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def forget(self) -> None:
-        """Begin with a jump to come; weights that it does not move are left alone."""
+        """Forget the last jump before a new one is recorded."""
         self.samples.clear()
 
     def record(self, name: str, delta: torch.Tensor) -> None:
-        """Keep what a jump added to a weight."""
+        """Record what a jump added to a weight."""
         self.jump[name].copy_(delta)
         self.samples[name] = 0
 
     def average(self, name: str, weight: torch.Tensor, samples: int) -> None:
-        """Take in the weight as number `samples`, from 1, of its mean.
+        """Add the weight to its mean as sample number `samples`, counted from 1.
 
-        Not that of a weight that could not change when the jump or an earlier sample came.
+        Ignore a weight that was frozen at the jump or at an earlier sample.
         """
         if self.samples.get(name) != samples - 1:
             return
@@ -110,11 +113,11 @@ class TrialWeights:
         mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
 
     def complete(self, name: str) -> bool:
-        """Return whether the jump moved a weight, and every sample of its mean is in."""
+        """Return whether the jump moved a weight and its mean has all samples."""
         return name in self.samples and self.samples[name] == max(self.samples.values())
 
     def moved(self, span: Span, jumps: float, on: torch.device) -> torch.Tensor:
-        """Return the mean plus so many times the jump, in float32."""
+        """Return the mean plus `jumps` times the jump, in float32."""
         mean = self.mean[span.name].to(on, torch.float32)
         return torch.add(mean, self.jump[span.name].to(on), alpha=jumps)
 
@@ -127,7 +130,7 @@ class TrialWeights:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the tensors that `state_dict` returned."""
         for part, saved in (("jump", state["jump"]), ("mean", state["mean"])):
             setattr(self, part, {name: held.to(self.device) for name, held in saved.items()})
         self.samples = dict(state["samples"])
@@ -136,9 +139,9 @@ class TrialWeights:
 def losses_of(
     store: ParameterStore, kept: TrialWeights, probe: Callable[[], float], contrast: str
 ) -> list[float]:
-    """Return the loss of the averaged weights, of them less the jump and, mirrored, plus it.
+    """Return the losses of the mean weights, of the mean minus the jump and, mirrored, plus it.
 
-    The weights are put back bit for bit, whatever happens.
+    The weights are restored bit for bit, also after an error.
     """
     before, losses = store.snapshot(on=kept.device), []
     try:

@@ -1,4 +1,4 @@
-"""Keeps the trial that is on, reaches its verdict, and what pace follows from all of them."""
+"""The current trial, its verdict, and the pace that follows from all verdicts."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ UNFINISHED = "none"
 
 @attrs.define(eq=False)
 class Verdicts:
-    """One trial at a time, and a pace for each regime of the learning rate."""
+    """At most one trial, and a pace for each regime of the learning rate."""
 
     config: DelayedVerdictConfig
     factor: Callable[[int], float]
-    """The schedule: the share of the largest learning rate after so many updates."""
+    """The schedule: update to the share of the largest learning rate."""
     trial: JumpTrial | None = None
     pacings: dict[str, Pacing] = attrs.field(factory=lambda: dict.fromkeys(REGIMES, Pacing()))
     points: list[list[float]] = attrs.field(factory=list)
-    """Update and loss of the averaged weights at the newest verdicts."""
+    """(update, loss of the averaged weights) of the newest verdicts."""
     counts: dict[str, int] = attrs.field(
         factory=lambda: dict.fromkeys((*(each.value for each in JumpVerdict), UNFINISHED), 0)
     )
     newest: dict[str, float] = attrs.field(factory=dict)
-    """Gains of the newest verdict."""
+    """Gains and standard error of the newest verdict."""
     judged: dict[str, Any] | None = None
-    """The newest jump judged, and what it gained."""
+    """The newest judged jump and its gain: the fields of `JumpGain`."""
 
     def pace(self, step: int) -> tuple[float, float]:
-        """Return scale and window after `step` updates."""
+        """Return (scale, window) after `step` updates."""
         pacing = self.pacings[regime_of(self.factor(step))]
         return pacing.scale_at(step), pacing.window
 
     def begin(self, step: int, horizon: int) -> None:
-        """Put an accepted jump after `step` updates on trial."""
+        """Begin the trial of a jump that was accepted after `step` updates."""
         expected = extrapolated(self.points, step + self.config.after)
         self.trial = JumpTrial(step + 1, horizon, regime_of(self.factor(step)), expected)
 
     @property
     def sample(self) -> int:
-        """Which sample of the mean the coming update gives, from 1; 0: none."""
+        """Number, from 1, of the sample that the coming update adds to the mean; 0 for none."""
         first = self.config.after - self.config.average
         if self.trial is None or not first <= self.trial.seen < self.config.after:
             return 0
@@ -57,7 +57,7 @@ class Verdicts:
 
     @property
     def due(self) -> bool:
-        """Whether the coming batch is one to judge on."""
+        """Whether to judge on the coming batch."""
         return self.trial is not None and self.trial.seen >= self.config.after
 
     def updated(self) -> None:
@@ -66,7 +66,11 @@ class Verdicts:
             self.trial.seen += 1
 
     def take(self, losses: list[float], step: int) -> tuple[str, dict[str, Any]] | None:
-        """Take in what one batch said after `step` updates; return the verdict and its details."""
+        """Add the losses of one batch after `step` updates.
+
+        Return the verdict and its details after the last batch or a loss that is not finite; else
+        None.
+        """
         trial = self.trial
         assert trial is not None, "it is due"
         trial.losses.append(losses)
@@ -91,13 +95,13 @@ class Verdicts:
         return verdict.value, {**about, **self.newest, "regime": trial.regime, **pace}
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Return the pace, the counts and the newest gains."""
+        """Return the pace, the counts of verdicts, and the newest gains."""
         scale, window = self.pace(step)
         counts = {name: float(count) for name, count in self.counts.items()}
         return {"scale": scale, "window": window, **counts, **self.newest}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it but the configuration."""
+        """Return the state, without the configuration."""
         return {
             "trial": None if self.trial is None else attrs.asdict(self.trial),
             "pacings": {name: attrs.asdict(pacing) for name, pacing in self.pacings.items()},
@@ -108,7 +112,7 @@ class Verdicts:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.trial = None if state["trial"] is None else JumpTrial(**state["trial"])
         self.pacings = {name: Pacing(**saved) for name, saved in state["pacings"].items()}
         self.points = [list(point) for point in state["points"]]

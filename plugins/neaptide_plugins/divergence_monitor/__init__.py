@@ -1,4 +1,4 @@
-"""Notices training that goes wrong, and acts before it is lost."""
+"""Detects diverging training and recovers from it."""
 
 from .config import SPEC
 

@@ -8,7 +8,7 @@ import attrs
 
 
 class AlarmLevel(IntEnum):
-    """How bad it is."""
+    """The severity of the findings."""
 
     NORMAL = 0
     CAUTION = 1
@@ -18,7 +18,7 @@ class AlarmLevel(IntEnum):
 
 @attrs.frozen
 class Alarm:
-    """The level, and how many updates have been quiet since it last moved."""
+    """The level, and the updates without a finding since the last finding or change of level."""
 
     level: AlarmLevel = AlarmLevel.NORMAL
     quiet: int = 0
@@ -26,8 +26,8 @@ class Alarm:
     def after(self, findings: int, *, critical: bool, calm: int) -> Alarm:
         """Return the alarm after one more update.
 
-        A finding raises the level by one, up to WARNING; several at once raise it to WARNING; a
-        critical one to CRITICAL. `calm` updates without any lower it by one.
+        One finding raises the level by one, up to WARNING; several raise it to WARNING; `critical`
+        raises it to CRITICAL. `calm` updates without a finding lower it by one.
         """
         if critical:
             return Alarm(AlarmLevel.CRITICAL)

@@ -16,37 +16,47 @@ class DivergenceMonitorConfig:
     """`[plugins.divergence-monitor]`."""
 
     loss_sigma: float = field(
-        3.0, validator=gt(0.0), help="standard deviations above its mean at which a loss is a spike"
+        3.0,
+        validator=gt(0.0),
+        help="a loss is a spike above its mean plus so many standard deviations",
     )
     gradient_multiplier: float = field(
-        10.0, validator=gt(1.0), help="times its median at which a gradient norm is an explosion"
+        10.0,
+        validator=gt(1.0),
+        help="a gradient norm has exploded above so many times its median",
     )
     vanishing: float = field(
-        0.01, validator=and_(gt(0.0)), help="share of its median below which a norm has vanished"
+        0.01,
+        validator=and_(gt(0.0)),
+        help="a gradient norm has vanished below this share of its median",
     )
     oscillation: float = field(
         0.9,
         validator=and_(gt(0.0), le(1.0)),
-        help="share of the window's losses that turn back at which, growing, they oscillate",
+        help="losses oscillate if this share of their changes reverses direction and the changes "
+        "grow",
     )
     window: int = field(
-        64, validator=and_(ge(8), le(256)), help="losses and norms that are looked at"
+        64,
+        validator=and_(ge(8), le(256)),
+        help="number of newest losses and gradient norms that are checked",
     )
     recovery: Literal["log", "fallback", "rollback"] = field(
         "fallback",
         validator=in_(("log", "fallback", "rollback")),
-        help="what to do: only log; keep to Full while it lasts; or also put back a snapshot",
+        help="`log`: only log; `fallback`: no jumps from level warning on; `rollback`: also "
+        "restore a snapshot at level critical",
     )
     shorten: float = field(
         0.5,
         validator=and_(gt(0.0), le(1.0)),
-        help="what the horizon of a jump is multiplied by at level caution",
+        help="factor of a jump's horizon at level caution",
     )
     calm: int = field(
-        20, validator=ge(1), help="updates without a finding before the level falls by one"
+        20, validator=ge(1), help="updates without a finding that lower the level by one"
     )
     snapshot_every: int = field(
-        50, validator=ge(1), help="updates between two snapshots, with recovery = 'rollback'"
+        50, validator=ge(1), help='updates between two snapshots, with `recovery = "rollback"`'
     )
 
 
@@ -54,7 +64,7 @@ SPEC = PluginSpec(
     name="divergence-monitor",
     load="neaptide_plugins.divergence_monitor.plugin:DivergenceMonitor",
     config=DivergenceMonitorConfig,
-    summary="Four levels from normal to critical; shortens jumps, keeps to Full, rolls back.",
+    summary="Detects divergence in four levels; shortens jumps, stops them, or rolls back.",
     claims={"divergence"},
     needs={"grad_norm"},
     numerics="exact",

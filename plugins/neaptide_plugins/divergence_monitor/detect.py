@@ -1,7 +1,7 @@
-"""What is wrong with a course of losses and gradient norms, by looking at numbers alone.
+"""Tests for signs of divergence in sequences of losses and gradient norms.
 
-Every course is oldest first and ends with the newest value, the one that is judged by those before
-it. Values before it that are not finite are left out.
+Every sequence is oldest first. Its newest value is compared with the values before it; those that
+are not finite are left out.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LEAST = 8
-"""Values before the newest one below which nothing is said."""
+"""Values needed before the newest one; with fewer there is no finding."""
 
 FLAT = 0.01
-"""Least deviation, as a share of the mean: on a flat course rounding alone would be a spike."""
+"""Least deviation, as a share of the mean: in a flat sequence, rounding alone must be no spike."""
 
 GROWTH = 2.0
-"""How much wider the later half of an oscillation must be."""
+"""Least ratio of the later half's mean change to the earlier half's in an oscillation."""
 
 
 def not_finite(values: Sequence[float]) -> bool:
-    """Return whether the newest value is inf or nan; False where there is none."""
+    """Return whether the newest value is inf or NaN; False without values."""
     return bool(values) and not math.isfinite(values[-1])
 
 
 def rise(losses: Sequence[float]) -> float:
-    """Return how many standard deviations the newest loss lies above the mean of those before it.
+    """Return how many standard deviations the newest loss is above the mean of earlier losses.
 
-    0 where it cannot be said: fewer than `LEAST` before it, or the newest is not finite.
+    0 if there are fewer than `LEAST` earlier losses, or if the newest is not finite.
     """
     before = _before(losses)
     if before is None:
@@ -44,7 +44,7 @@ def rise(losses: Sequence[float]) -> float:
 
 
 def exploded(norms: Sequence[float], multiplier: float) -> bool:
-    """Return whether the newest gradient norm is over `multiplier` times the median before it."""
+    """Return whether the newest gradient norm is above `multiplier` times the earlier median."""
     before = _before(norms)
     if before is None or norms[-1] <= multiplier * min(before):  # the median is no smaller
         return False
@@ -52,7 +52,7 @@ def exploded(norms: Sequence[float], multiplier: float) -> bool:
 
 
 def vanished(norms: Sequence[float], share: float) -> bool:
-    """Return whether the newest gradient norm is under `share` of the median before it."""
+    """Return whether the newest gradient norm is below `share` times the earlier median."""
     before = _before(norms)
     if before is None or norms[-1] >= share * max(before):  # the median is no larger
         return False
@@ -60,10 +60,10 @@ def vanished(norms: Sequence[float], share: float) -> bool:
 
 
 def oscillates(losses: Sequence[float], share: float) -> bool:
-    """Return whether the losses go up and down in turn, more and more widely.
+    """Return whether the losses alternate up and down with growing amplitude.
 
-    At least `share` of their differences change sign, and the later half of the differences is on
-    average more than `GROWTH` times as large as the earlier half.
+    At least `share` of successive differences have opposite signs, and the mean magnitude of the
+    later half of the differences is more than `GROWTH` times that of the earlier half.
     """
     steps = [after - before for before, after in pairwise(_finite(losses))]
     if len(steps) < 2 * LEAST:
@@ -84,10 +84,10 @@ def _before(values: Sequence[float]) -> Sequence[float] | None:
 
 
 def _finite(values: Sequence[float]) -> Sequence[float]:
-    # Nearly always all of them are, and asking takes a fraction of copying.
+    # Nearly always all values are finite; this check is much cheaper than a copy.
     return values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
 
 
 def _mean(values: Sequence[float]) -> float:
-    # fmean raises OverflowError where a sum of floats becomes inf.
+    # fmean raises OverflowError if a sum of floats becomes inf.
     return sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Takes in losses and gradient norms update by update, and says when the level moves."""
+"""Checks losses and gradient norms update by update, and reports changes of the level."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .config import DivergenceMonitorConfig
 
 CRITICAL_SIGMAS = 10.0
-"""Deviations above its mean at which a loss alone is critical."""
+"""A loss more than so many standard deviations above its mean is critical."""
 
 
 @attrs.frozen
 class Change:
-    """The level moved."""
+    """A change of the level, and the findings of its update."""
 
     before: AlarmLevel
     level: AlarmLevel
@@ -29,14 +29,14 @@ class Change:
 
 @attrs.define
 class AlarmMonitor:
-    """Sees each update once."""
+    """The level of alarm; `read` checks each update once."""
 
     config: DivergenceMonitorConfig
     alarm: Alarm = attrs.field(factory=Alarm)
     seen: int = 0
-    """Updates looked at."""
+    """Updates checked so far."""
     since: int = 0
-    """Updates that were undone, and are no measure for those after them."""
+    """Updates up to the last rollback; later updates are not compared with them."""
     findings: int = 0
 
     @property
@@ -47,9 +47,9 @@ class AlarmMonitor:
     def read(
         self, updates: int, losses: Sequence[float], norms: Sequence[float]
     ) -> Iterator[Change]:
-        """Look at what is new after `updates` updates; yield every move of the level.
+        """Check the new ones of `updates` updates; yield every change of the level.
 
-        `losses` and `norms` are those of the newest updates, oldest first; `norms` may be shorter.
+        `losses` and `norms` are of the newest updates, oldest first; `norms` may be shorter.
         """
         new = min(updates - self.seen, len(losses))
         self.seen = updates
@@ -59,12 +59,12 @@ class AlarmMonitor:
                 yield from self._judge(_upto(losses, age, count), _upto(norms, age, count))
 
     def skipped(self) -> Iterator[Change]:
-        """Take in an update that was skipped because it was not finite."""
+        """Handle an update skipped as not finite; yield changes of the level."""
         return self._move(("non-finite",), critical=True)
 
     def forget(self) -> None:
-        """Judge what comes by itself: all updates so far were undone."""
-        self.since = self.seen + 1  # the newest one is still on its way here
+        """Compare later updates only with each other: all updates so far were undone."""
+        self.since = self.seen + 1  # the newest update has not been read yet
 
     def _judge(self, losses: Sequence[float], norms: Sequence[float]) -> Iterator[Change]:
         config, rise = self.config, detect.rise(losses)

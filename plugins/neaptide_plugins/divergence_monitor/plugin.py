@@ -1,4 +1,4 @@
-"""Shows the history to the watch, and shortens jumps, keeps to Full or rolls back."""
+"""The plugin: feeds the monitor, and shortens jumps, stops them or rolls back at its levels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
-    """Sees an update once the history has it, one that was skipped at once."""
+    """Checks an update when it is in the history, and a skipped update immediately."""
 
     _watch: AlarmMonitor = attrs.field(init=False)
     _rollback: Rollback | None = attrs.field(init=False, default=None)
@@ -48,21 +48,21 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Remember where to log and what to restore."""
+        """Set up the log and, with `recovery = "rollback"`, the snapshots."""
         self._log = run.log
         if self.config.recovery == "rollback":
             self._rollback = Rollback(model, store)
 
     @hookimpl(tryfirst=True)
     def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase | None:
-        """Take in the updates since the last look, and keep to Full while they look bad."""
+        """Check the new updates; choose Full instead of Predict from level warning on."""
         changes = self._watch.read(history.updates, history.losses, history.gradient_norms)
         self._tell(changes, self._step + 1)
         return FULL if self._falls_back() and schedule.due().applies_prediction else None
 
     @hookimpl
     def after_step(self, step: int, result: StepResult) -> None:
-        """Take in a skipped update, which never gets into the history."""
+        """Handle a skipped update, which the history does not contain."""
         self._step = step
         if result.outcome is Outcome.SKIPPED:
             self._tell(self._watch.skipped(), step)
@@ -83,7 +83,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def around_predict(self) -> AroundPredict | None:
-        """Shorten jumps at caution; from warning on refuse those somebody else still asks for."""
+        """Shorten jumps at level caution; from level warning on, decline every jump."""
         if self.config.recovery == "log":
             return None
 
@@ -98,7 +98,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep | None:
-        """Keep good weights; once in a critical episode, put them back before going on."""
+        """Take snapshots at level normal; restore one before the step at level critical."""
         if self.config.recovery != "rollback":
             return None
 
@@ -117,7 +117,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger) -> Ledger:
-        """The copy that is kept for a rollback."""
+        """Add the copy for a rollback."""
         if self._rollback is None:
             return ledger
         return ledger.add("divergence-monitor", "snapshot", "host", self._rollback.bytes())
@@ -128,7 +128,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
         return {"level": float(self._watch.level), "findings": float(self._watch.findings)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the watch stands, and the copy where one is kept."""
+        """Return the monitor's state, and the copy for a rollback if there is one."""
         watch = self._watch
         return {
             "step": self._step,
@@ -138,7 +138,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._step = state["step"]
         level, quiet = state["alarm"]
         self._watch = AlarmMonitor(self.config, Alarm(AlarmLevel(level), quiet), **state["watch"])

@@ -1,4 +1,4 @@
-"""A copy of the last good weights, optimizer state and buffers, and putting it back."""
+"""A copy of the last good weights, optimizer state and buffers, and its restoration."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Rollback:
-    """Holds one copy, on the host, and puts it back at most once an episode."""
+    """One copy on the host; it is restored at most once until training is normal again."""
 
     model: nn.Module
     store: ParameterStore
     kept: dict[str, Any] = attrs.field(factory=dict)
-    """`weights` and `buffers` by name, and the `optimizer`'s state; empty before the first."""
+    """`weights` and `buffers` by name, and the `optimizer`'s state; empty before the first copy."""
     at: int = 0
-    """Update at which the copy was made."""
+    """Number of updates when the copy was made."""
     used: bool = False
-    """Whether it was put back in this episode: since training last was normal."""
+    """Whether the copy was restored since training was last normal."""
 
     def keep_every(self, interval: int, update: int) -> None:
-        """Training is normal at `update`: make a new copy if the last is `interval` updates old."""
+        """Note that training is normal; make a new copy if the last is `interval` updates old."""
         self.used = False
         if self.kept and update - self.at < interval:
             return
-        self.kept = {}  # first, or there would be two at once
+        self.kept = {}  # frees the old copy before the new one is made
         copy = self.store.snapshot(optimizer=True)
         self.kept = {
             "weights": copy.weights,
@@ -47,9 +47,9 @@ class Rollback:
         self.at = update
 
     def restore(self) -> bool:
-        """Put the copy back bitwise, once an episode; return whether it was.
+        """Restore the copy bitwise, except the learning rates, which follow the schedule.
 
-        All but the learning rates: they belong to a schedule that goes on.
+        Return False without a copy, or if it was already restored since training was normal.
         """
         if self.used or not self.kept:
             return False
@@ -68,13 +68,13 @@ class Rollback:
         return True
 
     def bytes(self) -> int:
-        """Return what the copy takes."""
+        """Return the bytes of the copy."""
         return tensor_bytes(nested_tensors(self.kept))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the copy, and what became of it."""
+        """Return the copy, its update, and whether it was restored."""
         return {"kept": dict(self.kept), "at": self.at, "used": self.used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.kept, self.at, self.used = state["kept"], state["at"], state["used"]

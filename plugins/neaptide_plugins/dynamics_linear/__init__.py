@@ -1,4 +1,4 @@
-"""Forecasts the loss by ridge regression, learned while the run goes on."""
+"""Forecasts the loss with a ridge regression that learns during the run."""
 
 from .config import SPEC
 

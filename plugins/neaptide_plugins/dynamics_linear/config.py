@@ -14,29 +14,35 @@ class DynamicsLinearConfig:
     """`[plugins.dynamics-linear]`."""
 
     horizons: tuple[int, ...] = field(
-        (20, 50, 200), help="updates ahead that are forecast, rising; between them is interpolated"
+        (20, 50, 200),
+        help="forecast distances in updates, in rising order; values between them are interpolated",
     )
-    every: int = field(5, validator=ge(1), help="updates between two samples to learn from")
+    every: int = field(5, validator=ge(1), help="updates between two training samples")
     around: int = field(
-        12, validator=ge(0), help="losses on either side of a future one that its mean is taken of"
+        12,
+        validator=ge(0),
+        help="the target is the mean of so many losses before and after the forecast update, and "
+        "its own",
     )
     smoothing: float = field(
         0.92,
         validator=and_(ge(0.0), lt(1.0)),
-        help="decay of the exponential average that is the loss now",
+        help="decay of the exponential average that serves as the current loss",
     )
     ridge: float = field(
         100.0,
         validator=gt(0.0),
-        help="how strongly the regression is held to the fitted curve; less: it learns sooner",
+        help="penalty that keeps the regression near the fitted curves; lower values learn faster",
     )
     forgetting: float = field(
         4.0,
         validator=ge(0.0),
-        help="weight of the past is its share of the run to this power; 0: nothing is forgotten",
+        help="sample k of n has the weight (k / n) to this power; with 0 nothing is forgotten",
     )
     least: int = field(
-        10, validator=ge(1), help="scored forecasts before one at this horizon is given"
+        10,
+        validator=ge(1),
+        help="scored forecasts that a horizon needs before its forecasts are used",
     )
 
     @horizons.validator
@@ -44,7 +50,7 @@ class DynamicsLinearConfig:
         self, _attribute: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]
     ) -> None:
         if not value or value[0] < 1 or sorted(set(value)) != list(value):
-            msg = f"'horizons' must be at least one, from 1, in rising order (got {list(value)})"
+            msg = f"'horizons' must be integers >= 1 in rising order (got {list(value)})"
             raise ValueError(msg)
 
 
@@ -52,8 +58,8 @@ SPEC = PluginSpec(
     name="dynamics-linear",
     load="neaptide_plugins.dynamics_linear.plugin:DynamicsLinear",
     config=DynamicsLinearConfig,
-    summary="Forecasts the loss by ridge regression, and says nothing while it is no better than "
-    "the loss now.",
+    summary="Forecasts the loss by ridge regression; gives no forecast while the current loss is "
+    "as good a guess.",
     claims={"dynamics"},
     numerics="changes-training",
 )

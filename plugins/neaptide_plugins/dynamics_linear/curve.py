@@ -1,4 +1,7 @@
-"""The course of a loss as two running fits: its level now, and a line over log learning."""
+"""Two running fits of the loss: its current level, and a line over the log of the learning done.
+
+The learning done is the sum of the schedule's factors over the updates so far.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OFFSET = 30.0
-"""Updates added to those done before the logarithm is taken: the start is not infinitely long."""
+"""Added to the learning done, so that its logarithm is finite at the start."""
 STIFFNESS = 0.1
-"""Added to the variance of log learning, in squares times samples: no slope from few losses."""
+"""Added to the sum of squares of x: a penalty on slopes from few losses."""
 POINTS = 8
+"""Points of the schedule that `learning` samples."""
 SPREAD = 0.98
 """Decay of the mean square around the level."""
 FAR = 10.0
-"""Spreads from the level at which a loss is cut off."""
+"""Spreads from the level at which a loss is clipped."""
 LEAST_SPREAD = 0.01
-"""By the level: losses that have stood still may move."""
+"""Least spread, as a share of the level, so that losses can change after they were constant."""
 SETTLED = 10
-"""Losses before there is a spread to go by."""
+"""Losses needed before any loss is clipped."""
 
 
 def learning(factor: Callable[[int], float], done: int, ahead: int) -> float:
     """Return the sum of the schedule's `factor(update)` over `ahead` updates after `done`.
 
-    By the values in the middles of eight parts, for `ahead` of eight or more.
+    The sum is approximated by the midpoints of at most `POINTS` equal parts.
     """
     points = min(POINTS, ahead)
     middles = (done + int((place + 0.5) * ahead / points) for place in range(points))
@@ -37,7 +41,7 @@ def learning(factor: Callable[[int], float], done: int, ahead: int) -> float:
 
 @attrs.define
 class LossLevel:
-    """An exponential average of the loss, and the mean distance of losses from it."""
+    """An exponential average of the loss, and the spread of losses around it."""
 
     decay: float
     weight: float = 0.0
@@ -47,7 +51,7 @@ class LossLevel:
     samples: int = 0
 
     def take(self, loss: float) -> None:
-        """Count one finite loss."""
+        """Add one finite loss."""
         self.samples += 1
         self.weight = self.decay * self.weight + 1.0
         self.total = self.decay * self.total + loss
@@ -56,9 +60,9 @@ class LossLevel:
         self.squares = SPREAD * self.squares + away * away
 
     def bounded(self, loss: float) -> float:
-        """Return `loss`, or what is as far off as a loss may be: one batch that explodes.
+        """Return `loss`, clipped to `FAR` spreads from the level.
 
-        Where losses stay there, the spread has grown to let them through a few updates later.
+        If losses stay at a new value, the spread grows and admits them after a few updates.
         """
         room = FAR * max(self.spread, LEAST_SPREAD * abs(self.now))
         if self.samples < SETTLED or not room:
@@ -77,30 +81,32 @@ class LossLevel:
 
     @property
     def unit(self) -> float:
-        """What relative numbers are relative to: magnitude of the level and spread around it."""
+        """The unit of relative numbers: the level's magnitude plus the spread around it."""
         return abs(self.now) + self.spread
 
 
 @attrs.define
 class LossCurve:
-    """A least-squares line of the loss over log(learning done), in which the past fades.
+    """A least-squares line of the loss over log(learning done), with lower weights for old losses.
 
-    After n losses the weight of the k-th is (k / n) ** power. Plateaus, power laws and noise that
-    shrinks with the learning rate are all near a line over the last part of a run.
+    After n losses the k-th has the weight (k / n) ** power. Over the last part of a run a line
+    fits plateaus, power laws, and noise that shrinks with the learning rate.
     """
 
     power: float
     samples: int = 0
     weight: float = 0.0
     x: float = 0.0
-    """Weighted mean."""
+    """Weighted mean of x."""
     y: float = 0.0
+    """Weighted mean of the losses."""
     xx: float = 0.0
-    """Weighted sum of squares around the mean."""
+    """Weighted sum of squares of x around its mean."""
     xy: float = 0.0
+    """Weighted sum of products of x and the loss around their means."""
 
     def take(self, x: float, loss: float) -> None:
-        """Count one finite loss at `x`, the logarithm of the learning done."""
+        """Add one finite loss at `x`, the logarithm of the learning done."""
         fading = (self.samples / (self.samples + 1)) ** self.power
         self.samples += 1
         before = fading * self.weight
@@ -114,7 +120,7 @@ class LossCurve:
 
     @property
     def slope(self) -> float:
-        """Change of the loss by unit of log learning."""
+        """Change of the loss for each unit of x."""
         return self.xy / (self.xx + STIFFNESS)
 
     def at(self, x: float) -> float:

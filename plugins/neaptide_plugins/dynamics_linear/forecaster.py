@@ -1,4 +1,4 @@
-"""Follows the losses of a run and forecasts them; knows nothing but what it is given."""
+"""Forecasts the losses of a run from the losses so far; independent of the plugin's hooks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from .horizon import Expected
 
 POWERS = (4.0, 8.0)
-"""Of the two curves, which look back over about a fifth and a ninth of the run."""
+"""Powers of the two curves, which average over about the last fifth and ninth of the run."""
 TOGETHER = 32
-"""Samples encoded in one call: it costs little more than for one."""
+"""Samples encoded in one call, which costs little more than a call for one sample."""
 
 
 LARGEST = 1e100
-"""Losses beyond are taken for what they mean: not finite. Their squares would not be."""
+"""Losses above this magnitude count as not finite, because their squares may overflow."""
 
 
 def usable(loss: float) -> bool:
@@ -37,25 +37,25 @@ def usable(loss: float) -> bool:
 
 @attrs.frozen
 class LossForecast:
-    """A forecast that is given: the loss, and its standard error."""
+    """A forecast loss, and its standard error."""
 
     loss: float
     error: float
     now: float
-    """The smoothed loss it starts from."""
+    """The smoothed current loss."""
 
 
 @attrs.define(eq=False)
 class Forecaster:
-    """Takes losses one by one; forecasts are scored, then learned from, when their time comes.
+    """Takes losses one by one; scores and learns from a forecast when its target is known.
 
-    Samples are encoded together some updates later, but each is forecast, scored and learned from
-    as if it had been at its own time.
+    Samples are encoded in groups, some updates later. The results are the same as if each sample
+    had been processed at its own update.
     """
 
     config: DynamicsLinearConfig
     factor: Callable[[int], float]
-    """The schedule: what the learning rate is multiplied by after so many updates."""
+    """The schedule: number of updates done to the factor of the learning rate."""
     steps: int
     """Updates in the whole run."""
     seen: int = 0
@@ -63,7 +63,7 @@ class Forecaster:
     learned: float = 0.0
     """Sum of the schedule's factors so far."""
     losses: list[float] = attrs.field(factory=list)
-    """The newest, oldest first, non-finite ones included."""
+    """The newest losses, oldest first, also those that are not finite."""
     level: LossLevel = attrs.field(init=False)
     curves: list[LossCurve] = attrs.field(init=False)
     models: list[HorizonModel] = attrs.field(init=False)
@@ -81,27 +81,27 @@ class Forecaster:
 
     @property
     def room(self) -> int:
-        """Losses that are kept: the window of the oldest sample that waits, and its targets'."""
+        """Number of losses to keep: for the windows and the targets of all waiting samples."""
         return LOSSES + TOGETHER * self.config.every + 2 * self.config.around + 1
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors it holds; they grow until targets arrive at every horizon."""
+        """Bytes of the models' tensors; they grow until each horizon has its first target."""
         return sum(each.bytes for each in self.models)
 
     def begin(self, updates: int) -> None:
-        """Start after `updates` updates that nobody knows the losses of."""
+        """Start after `updates` updates whose losses are unknown."""
         self.seen = updates
         self.learned = math.fsum(map(self.factor, range(updates)))
 
     def take(self, loss: float) -> None:
-        """Take in the loss of the next update."""
+        """Add the loss of the next update."""
         self.learned += self.factor(self.seen)
         self.seen += 1
         if usable(loss):
             loss = self.level.bounded(loss)
         self.losses.append(loss)
-        if len(self.losses) > 2 * self.room:  # seldom: it moves all that stay
+        if len(self.losses) > 2 * self.room:  # rarely, because `del` moves all other losses
             del self.losses[: -self.room]
         if usable(loss):
             self.level.take(loss)
@@ -116,16 +116,16 @@ class Forecaster:
     def forecast(self, horizon: int) -> LossForecast | None:
         """Forecast the mean loss `horizon` updates ahead.
 
-        None where it lately fares no better than "as it is now", or has hardly been scored, and
-        where there is no `outcome`.
+        None if recent forecasts were no better than the current loss, if too few were scored, or
+        if `outcome` is None.
         """
         self.catch_up()
         return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None
 
     def outcome(self, horizon: int) -> LossForecast | None:
-        """Forecast, however it fares.
+        """Forecast regardless of the skill.
 
-        None where that would reach beyond the longest horizon, or a newest loss is not finite.
+        None beyond the longest horizon, before the first losses, or if a newest loss is not finite.
         """
         self.catch_up()
         recent = self.losses[-2 * self.config.around - 1 :]
@@ -147,11 +147,11 @@ class Forecaster:
         )
 
     def consulted(self, each: HorizonModel) -> bool:
-        """Return whether the forecasts at this horizon are worth giving."""
+        """Return whether to use the forecasts at this horizon."""
         return each.scored >= self.config.least and each.skill > 0.0
 
     def catch_up(self) -> None:
-        """Encode the samples that wait; settle what was expected before each, then expect anew."""
+        """Encode the waiting samples; for each, settle due forecasts, then make new ones."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -165,7 +165,10 @@ class Forecaster:
                 each.waiting.append(self._expect(each, reading, features))
 
     def _around(self, horizon: int) -> list[HorizonModel]:
-        """Return the one model at or above `horizon` where that is all, else its neighbours."""
+        """Return the model of `horizon`, or its two neighbours; the first one below all horizons.
+
+        Empty beyond the longest horizon.
+        """
         for each in self.models:
             if horizon == each.horizon or horizon < self.models[0].horizon:
                 return [each]
@@ -186,7 +189,7 @@ class Forecaster:
         return each.expect(reading, features, travel, turn)
 
     def _settle(self, each: HorizonModel, update: int) -> None:
-        """Settle what had arrived by `update`."""
+        """Settle the forecasts whose targets are known at `update`."""
         while each.waiting and each.waiting[0].update + each.horizon + self.config.around <= update:
             expected = each.waiting.pop(0)
             centre = expected.update + each.horizon
@@ -200,7 +203,7 @@ class Forecaster:
         return self.losses[max(0, first - oldest) : max(0, last - oldest)]
 
     def _encoded(self, updates: Sequence[int]) -> torch.Tensor:
-        """Return the features after each of `updates`, float64 `[updates, 64]`."""
+        """Return the features after each of `updates`, float64 `[len(updates), 64]`."""
         runs = len(updates)
         losses = torch.zeros(runs, LOSSES, dtype=torch.float64, device="cpu")
         counts = torch.zeros(runs, dtype=torch.int64, device="cpu")
@@ -217,7 +220,7 @@ class Forecaster:
         return encoded
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it but the configuration."""
+        """Return the state, without the configuration."""
         return {
             "seen": self.seen,
             "learned": self.learned,
@@ -229,7 +232,7 @@ class Forecaster:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.seen, self.learned = state["seen"], state["learned"]
         self.losses = list(state["losses"])
         self.level = LossLevel(**state["level"])

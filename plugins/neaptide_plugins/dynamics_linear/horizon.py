@@ -1,4 +1,4 @@
-"""One horizon: what is expected of it, how that fared, and what is learned from it."""
+"""One horizon: its forecasts, their scores, and the regression that learns from them."""
 
 from __future__ import annotations
 
@@ -11,63 +11,63 @@ import torch
 from .ridge import Ridge
 
 PRIOR = (0.5, 0.5, 0.25, 0.25)
-"""Before anything is learned: the curves' mean change, and half of the way to their mean level."""
+"""The forecast without learning: the curves' mean change plus half the way to their mean level."""
 LOOSER = 10.0
-"""The curves' inputs are penalised by so much less than the features."""
+"""Divisor of the penalties of the curves' inputs, compared with the features."""
 LONGEST = 0.98
-"""Decay of squared errors by forecast, at most; early on they fade as samples do."""
+"""Largest decay of squared errors at a forecast; at first they fade as samples do."""
 MOST = 1.0
-"""Largest change that is forecast or learned from, in units of the loss."""
+"""Largest change that is forecast or learned from, in `LossReading.unit`."""
 
 
 @attrs.frozen(eq=False)
 class LossReading:
-    """What was known after one update."""
+    """The state after one update, as input of a forecast."""
 
     update: int
     learned: float
-    """Sum of the schedule's factors until then."""
+    """Sum of the schedule's factors so far."""
     level: float
     """The smoothed loss."""
     unit: float
-    """What changes of the loss are relative to."""
+    """Unit of changes of the loss: see `LossLevel.unit`."""
     curves: tuple[tuple[float, float], ...]
-    """Of each curve its slope, and its height over the level, both in units."""
+    """Each curve's slope and its height above the level, both in units."""
 
 
 @attrs.frozen(eq=False)
 class Expected:
-    """A forecast whose target has yet to arrive."""
+    """A forecast whose target is not known yet."""
 
     update: int
     level: float
     unit: float
     prior: float
-    """The change that the curves alone make likely."""
+    """The change forecast by the curves alone, in units."""
     change: float
-    """The change that is forecast."""
+    """The change forecast by curves and regression, in units."""
     inputs: torch.Tensor
-    """float64 `[inputs]`."""
+    """The regression's inputs, float64 `[inputs]`."""
 
 
 @attrs.define(eq=False)
 class HorizonModel:
-    """Expects changes of the loss `horizon` updates ahead, in units, and is scored on them."""
+    """Forecasts changes of the loss `horizon` updates ahead, in units, and their scores."""
 
     horizon: int
     ridge: Ridge
     waiting: list[Expected] = attrs.field(factory=list)
-    """Oldest first."""
+    """Forecasts to be scored, oldest first."""
     scored: int = 0
     weight: float = 0.0
     squares: float = 0.0
-    """Of errors, in units."""
+    """Decayed sum of the forecasts' squared errors, in units."""
     squares_unchanged: float = 0.0
-    """Of the errors of who says that the loss stays as it is."""
+    """The same sum for the baseline that the loss does not change."""
 
     @property
     def skill(self) -> float:
-        """1 - the mean squared error by that of "it stays as it is"; 0 before the first score."""
+        """1 - (mean squared error) / (that of the baseline); 0 before the first score."""
         return 1.0 - self.squares / self.squares_unchanged if self.squares_unchanged else 0.0
 
     @property
@@ -77,16 +77,16 @@ class HorizonModel:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of the model's tensors."""
         return self.ridge.bytes + sum(each.inputs.nbytes for each in self.waiting)
 
     def expect(
         self, reading: LossReading, features: torch.Tensor, travel: float, turn: float
     ) -> Expected:
-        """Return what is expected after `reading`.
+        """Return the forecast made after `reading`.
 
-        `features` are float64 `[64]`, `travel` is the change of log learning until then, `turn`
-        that of the schedule's factor.
+        `features` is float64 `[64]`. `travel` is the change of log(learning done) up to the
+        horizon, `turn` the change of the schedule's factor.
         """
         along = [slope * travel for slope, _ in reading.curves]
         above = [height for _, height in reading.curves]
@@ -97,7 +97,7 @@ class HorizonModel:
         return Expected(reading.update, reading.level, reading.unit, prior, change, inputs)
 
     def settle(self, expected: Expected, loss: float) -> None:
-        """Score a forecast by the loss that came, and learn from it."""
+        """Score a forecast by the observed loss, and learn from it."""
         came = _bounded((loss - expected.level) / expected.unit)
         fading = min(LONGEST, (self.scored / (self.scored + 1)) ** self.ridge.power)
         self.scored += 1
@@ -107,7 +107,7 @@ class HorizonModel:
         self.ridge.learn(expected.inputs, came - expected.prior)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of it but the configuration."""
+        """Return the state, without the configuration."""
         return {
             "scored": self.scored,
             "weight": self.weight,
@@ -118,7 +118,7 @@ class HorizonModel:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.scored, self.weight = state["scored"], state["weight"]
         self.squares, self.squares_unchanged = state["squares"], state["squares_unchanged"]
         self.waiting = [Expected(**each) for each in state["waiting"]]
@@ -132,10 +132,10 @@ def _bounded(change: float) -> float:
 def horizon_model(
     horizon: int, features: int, every: int, penalty: float, power: float
 ) -> HorizonModel:
-    """Return the model of one horizon before the first sample.
+    """Return an untrained model of one horizon.
 
-    Targets of neighbouring samples overlap by nearly the whole horizon, so that `horizon / every`
-    of them say what one would.
+    The targets of neighbouring samples overlap, so `horizon / every` samples carry about as much
+    information as one. The penalties are multiplied by this number.
     """
     alike = max(1.0, horizon / every)
     curves = len(PRIOR)

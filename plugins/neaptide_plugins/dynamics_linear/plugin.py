@@ -1,4 +1,4 @@
-"""Shows the history to the forecaster, and says what it forecasts."""
+"""The plugin: feeds the history to the forecaster and returns its forecasts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DynamicsLinear(Plugin[DynamicsLinearConfig]):
-    """Sees an update once the history has it."""
+    """Learns from an update when it is in the history."""
 
     _forecaster: Forecaster = attrs.field(init=False)
     _rise: float = attrs.field(init=False, default=0.0)
@@ -29,7 +29,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Take the schedule to come, which is known, and what rise a guard lets through."""
+        """Create the forecaster, with the run's learning-rate schedule; read the guard's limit."""
         schedule = run.config.schedule
         learning_rate = LearningRate(
             name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
@@ -41,14 +41,14 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl(tryfirst=True)
     def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase | None:
-        """Take in what is new; choose nothing."""
+        """Read the new losses; choose no phase."""
         del schedule
         self._take(history)
         return None
 
     def _take(self, history: History) -> None:
         losses, new = history.losses, history.updates - self._forecaster.seen
-        if new > len(losses):  # it was not there for those before
+        if new > len(losses):  # the history no longer has the losses of some updates
             forecaster = self._forecaster
             self._forecaster = Forecaster(self.config, forecaster.factor, forecaster.steps)
             self._forecaster.begin(history.updates - len(losses))
@@ -61,9 +61,10 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def forecast(self, history: History, horizon: int) -> Forecast | None:
-        """Return the mean loss around then; None while "as it is now" does as well.
+        """Return the mean loss expected around the horizon, with the confidence in a jump.
 
-        Beyond the longest horizon it is the one there.
+        Beyond the longest horizon, return that horizon's forecast. None while forecasts are no
+        better than the current loss.
         """
         self._take(history)
         outcome = self._forecaster.forecast(min(horizon, self.config.horizons[-1]))
@@ -75,12 +76,12 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger) -> Ledger:
-        """The sums of products, and samples whose targets have yet to arrive."""
+        """Add the regressions' sums and the samples whose targets are not known yet."""
         return ledger.add("dynamics-linear", "dynamics", "host", self._forecaster.bytes)
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return by horizon the skill, 0 for no better than "as it is now", and who is asked."""
+        """Return for each horizon its skill, and 1 if its forecasts are used, else 0."""
         forecaster = self._forecaster
         metrics = {f"skill_{each.horizon}": each.skill for each in forecaster.models}
         for each in forecaster.models:
@@ -88,10 +89,10 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, and what is waited for."""
+        """Return the forecaster's state."""
         return {"forecaster": self._forecaster.state_dict(), "broken": self._broken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._forecaster.load_state_dict(state["forecaster"])
         self._broken = state["broken"]

@@ -1,4 +1,4 @@
-"""Ridge regression on one [n, n] matrix of sums, in which the past fades."""
+"""Ridge regression on one [n, n] matrix of sums, with lower weights for old samples."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ import attrs
 import torch
 
 FLAT = 1e-3
-"""Deviation up to which a feature counts as constant."""
+"""Standard deviation up to which an input counts as constant."""
 OUTLYING = 4.0
-"""Deviations from its mean at which a feature is clipped."""
+"""Standard deviations from its mean at which an input is clipped."""
 
 
 @attrs.define(eq=False)
 class Ridge:
-    """Learns what is left of a target after a forecast made without it, in float64 on the host.
+    """Predicts the residual of another forecast, in float64 on the host.
 
-    The first `plain` inputs are taken as they are, the others in deviations from their mean; each
-    has its penalty, and so has the constant: without samples the answer is 0.
+    The first `plain` inputs are used as they are, the others are standardised. Each input and the
+    constant have a penalty, so the prediction without samples is 0.
     """
 
     penalties: torch.Tensor
-    """float64 `[1 + inputs]`, the constant's first."""
+    """float64 `[1 + inputs]`; the first one is the constant's."""
     plain: int
     power: float
-    """After n samples the weight of the k-th is (k / n) ** power."""
+    """After n samples the k-th has the weight (k / n) ** power."""
     samples: int = 0
     products: torch.Tensor = attrs.field(init=False)
     """`[1 + inputs + 1, 1 + inputs + 1]`: sums of products of constant, inputs and target."""
     centre: torch.Tensor = attrs.field(init=False)
-    """`[inputs]`, of the last fit, as `scale`."""
+    """`[inputs]`: subtracted from the inputs, from the last fit."""
     scale: torch.Tensor = attrs.field(init=False)
+    """`[inputs]`: factors of the centred inputs, from the last fit."""
     weights: torch.Tensor = attrs.field(init=False)
-    """`[1 + inputs]`, of the last fit."""
+    """`[1 + inputs]`, from the last fit."""
 
     def __attrs_post_init__(self) -> None:
         size = len(self.penalties)
@@ -44,19 +45,19 @@ class Ridge:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its tensors."""
+        """Bytes of the tensors."""
         held = (self.penalties, self.products, self.centre, self.scale, self.weights)
         return sum(tensor.nbytes for tensor in held)
 
     def learn(self, inputs: torch.Tensor, target: float) -> None:
-        """Count one sample: float64 `[inputs]`, and what was left to explain."""
+        """Add one sample: inputs, float64 `[inputs]`, and the residual to predict."""
         fading = (self.samples / (self.samples + 1)) ** self.power if self.samples else 0.0
         self.samples += 1
         row = torch.cat([inputs.new_ones(1), inputs, inputs.new_tensor([target])])
         self.products.mul_(fading).addr_(row, row)
 
     def fit(self) -> None:
-        """Solve for the weights."""
+        """Compute the weights from the sums."""
         size = len(self.penalties)
         sums, targets = self.products[:size, :size], self.products[:size, size]
         mean = sums[0, 1:] / sums[0, 0]
@@ -71,7 +72,7 @@ class Ridge:
         self.weights = torch.linalg.solve(normal, standard.t() @ targets)
 
     def predict(self, inputs: torch.Tensor) -> float:
-        """Return what the last fit expects of the target; 0 before there is one."""
+        """Return the last fit's prediction; 0 before the first fit."""
         standard = (inputs - self.centre) * self.scale
         standard[self.plain :].clamp_(-OUTLYING, OUTLYING)
         return float(self.weights[0] + standard @ self.weights[1:])
@@ -87,6 +88,6 @@ class Ridge:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         for name, value in state.items():
             setattr(self, name, value.clone() if isinstance(value, torch.Tensor) else value)

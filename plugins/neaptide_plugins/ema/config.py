@@ -16,15 +16,14 @@ class EmaConfig:
     """`[plugins.ema]`."""
 
     decay: float = field(
-        0.999, validator=and_(ge(0.0), lt(1.0)), help="share of the average kept at each update"
+        0.999, validator=and_(ge(0.0), lt(1.0)), help="factor of the old average at each update"
     )
     warmup: bool = field(
         default=True,
-        help="begin with a smaller decay, (1 + t) / (10 + t) at update t, so that the first "
-        "weights fade",
+        help="limit the decay to (1 + t) / (10 + t) at update t, so that the first weights fade",
     )
     tier: Literal["device", "host"] = field(
-        "device", validator=in_(("device", "host")), help="where the average is kept"
+        "device", validator=in_(("device", "host")), help="where the average is stored"
     )
 
 

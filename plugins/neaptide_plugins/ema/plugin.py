@@ -1,4 +1,4 @@
-"""Rides along with the updates, and lends its average to evaluations."""
+"""The plugin: averages the weights at each update and evaluates with the average."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Ema(Plugin[EmaConfig]):
-    """Keeps an average of every trainable weight in float32 (4 bytes a parameter)."""
+    """Keeps an average of every trainable weight in float32 (4 bytes a parameter) or wider."""
 
     _averages: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
     _updates: int = attrs.field(init=False, default=0)
@@ -29,7 +29,7 @@ class Ema(Plugin[EmaConfig]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Begin with the weights as they are."""
+        """Start the averages from the current weights, and register for weight updates."""
         for span in store.spans():
             if span.trainable:
                 with store.loan(span, "read") as weight:
@@ -39,7 +39,7 @@ class Ema(Plugin[EmaConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Get off."""
+        """Unregister from weight updates."""
         if self._leave is not None:
             self._leave()
 
@@ -48,7 +48,7 @@ class Ema(Plugin[EmaConfig]):
 
     def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
         average = self._averages.get(span.name)
-        if average is None:  # thawed since
+        if average is None:  # the weight became trainable during the run
             self._averages[span.name] = self._begun(weight)
         elif delta is not None:
             shift(average, delta)
@@ -58,7 +58,7 @@ class Ema(Plugin[EmaConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Count the updates that were made."""
+        """Count applied updates."""
 
         def counted(following: Callable[..., Any], **arguments: Any) -> Any:
             trained = following(**arguments)
@@ -69,7 +69,7 @@ class Ema(Plugin[EmaConfig]):
 
     @hookimpl
     def around_evaluate(self) -> AroundEvaluate:
-        """Put the average in the weights' place for the evaluation, and them back bitwise."""
+        """Evaluate with the averages as weights; restore the weights bitwise afterwards."""
 
         def averaged(following: Callable[..., float], **arguments: Any) -> float:
             store = self._store
@@ -88,23 +88,23 @@ class Ema(Plugin[EmaConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """The averages, and a copy of the weights on the host while evaluating."""
+        """Add the averages, and the copy of the weights on the host during an evaluation."""
         del phase
         held = sum(average.nbytes for average in self._averages.values())
         ledger = ledger.add("ema", "average", self.config.tier, held)
         return ledger.add("ema", "weights.original", "host", held, ("evaluate",))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages and how many updates they have seen."""
+        """Return the averages and the number of updates in them."""
         return {"updates": self._updates, "averages": dict(self._averages)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._updates = state["updates"]
         assert self._store is not None, "the run has started"
         for span in self._store.spans():
             saved = state["averages"].get(span.name)
-            if saved is not None and span.name not in self._averages:  # thawed later in that run
+            if saved is not None and span.name not in self._averages:  # became trainable later
                 with self._store.loan(span, "read") as weight:
                     self._averages[span.name] = self._begun(weight)
             if saved is not None:

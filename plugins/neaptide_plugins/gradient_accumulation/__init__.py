@@ -1,4 +1,4 @@
-"""Gradient accumulation, exact for micro-batches of any weight."""
+"""Gradient accumulation, exact for micro-batches with different numbers of tokens."""
 
 from .config import SPEC
 

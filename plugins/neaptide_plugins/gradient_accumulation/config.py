@@ -13,18 +13,22 @@ from neaptide.plugin import PluginSpec
 class GradientAccumulationConfig:
     """`[plugins.gradient-accumulation]`."""
 
-    steps: int = field(1, validator=ge(1), help="micro-batches, or calls, that make one update")
+    steps: int = field(
+        1,
+        validator=ge(1),
+        help="micro-batches, or calls of `trainer.step`, that make one update",
+    )
     across_steps: bool = field(
         default=False,
         help="accumulate over `steps` calls of `trainer.step` instead of splitting each batch",
     )
     scale_lr: bool = field(
-        default=False, help="multiply the learning rate by `steps`; with `across_steps` only"
+        default=False, help="multiply the learning rate by `steps`; only with `across_steps`"
     )
     normalize: bool = field(
         default=True,
-        help="average over everything accumulated; false sums the calls' gradients, with "
-        "`across_steps` only",
+        help="average over all accumulated samples or tokens; false, only with `across_steps`, "
+        "sums the calls' gradients",
     )
 
     @scale_lr.validator

@@ -1,4 +1,4 @@
-"""Plans the micro-batches of a step, or defers the update over several steps."""
+"""The plugin: splits a batch into micro-batches, or defers the update over several steps."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
 _IN_A_STEP: tuple[Moment, ...] = ("forward",)
 _BETWEEN: tuple[Moment, ...] = ("evaluate", "save")
-"""Moments at which gradients wait that are otherwise gone."""
+"""More moments at which gradients are held, with `across_steps`."""
 
 
 @attrs.define(eq=False)
 class GradientAccumulation(Plugin[GradientAccumulationConfig]):
-    """The weighting is the core's: gradients are of the mean over all samples or tokens."""
+    """Accumulates gradients; the core weights them, to the mean over all samples or tokens."""
 
     _calls: int = attrs.field(init=False, default=0)
     _store: ParameterStore = attrs.field(init=False)
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Keep the store, which knows whether gradients wait; refuse one where none do."""
+        """Remember the store; ConfigError if it does not hold gradients until the update."""
         self._store = store
         if self.config.steps > 1 and not store.stores_gradients:
             msg = (
-                f"steps = {self.config.steps} needs gradients that wait for the update, and here "
-                f"blocks are updated inside the backward; split the batch in the plugin that "
-                f"does so, or let it update after the backward "
+                f"steps = {self.config.steps} needs gradients that are held until the update, but "
+                f"in this run blocks are updated inside the backward; split the batch in the "
+                f"plugin that does so, or make it update after the backward "
                 f"@ plugins.gradient-accumulation.steps"
             )
             raise ConfigError(msg)
 
     @hookimpl
     def plan_micro_batches(self, batch: Any) -> list[Any] | None:
-        """Split the batch, unless the user's loop hands over micro-batches."""
+        """Split the batch, unless each call of `trainer.step` gets a micro-batch."""
         if self.config.across_steps or self.config.steps == 1:
             return None
         if rows(batch) is None:
@@ -61,14 +61,14 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def before_forward(self) -> None:
-        """Count anew where a call that failed has dropped the gradients of those before it."""
+        """Start the count again if a failed call dropped the gradients of earlier calls."""
         store = self._store
         if self._calls and not any(map(store.has_gradient, store.spans())):
             self._calls = 0
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Hold the update back until enough calls are in."""
+        """Defer the update until `steps` calls are made."""
         config = self.config
         if not config.across_steps:
             return None
@@ -84,7 +84,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             if self._calls < config.steps:
                 return Outcome.DEFERRED
             calls, self._calls = self._calls, 0
-            # The core's scale makes the mean over all calls; times their number it is their sum.
+            # The core's scale gives the mean over all calls; times their number it gives the sum.
             scale = gradient_scale if config.normalize else gradient_scale * calls
             with scaled_rate(optimizer, config.steps if config.scale_lr else 1):
                 return following(optimizer=optimizer, gradient_scale=scale, **arguments)
@@ -93,7 +93,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """The gradients, which now wait through forwards, and across steps between them as well."""
+        """Add the gradients held during forwards and, with `across_steps`, between steps."""
         del phase
         if self.config.steps == 1:
             return ledger
@@ -102,9 +102,9 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
         return ledger.add("gradient-accumulation", "gradients", "device", waiting, moments)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many calls are in; the core saves their gradients."""
+        """Return the number of calls since the last update; the core saves their gradients."""
         return {"calls": self._calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._calls = state["calls"]

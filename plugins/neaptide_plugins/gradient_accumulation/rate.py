@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def scaled_rate(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
-    """Multiply the `lr` of every group by `factor` inside the context; then put it back."""
+    """Multiply the `lr` of every group by `factor` inside the context; restore it afterwards."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate * factor

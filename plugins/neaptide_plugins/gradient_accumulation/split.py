@@ -1,4 +1,4 @@
-"""Splits a batch of any nesting along its samples."""
+"""Splits a nested batch along its samples."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 
 
 def rows(batch: Any) -> int | None:
-    """Return the samples of a batch: dim 0 of its first tensor that has one, None without any."""
+    """Return the samples of a batch: dim 0 of its first tensor with dimensions, or None."""
     return next((tensor.shape[0] for tensor in _tensors(batch) if tensor.ndim), None)
 
 
 def split(batch: Any, pieces: int) -> list[Any]:
     """Split `batch` into at most `pieces` parts along dim 0 of its tensors, in order.
 
-    Every tensor with as many rows as the first one is cut into views, wherever it sits in
-    mappings, lists, tuples, dataclasses and attrs classes; anything else is shared by the parts,
-    which have the batch's own structure. Sizes differ by at most one, none is empty: a batch of
-    fewer rows gives fewer parts. Concatenated, the parts are the batch.
+    Every tensor whose dim 0 equals `rows(batch)` is split into views, at any depth of mappings,
+    lists, tuples, dataclasses and attrs classes. The parts have the batch's structure and share
+    its other values. Sizes differ by at most one, and no part is empty: a batch of fewer rows
+    gives fewer parts. The parts concatenated are the batch.
     """
     length = rows(batch) or 0
     pieces = min(pieces, length)
@@ -66,7 +66,7 @@ def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if not names:
         return tree
     copied = copy.copy(tree)
-    for name in names:  # past frozen classes' own __setattr__
+    for name in names:  # object's __setattr__ also works for frozen classes
         object.__setattr__(copied, name, _mapped(getattr(tree, name), function))
     return copied
 
@@ -74,7 +74,7 @@ def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
     if type(mapping) is dict or not isinstance(mapping, MutableMapping):
         return items
-    copied = copy.copy(mapping)  # keeps what a BatchEncoding or a defaultdict has besides items
+    copied = copy.copy(mapping)  # keeps the other attributes of a BatchEncoding or a defaultdict
     copied.update(items)
     return copied
 

@@ -1,4 +1,4 @@
-"""Weights as int8 in the phases that need no more, with the full ones off the device meanwhile."""
+"""Weights as int8 in chosen phases, with the full weights off the device in the meantime."""
 
 from .config import SPEC
 

@@ -1,4 +1,4 @@
-"""What int8 weights take where, for the ledger."""
+"""The memory of int8 weights, for the ledger."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ class Footprint:
     """One weight's bytes."""
 
     freed: int
-    """Of the device, by its full form leaving."""
+    """Bytes freed on the device when the full weight is evicted."""
     codes: int
+    """Bytes of the codes, scales and zero points."""
     tier: Tier
-    """Where the codes lie."""
+    """Where the codes are stored."""
 
 
 def footprints(
     targets: Iterable[Target], scheme: Scheme, full_weights: FullWeights, *, trained: bool
 ) -> list[Footprint]:
-    """Return what each weight takes.
+    """Return the footprint of each weight.
 
     Args:
-        targets: the weights that are quantized.
-        scheme: how.
-        full_weights: tells where they lie.
-        trained: they are evicted already, and counted where they are.
+        targets: the quantized weights.
+        scheme: how they are quantized.
+        full_weights: states where the full weights are.
+        trained: whether int8 training runs; then the full weights are already evicted.
     """
     return [
         Footprint(
@@ -59,13 +60,13 @@ def footprints(
 def estimated(
     ledger: Ledger, phase: Phase, config: Int8Config, entries: Iterable[Footprint]
 ) -> Ledger:
-    """Return a phase's ledger, with codes in the place of weights where the settings say so."""
-    before = "full" if phase.applies_prediction else phase.name  # Predict has what Full left
+    """Return a phase's ledger, with codes instead of weights as the settings require."""
+    before = "full" if phase.applies_prediction else phase.name  # Predict starts with Full's form
     if config.is_int8(before):
         return trained(ledger, entries)
     moments: set[Moment] = set()
     if phase.applies_prediction and config.is_int8("predict"):
-        moments.update(MOMENTS)  # a jump is all there is of Predict
+        moments.update(MOMENTS)  # Predict contains only the jump
     moments.discard("evaluate")
     if config.is_int8("evaluate"):
         moments.add("evaluate")
@@ -73,19 +74,19 @@ def estimated(
 
 
 def summary(targets: Sequence[Target], among: int, entries: Iterable[Footprint]) -> str:
-    """Return how many of `among` weights are quantized, and what they take."""
+    """Return a text: how many of `among` weights are quantized, and their bytes."""
     full = sum(target.parameter.nbytes for target in targets)
     codes = sum(entry.codes for entry in entries)
     return f"{len(targets)} of {among} weights as int8: {codes} bytes in place of {full}"
 
 
 def held(ledger: Ledger, footprints: Iterable[Footprint], moments: frozenset[Moment]) -> Ledger:
-    """Return a ledger with full weights in RAM, and codes, during `moments`."""
+    """Return the ledger with full weights in RAM, and with codes, during `moments`."""
     return _replaced(ledger, footprints, moments, "host") if moments else ledger
 
 
 def trained(ledger: Ledger, footprints: Iterable[Footprint]) -> Ledger:
-    """Return a ledger of a phase in which there is nothing but codes, until the update."""
+    """Return the ledger of a phase with codes only; the update also has the decoded weights."""
     entries = list(footprints)
     full = sum(entry.freed for entry in entries)
     ledger = _replaced(ledger, entries, None, None)

@@ -1,4 +1,4 @@
-"""Ranges that leave outliers out, so that the codes are spent on the rest."""
+"""Ranges without outliers, which give the other values finer codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .scheme import Ranges, Scheme
 Calibration = Literal["minmax", "percentile", "mse"]
 
 _SHARES = tuple(1.0 - step / 40 for step in range(21))
-"""Of the full range, tried for the least squared error: from all of it to half."""
+"""Shares of the full range, 1 to 1/2, that are tried for the least squared error."""
 
 
 def calibrated(
@@ -28,12 +28,13 @@ def calibrated(
     """Return the ranges of the groups of `weight`.
 
     Args:
-        weight: floating, any shape; a group with an inf or NaN is left to the encoding.
-        scheme: what a group is.
+        weight: floating, any shape; a group with an inf or NaN is handled by the encoding.
+        scheme: defines the groups.
         channel: the dim of output channels.
-        how: `minmax` takes all; `percentile` the values up to that percentile of the magnitudes (of
-            each sign, where the scheme is not symmetric); `mse` the share of the extremes, in steps
-            of 1/40 down to a half, with the least squared error of the decoded values.
+        how: `minmax` gives the range of all values; `percentile` that of the values up to a
+            percentile of the magnitudes (for each sign if the scheme is not symmetric); `mse` the
+            share of the full range, in steps of 1/40 down to 1/2, whose decoded values have the
+            least squared error.
         percentile: in (50, 100].
     """
     group = scheme.group(weight.shape, channel)
@@ -59,7 +60,7 @@ def _percentile(rows: torch.Tensor, share: float, *, symmetric: bool) -> Ranges:
 
 
 def _quantile(rows: torch.Tensor, share: float) -> torch.Tensor:
-    # torch.quantile takes 16M elements at most, and interpolates; a value that is there will do.
+    # torch.quantile takes at most 16M elements; a value without interpolation is exact enough.
     place = max(1, min(rows.shape[1], round(share * rows.shape[1])))
     return rows.kthvalue(place, dim=1).values
 

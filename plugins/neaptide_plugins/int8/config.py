@@ -22,66 +22,78 @@ _precision = in_(("full", "int8"))
 class Int8Config:
     """`[plugins.int8]`."""
 
-    warmup: Precision = field("full", validator=_precision, help="weights trained in Warmup")
+    warmup: Precision = field(
+        "full", validator=_precision, help="form of the weights in Warmup: `full` or `int8`"
+    )
     full: Precision = field(
         "full",
         validator=_precision,
-        help="weights trained in Full; `int8` leaves nothing but codes, to which updates are "
-        "rounded stochastically",
+        help="form of the weights in Full; with `int8` only codes exist, and updates are rounded "
+        "to them stochastically",
     )
     predict: Precision = field(
-        "int8", validator=_precision, help="weights in Predict, where jumps are judged"
+        "int8", validator=_precision, help="form of the weights in Predict, where jumps are judged"
     )
-    correct: Precision = field("full", validator=_precision, help="weights trained in Correct")
-    evaluate: Precision = field("full", validator=_precision, help="weights in evaluations")
+    correct: Precision = field("full", validator=_precision, help="form of the weights in Correct")
+    evaluate: Precision = field(
+        "full", validator=_precision, help="form of the weights in evaluations"
+    )
     symmetric: bool = field(
-        default=True, help="codes in [-127, 127], centred on 0; false adds a zero point to a scale"
+        default=True, help="codes in [-127, 127] centred on 0; false: each scale has a zero point"
     )
     granularity: Literal["tensor", "channel", "block"] = field(
-        "channel", help="what shares a scale: a weight, one of its output channels, or a block"
+        "channel",
+        help="the part of a weight that shares a scale: `tensor` (all of it), an output `channel` "
+        "or a `block`",
     )
     block: int = field(
-        BLOCK, validator=ge(8), help="elements of a channel in a block; it must divide a channel"
+        BLOCK,
+        validator=ge(8),
+        help="elements in a block, at least 8; a channel must be a multiple of it",
     )
     dynamic_range: bool = field(
         default=True,
-        help="measure ranges whenever weights are encoded; false fixes them by `calibration` as "
-        "a phase begins",
+        help="measure the ranges at each encoding; false: measure them by `calibration` when "
+        "weights become int8, and keep them",
     )
     calibration: Literal["minmax", "percentile", "mse"] = field(
         "minmax",
-        help="what a fixed range leaves out: nothing, what lies over a percentile, or what makes "
-        "the squared error least",
+        help="fixed range: of all values (`minmax`), up to a `percentile` of the magnitudes, or "
+        "with the least squared error (`mse`)",
     )
     percentile: float = field(
-        99.9, validator=and_(gt(50.0), le(100.0)), help="of the magnitudes that are in range"
+        99.9,
+        validator=and_(gt(50.0), le(100.0)),
+        help='percentile of the magnitudes for `calibration = "percentile"`',
     )
     include: tuple[str, ...] | None = field(
         None,
-        help="patterns of modules' names; left out, every matrix and convolution but embeddings, "
-        "norms, heads and recurrent layers",
+        help="patterns of the names of modules to quantize; by default every matrix and "
+        "convolution except embeddings, norms, heads and recurrent layers",
     )
-    exclude: tuple[str, ...] = field((), help="patterns of modules that keep their precision")
+    exclude: tuple[str, ...] = field(
+        (), help="patterns of the names of modules that are not quantized"
+    )
     measure_every: int = field(
         10,
         validator=ge(0),
-        help="Predict phases from one measurement of the error and of the loss gap to the next, "
-        "each of which costs a probe; 0 is never",
+        help="Predict phases from one measurement of the loss gap to the next; each costs a "
+        "probe; 0 disables them",
     )
     gap_limit: float | None = field(
         None,
         validator=optional(gt(0.0)),
-        help="adaptive: where the loss gap, relative to the loss, is larger, the quarter of the "
-        "weights with the largest errors keep their precision from then on",
+        help="if the relative loss gap is larger, the quarter of the weights with the largest "
+        "errors is no longer quantized",
     )
 
     @property
     def trains_int8(self) -> bool:
-        """Whether any phase with updates is int8."""
+        """Whether any phase trains in int8."""
         return any(self.is_int8(name) for name in TRAINED)
 
     def is_int8(self, setting: str) -> bool:
-        """Return whether a phase, or evaluations, are int8; what has no setting is full."""
+        """Return whether a phase or `evaluate` uses int8; a phase without a setting does not."""
         return bool(getattr(self, setting, "full") == "int8")
 
     @predict.validator
@@ -89,7 +101,7 @@ class Int8Config:
         if all(getattr(self, name) == "full" for name in (*TRAINED, "predict", "evaluate")):
             msg = (
                 f"{attribute.name!r} or another phase must be 'int8' (got {value!r}, and 'full' "
-                f"everywhere); or take the plugin out"
+                f"in all others), or remove the plugin"
             )
             raise ValueError(msg)
 
@@ -123,7 +135,7 @@ SPEC = PluginSpec(
     name="int8",
     load="neaptide_plugins.int8.plugin:Int8",
     config=Int8Config,
-    summary="Weights as int8 in Predict, the full ones off the device and back bit for bit.",
+    summary="Weights as int8 in Predict; the full weights leave the device and return bit for bit.",
     claims={"linear.weight"},
     numerics="changes-training",
 )

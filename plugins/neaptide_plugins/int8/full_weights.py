@@ -1,4 +1,4 @@
-"""The full weights, through the store."""
+"""Access to the full weights through the store."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class FullWeights:
-    """Lends targets' weights and has the device do without them.
+    """Lends the full weights of targets, evicts them, and stores their codes.
 
-    Codes of a weight that the store keeps off the device go there, too, and come when computed
-    with; else streaming would end where int8 begins.
+    If the store holds a weight off the device (streaming), its codes are stored in RAM too and are
+    copied to the device for each computation.
     """
 
     def __init__(self, model: nn.Module, store: ParameterStore, device: torch.device) -> None:
@@ -36,42 +36,42 @@ class FullWeights:
         self._spans = {named[span.name]: span for span in store.spans()}
 
     def span(self, target: Target) -> Span:
-        """Return the span of a target, as it was when the run began."""
+        """Return a target's span at the start of the run."""
         return self._spans[target.parameter]
 
     def frees(self, target: Target) -> bool:
-        """Return whether the device has memory of the weight that it can do without."""
+        """Return whether eviction of the weight frees memory of the device."""
         return self._store.evictable([self.span(target)]).bytes > 0
 
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
-        """Lend one on the device, for reading."""
+        """Lend a target's weight on the device, for reading."""
         return self._store.loan(self.span(target), "read", on=self._device)
 
     def evict(self, target: Target) -> Callable[[], None]:
-        """Take one off the device; return what brings it back."""
+        """Evict a target's weight; return the function that brings it back."""
         return self._store.evict([self.span(target)])
 
     def keep(self, target: Target, keeper: Keeper) -> Callable[[], None]:
-        """Have the store keep one by `keeper`; return what ends that."""
+        """Make the store hold a target's weight in `keeper`; return the function that ends this."""
         return self._store.keep(self.span(target), keeper)
 
     def is_resident(self, target: Target) -> bool:
-        """Return whether the device is where the weight is, and where its codes belong."""
+        """Return whether the weight, and therefore its codes, are on the device."""
         return self.span(target).tier == "device"
 
     def stored(self, target: Target, codes: WeightCodes) -> WeightCodes:
-        """Return the codes where they belong."""
+        """Return the codes on the device if the weight is resident, else a copy in RAM."""
         return codes if self.is_resident(target) else _in_ram(codes)
 
 
 def check_kept(full_weights: FullWeights, targets: Sequence[Target]) -> None:
-    """Raise ConfigError where a weight cannot be trained in int8, as it cannot leave the device."""
+    """Raise ConfigError if a weight cannot be evicted, as int8 training requires."""
     stuck = [target.name for target in targets if not full_weights.frees(target)]
     if stuck:
         msg = (
-            f"training in int8 needs weights that stay on the device and share no memory, and "
-            f"{stuck[0]!r} does not (of {len(stuck)} such); use 'full' there, exclude their "
-            f"modules, do without streaming, or drop the state dicts that hold them "
+            f"training in int8 needs weights that stay on the device and share no memory, but "
+            f"{stuck[0]!r} does not (one of {len(stuck)}); use 'full' there, exclude their "
+            f"modules, disable streaming, or delete the state dicts that hold them "
             f"@ plugins.int8.full"
         )
         raise ConfigError(msg)

@@ -1,4 +1,4 @@
-"""Weights held as int8 for a while: codes in their place, the full ones out of the way."""
+"""Weights temporarily held as int8: modules have the codes, and the full weights are evicted."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """Where the full weights of targets are."""
+    """Access to the full weights of targets."""
 
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
-        """Lend one on the device, for reading."""
+        """Lend a target's weight on the device, for reading."""
 
     def evict(self, target: Target) -> Callable[[], None]:
-        """Take one off the device; return what brings it back."""
+        """Evict a target's weight; return the function that brings it back."""
 
     def stored(self, target: Target, codes: WeightCodes) -> WeightCodes:
-        """Return codes where they belong: here, or in RAM where the weight lies there anyhow."""
+        """Return the codes on the device, or in RAM if the full weight is stored there."""
 
 
 @attrs.frozen(kw_only=True)
 class Quantizer:
-    """How weights are encoded."""
+    """The encoding of weights."""
 
     scheme: Scheme
     calibration: Calibration | None
-    """How ranges are measured once a holding, to stay; None measures them at each encoding."""
+    """How ranges are measured when weights become int8; None measures them at each encoding."""
     percentile: float
 
     @classmethod
     def of(cls, config: Int8Config) -> Quantizer:
-        """Return what the settings say."""
+        """Return the encoding of the settings."""
         return cls(
             scheme=Scheme.of(config),
             calibration=None if config.dynamic_range else config.calibration,
@@ -51,7 +51,7 @@ class Quantizer:
         )
 
     def ranges(self, weight: torch.Tensor, channel: int) -> Ranges | None:
-        """Return the ranges that `weight` fixes, if any."""
+        """Return the fixed ranges measured on `weight`; None without calibration."""
         if self.calibration is None:
             return None
         return calibrated(
@@ -69,13 +69,13 @@ class _HeldWeight:
 
 
 class HeldWeights:
-    """Has modules compute with int8 weights between `hold` and `release`.
+    """Makes modules compute with int8 weights between `hold` and `release`.
 
     Args:
         targets: the weights.
-        quantizer: how they are encoded.
-        device: where they are computed with.
-        weights: where the full ones are.
+        quantizer: their encoding.
+        device: the device of the computation.
+        weights: access to the full weights.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HeldWeights:
     ) -> None:
         self.targets = list(targets)
         self.errors: dict[str, float] = {}
-        """Relative root mean square error of each weight, where it was measured last."""
+        """Relative root mean square error of each weight, from the last measurement."""
         self._quantizer = quantizer
         self._device = device
         self._weights = weights
@@ -95,15 +95,15 @@ class HeldWeights:
 
     @property
     def held(self) -> bool:
-        """Whether anything is int8 now."""
+        """Whether any weight is int8 now."""
         return bool(self._held)
 
     def hold(self, *, exempt: Collection[str] = (), measured: bool = False) -> None:
-        """Put codes in the weights' place, one weight after the other.
+        """Replace the weights by codes, one weight after the other.
 
         Args:
-            exempt: names of targets that stay as they are.
-            measured: note the errors of what is encoded.
+            exempt: names of targets that are not quantized.
+            measured: whether to measure the errors of the encoded weights.
         """
         if measured:
             self.errors = {}
@@ -118,7 +118,7 @@ class HeldWeights:
     def _take(self, target: Target, *, measured: bool) -> None:
         codes, ranges = self._first_codes(target, measured=measured)
         weight = Int8Weight(codes, target.parameter, self._device)
-        # Noted first: whatever fails from here on, `release` undoes.
+        # Recorded first, so that `release` undoes the rest after an error.
         held = self._held[target.name] = _HeldWeight(target, weight, ranges, _nothing)
         for module, attribute in target.sites:
             module._parameters[attribute] = weight  # type: ignore[assignment]  # no parameter: it is not trained
@@ -142,7 +142,7 @@ class HeldWeights:
             self._held[name].fresh = False
 
     def refresh(self) -> None:
-        """Encode anew what has changed."""
+        """Encode the changed weights again."""
         for held in self._held.values():
             if not held.fresh:
                 with self._weights.lent(held.target) as full:
@@ -150,9 +150,9 @@ class HeldWeights:
                 held.fresh = True
 
     def release(self) -> None:
-        """Put the full weights back, with whatever was written to them meanwhile.
+        """Restore the full weights, including what was written to them in the meantime.
 
-        Where one cannot come back, that is raised when all others have; calling again tries again.
+        The first error is raised after all other weights are restored; a second call retries.
         """
         failed: BaseException | None = None
         for name, held in reversed(list(self._held.items())):
@@ -169,11 +169,11 @@ class HeldWeights:
 
 
 def relative_error(full: torch.Tensor, codes: WeightCodes) -> float:
-    """Return the norm of what is lost over the norm of the weight; 0 for a weight of zeros."""
+    """Return the norm of the error divided by the norm of the weight; 0 for a weight of zeros."""
     lost = codes.to(full.device).decode(torch.float32) - full.to(torch.float32)
     norm = torch.linalg.vector_norm(full.to(torch.float32))
     return float(torch.linalg.vector_norm(lost) / norm.clamp(min=torch.finfo(norm.dtype).tiny))
 
 
 def _nothing() -> None:
-    """Nothing was evicted yet."""
+    """Undo nothing: the weight is not evicted yet."""

@@ -1,4 +1,4 @@
-"""When the cost of int8 is measured, what it was, and which weights pay for one too high."""
+"""The loss gap of int8 weights: when to measure it, its value, and which weights to exempt."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class LossGap:
-    """Compares the loss of quantized weights with that of the full ones, now and then.
+    """Compares the loss of quantized weights periodically with that of the full weights.
 
     Args:
-        every: holdings from one measurement to the next; 0 is never.
-        limit: the gap from which precision is raised; None never raises it.
+        every: Predict phases with int8 from one measurement to the next; 0 disables them.
+        limit: the largest gap that exempts no weights; None exempts none.
     """
 
     every: int
     limit: float | None
     holdings: int = attrs.field(init=False, default=0)
     exempt: list[str] = attrs.field(init=False, factory=list)
-    """Weights that keep their precision from now on."""
+    """Names of weights that are no longer quantized."""
     measured: dict[str, float] = attrs.field(init=False, factory=dict)
 
     def is_due(self) -> bool:
-        """Count one more holding; return whether to measure it."""
+        """Count a Predict phase with int8; return whether to measure in it."""
         self.holdings += 1
         return self.every > 0 and (self.holdings - 1) % self.every == 0
 
     def note(self, full: float, quantized: float, errors: Mapping[str, float]) -> list[str]:
-        """Take two losses of the same batch and the weights' errors; return what is now exempt.
+        """Record two losses of the same batch and the weights' errors; return newly exempt names.
 
-        Where the full weights have no finite loss there is nothing to compare with.
+        If the full weights' loss is not finite, nothing is recorded.
         """
         if not math.isfinite(full):
             return []
@@ -51,25 +51,25 @@ class LossGap:
         return raised
 
     def told(self) -> str:
-        """Return what was measured last, in a line."""
+        """Return the last measurement as a line of text."""
         if not self.measured:
             return "the loss gap was not measured"
         gap, error = self.measured["loss_gap"], self.measured["quantization_error"]
         return f"loss gap {gap:+.2e}, largest error of a weight {error:.2e}, as last measured"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when to measure again, and what is exempt."""
+        """Return the count of Predict phases and the exempt weights."""
         return {"held_phases": self.holdings, "exempt": list(self.exempt)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.holdings, self.exempt = state["held_phases"], list(state["exempt"])
 
 
 def relative_gap(full: float, quantized: float) -> float:
-    """Return how much greater the loss of quantized weights is, over the full ones' magnitude.
+    """Return (quantized - full) / |full|, or inf if `quantized` is not finite.
 
-    Infinite where the former is not finite; the latter is.
+    `full` must be finite.
     """
     if not math.isfinite(quantized):
         return math.inf
@@ -77,9 +77,9 @@ def relative_gap(full: float, quantized: float) -> float:
 
 
 def worst_quarter(errors: Mapping[str, float]) -> list[str]:
-    """Return the names with the largest errors, a quarter of all and at least one.
+    """Return the quarter of the names with the largest errors, at least one.
 
-    NaN is the largest. Ties go by name.
+    NaN counts as the largest error; equal errors are ordered by name.
     """
     ordered = sorted(errors, key=lambda name: (_rank(errors[name]), name), reverse=True)
     return ordered[: max(1, len(ordered) // 4)]

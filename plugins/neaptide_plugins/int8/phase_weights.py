@@ -1,4 +1,4 @@
-"""Which weights each phase, and each moment in it, computes with."""
+"""Selects codes or full weights for each phase and each moment in it."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from .targets import Target
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}
-"""Which setting speaks for a moment."""
+"""The setting of each moment without gradients."""
 
 
 @attrs.frozen(eq=False)
 class PhaseWeights:
-    """Puts codes or the full weights in place, as the settings say.
+    """Gives the modules codes or full weights, as the settings require.
 
-    Codes for forwards without gradients are made when the first that wants them comes: a Predict
-    phase in which nothing is proposed costs nothing.
+    Codes for forwards without gradients are made at the first such forward, so a Predict phase
+    without a proposed jump costs nothing.
 
     Args:
         config: the settings.
-        held_weights: codes while such forwards run.
-        training: codes instead of weights.
-        measuring: when the former are compared with the full weights, and what is exempt.
-        warn: logs that weights are exempt from now on.
+        held_weights: int8 weights for forwards without gradients.
+        training: int8 weights that are trained.
+        measuring: compares `held_weights` with the full weights, and exempts weights.
+        warn: logs a warning about newly exempt weights.
     """
 
     config: Int8Config
@@ -62,7 +62,7 @@ class PhaseWeights:
         device: torch.device,
         warn: Callable[..., Any],
     ) -> PhaseWeights:
-        """Return one for a run whose weights are `targets`, computed with on `device`."""
+        """Return the `PhaseWeights` of a run that computes with `targets` on `device`."""
         return cls(
             config,
             HeldWeights(targets, Quantizer.of(config), device, full_weights),
@@ -72,7 +72,7 @@ class PhaseWeights:
         )
 
     def enter(self, phase: Phase) -> None:
-        """Have the weights that a phase trains; in Predict its forwards say what they want."""
+        """Install the weights that a phase trains; in Predict, `forward` does this."""
         if phase.applies_prediction:
             return
         self.held_weights.release()
@@ -82,7 +82,7 @@ class PhaseWeights:
             self.training.end()
 
     def leave(self) -> None:
-        """Have the full weights."""
+        """Restore the full weights."""
         try:
             self.held_weights.release()
         finally:
@@ -91,7 +91,7 @@ class PhaseWeights:
     def forward(
         self, following: Callable[..., WeighedLoss], *, moment: str, **arguments: Any
     ) -> WeighedLoss:
-        """Run `following` with the weights that the moment wants."""
+        """Run `following` with the weights set for the moment."""
         held_weights = self.held_weights
 
         def call() -> WeighedLoss:
@@ -110,11 +110,11 @@ class PhaseWeights:
         return call()
 
     def computing(self) -> AbstractContextManager[None]:
-        """Compute meanwhile with what is held, or trained, now."""
+        """Return the context for a computation with the current weights."""
         return computing(quantized=self.held_weights.held or self.training.begun)
 
     def _first_probe(self, call: Callable[[], WeighedLoss], model: nn.Module) -> WeighedLoss:
-        """Hold the weights; where it is time, compare the probe with one of the full weights."""
+        """Hold int8 weights and probe; if a measurement is due, probe the full weights first."""
         measuring, held_weights = self.measuring, self.held_weights
         if not measuring.is_due():
             held_weights.hold(exempt=measuring.exempt)
@@ -131,7 +131,7 @@ class PhaseWeights:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Put the full weights back when this is over, however it ended."""
+        """Restore the full weights at the end of the context, also after an error."""
         try:
             yield
         finally:
@@ -139,14 +139,14 @@ class PhaseWeights:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Hold the weights for as long as an evaluation is under way."""
+        """Hold int8 weights during an evaluation."""
         with self.released():
             if not self.training.begun:
                 self.held_weights.hold(exempt=self.measuring.exempt)
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which weights keep their precision, when to measure again, and what rounds."""
+        """Return the loss gap's state, whether int8 training runs, and its rounding moment."""
         training = self.training
         return {
             **self.measuring.state_dict(),
@@ -155,15 +155,15 @@ class PhaseWeights:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.measuring.load_state_dict(state)
         self.training.moment = state["moment"]
         if state["trained"] and self.config.trains_int8:
-            self.training.begin()  # what was saved is on the grid, and stays as it is
+            self.training.begin()  # the saved weights are on the grid, so rounding keeps them
 
 
 def within(context: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
-    """Return a middleware that goes on in a context of its own each time."""
+    """Return a middleware that calls the next one inside a new context."""
 
     def middleware(following: Callable[..., Any], **arguments: Any) -> Any:
         with context():

@@ -1,4 +1,4 @@
-"""Wires int8 weights to the run: chosen, watched, switched, and accounted for."""
+"""The plugin: chooses the weights, switches them by phase, and states their memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Int8(Plugin[Int8Config]):
-    """Codes while a forward without gradients runs, or codes instead of weights in training."""
+    """Uses int8 weights in forwards without gradients, or in training too."""
 
     _targets: list[Target] = attrs.field(init=False, factory=list)
     _full_weights: FullWeights = attrs.field(init=False)
@@ -47,7 +47,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
-        """Choose the weights, before anything is allocated for them."""
+        """Choose the weights before any memory is allocated for them."""
         config = self.config
         try:
             self._targets = find(model, config.include, config.exclude, Scheme.of(config))
@@ -59,7 +59,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Watch the weights, and say what will be quantized."""
+        """Register for writes to the weights, and log what will be quantized."""
         config, targets, device = self.config, self._targets, run.device
         full_weights = self._full_weights = FullWeights(model, store, device)
         if config.trains_int8:
@@ -77,7 +77,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Put the full weights back."""
+        """Restore the full weights."""
         if self._leave is not None:
             self._leave()
         if self._phase_weights is not None:
@@ -85,62 +85,62 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Have the weights that the coming phase trains."""
+        """Install the weights that the coming phase trains."""
         self._begun.enter(phase)
 
     @hookimpl
     def on_phase_exit(self, following: Phase | None) -> None:
-        """Before a resume, have the weights as they are where nothing has begun."""
+        """Before a resume, restore the full weights."""
         if following is None:
             self._begun.leave()
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Compute with the weights that the moment wants."""
+        """Compute with the weights set for the moment."""
         return self._begun.forward
 
     @hookimpl
     def around_backward(self) -> AroundBackward | None:
-        """Recompute with the weights that the forward had."""
+        """Recompute with the weights of the forward."""
         return within(self._begun.computing) if self.config.trains_int8 else None
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Round each update by random numbers of its own."""
+        """Round each update with its own random numbers."""
         return within(self._begun.training.updating) if self.config.trains_int8 else None
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Put the full weights back when Predict is over, however it ended."""
+        """Restore the full weights after Predict, also after an error."""
         return within(self._begun.released)
 
     @hookimpl
     def around_evaluate(self) -> AroundEvaluate | None:
-        """Hold the weights for as long as an evaluation is under way."""
+        """Hold int8 weights during an evaluation."""
         return within(self._begun.evaluated) if self.config.is_int8("evaluate") else None
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """State codes in the place of weights, and where those are meanwhile."""
+        """Replace the weights by codes, and place the full weights where they are stored."""
         return estimated(ledger, phase, self.config, self._footprints())
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return what was measured last, and how many weights int8 is for."""
+        """Return the last measurement and the number of quantized weights."""
         measured = self._begun.measuring.measured
         return {**measured, "int8_weights": float(len(self._quantized()))}
 
     def report(self) -> str | None:
-        """Return what int8 weights take, and what they cost."""
+        """Return a text with the bytes of the int8 weights and the last measurement."""
         sizes = summary(self._quantized(), len(self._targets), self._footprints())
         return f"{sizes}; {self._begun.measuring.told()}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which weights keep their precision, when to measure again, and what rounds."""
+        """Return the state of `PhaseWeights`."""
         return self._begun.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._begun.load_state_dict(state)
 
     @property

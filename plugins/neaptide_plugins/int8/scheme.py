@@ -1,4 +1,4 @@
-"""How a weight becomes int8 codes: what shares a scale, and what range the codes span."""
+"""The encoding of a weight as int8 codes: groups that share a scale, and their ranges."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 Granularity = Literal["tensor", "channel", "block"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Of weights that are quantized; the codes say too little of a float64."""
+"""Dtypes of weights that are quantized; for float64 the codes are too coarse."""
 
 
 @attrs.frozen
 class Scheme:
-    """What shares a scale, and whether codes are centred on zero.
+    """The size of the groups that share a scale, and whether codes are centred on zero.
 
-    Symmetric codes lie in [-127, 127]; affine ones in [-128, 127], with a zero point beside each
-    scale.
+    Symmetric codes are in [-127, 127]. Affine codes are in [-128, 127], and each scale has a zero
+    point.
     """
 
     granularity: Granularity
     block: int
-    """Elements in a block; only with that granularity."""
+    """Elements in a block; only used with the granularity `block`."""
     symmetric: bool
 
     @classmethod
@@ -38,9 +38,9 @@ class Scheme:
         return cls(config.granularity, config.block, config.symmetric)
 
     def group(self, shape: torch.Size, channel: int) -> int:
-        """Return how many consecutive elements share a scale, `channel` being the first dim.
+        """Return how many consecutive elements share a scale if `channel` is moved to dim 0.
 
-        ValueError where blocks do not divide a channel.
+        ValueError if a channel is not a multiple of the block.
         """
         elements = shape.numel()
         row = elements // max(1, shape[channel])
@@ -49,27 +49,27 @@ class Scheme:
         if self.granularity == "channel":
             return max(1, row)
         if row % self.block:
-            msg = f"blocks of {self.block} do not divide its channels of {row} elements"
+            msg = f"its channels of {row} elements are not a multiple of the block of {self.block}"
             raise ValueError(msg)
         return self.block
 
 
 @attrs.frozen(eq=False)
 class Ranges:
-    """The least and greatest value of each group that is not clipped: float32 `[groups]`."""
+    """The limits to which each group's values are clipped: float32 `[groups]`."""
 
     low: torch.Tensor
     high: torch.Tensor
 
     def clip(self, values: torch.Tensor, group: int) -> torch.Tensor:
-        """Return `values`, whose flattened order makes the groups, with outliers at the limits."""
+        """Return `values` clipped to the limits; groups are consecutive in the flattened order."""
         rows = in_groups(values, group).float()
         low, high = (limit.to(values.device)[:, None] for limit in (self.low, self.high))
         clipped = torch.where(rows.isfinite(), torch.minimum(torch.maximum(rows, low), high), rows)
         return clipped.view(-1)[: values.numel()].view(values.shape)
 
     def scaled(self, share: torch.Tensor | float) -> Ranges:
-        """Return ranges of a share of the size."""
+        """Return the ranges multiplied by `share`."""
         return Ranges(self.low * share, self.high * share)
 
 
@@ -93,7 +93,7 @@ class WeightCodes:
         return self.codes.nbytes + self.scale.nbytes + zero
 
     def to(self, device: torch.device) -> WeightCodes:
-        """Return them on `device`."""
+        """Return the codes on `device`."""
         zero = None if self.zero is None else self.zero.to(device, non_blocking=True)
         return attrs.evolve(
             self,
@@ -103,7 +103,7 @@ class WeightCodes:
         )
 
     def decode(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight they stand for, in `dtype`, in the shape it had."""
+        """Return the decoded weight in `dtype` and its original shape."""
         values: torch.Tensor = dequantize_int8(self.codes, self.scale, self.zero, self.group, dtype)
         return values.movedim(0, self.channel)
 
@@ -114,10 +114,10 @@ def encode(
     """Quantize `weight`, a floating tensor of any shape, rounding to nearest.
 
     Args:
-        weight: is left as it is.
-        scheme: what shares a scale.
+        weight: the tensor; it is not changed.
+        scheme: defines the groups.
         channel: the dim of output channels.
-        ranges: clip to these first; left out, each group's own extremes are its range.
+        ranges: limits to clip to first; None uses the extremes of each group.
     """
     group = scheme.group(weight.shape, channel)
     values = weight.detach().movedim(channel, 0).contiguous()
@@ -128,7 +128,7 @@ def encode(
 
 
 def bytes_of(shape: torch.Size, scheme: Scheme, channel: int = 0) -> int:
-    """Return what `encode` makes of a weight of `shape`, in bytes, without one."""
+    """Return the bytes of the codes that `encode` makes of a weight of `shape`."""
     elements = shape.numel()
     groups = -(-elements // scheme.group(shape, channel))
     return elements + groups * (4 if scheme.symmetric else 5)

@@ -1,4 +1,4 @@
-"""Which weights of a model are quantized, and why the others are not."""
+"""Finds the weights of a model to quantize."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MATRIX = 2
-"""Least dimensions of a weight that is worth it."""
+"""Least number of dimensions of a weight to quantize."""
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _HEADS = ("head", "lm_head", "classifier")
-"""Names, or last parts of names, that heads go by wherever they were registered."""
+"""Last parts of the names of heads."""
 
 
 @attrs.frozen(eq=False)
 class Target:
-    """A parameter that is quantized, and everywhere it is found."""
+    """A parameter to quantize, and all modules that hold it."""
 
     name: str
-    """Its first qualified name."""
+    """The parameter's first qualified name."""
     parameter: nn.Parameter
     sites: tuple[tuple[nn.Module, str], ...]
-    """Modules and attributes that hold it."""
+    """The modules that hold the parameter, and their attributes."""
     channel: int
     """The dim of output channels."""
 
@@ -42,19 +42,19 @@ def find(
     """Return the weights to quantize, in the model's order.
 
     Args:
-        model: none of it is changed.
-        scheme: what shares a scale.
-        include: patterns of modules' names. None takes every matrix and convolution but embeddings,
-            norms, heads, recurrent layers, what is tied to one of these, and what would not get
-            smaller: channels of one element have a scale each.
-        exclude: patterns of modules that are left alone.
+        model: the model; it is not changed.
+        scheme: defines the groups that share a scale.
+        include: patterns of modules' names. None takes every matrix and convolution except
+            embeddings, norms, heads, recurrent layers, weights tied to one of these, and weights
+            that would not get smaller (with one element a channel, each element has a scale).
+        exclude: patterns of the names of modules that are not quantized.
 
     Raises:
-        ValueError: nothing is left, a pattern of `include` names nothing that can be quantized, or
-            blocks do not divide a channel.
+        ValueError: no weight is left; a pattern matches no module, or in `include` no module that
+            can be quantized; or a channel is not a multiple of the block.
     """
     candidates = list(_candidates(model))
-    last = candidates[-1][1] if candidates else None  # what is registered last makes the outputs
+    last = candidates[-1][1] if candidates else None  # usually the output layer
     chosen = {
         id(module)
         for name, module, _, _ in candidates
@@ -82,8 +82,8 @@ def find(
     if not targets:
         msg = (
             f"no weight is left to quantize of {len(sites)} matrices and convolutions in float32, "
-            f"bfloat16 or float16 (embeddings, norms, heads, recurrent layers, and what would not "
-            f"get smaller, are left alone); name modules in include, or exclude fewer"
+            f"bfloat16 or float16 (embeddings, norms, heads, recurrent layers, and weights that "
+            f"would not get smaller, are not quantized); name modules in include, or exclude fewer"
         )
         raise ValueError(msg)
     return targets
@@ -93,7 +93,7 @@ def _size(target: Target, scheme: Scheme) -> int:
     try:
         return bytes_of(target.parameter.shape, scheme, target.channel)
     except ValueError as error:
-        msg = f"{target.name!r}: {error}; take another block, or exclude the module"
+        msg = f"{target.name!r}: {error}; set another block, or exclude the module"
         raise ValueError(msg) from error
 
 
@@ -115,7 +115,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Para
 
 
 def _can(module: nn.Module) -> bool:
-    # Recurrent layers hold their weights in a list beside their attributes.
+    # Recurrent layers hold their weights in a list in addition to their attributes.
     kinds = (nn.RNNBase, ParametrizationList)
     return not isinstance(module, kinds) and "norm" not in type(module).__name__.lower()
 
@@ -136,7 +136,7 @@ def _check_patterns(setting: str, patterns: Sequence[str], names: Sequence[str])
             what = "module with a matrix" if setting == "include" else "module"
             known = ", ".join(repr(name) for name in names[:3])
             msg = (
-                f"no {what} is called {pattern!r} in {setting}; there is {known}"
+                f"no {what} matches {pattern!r} in {setting}; the model has {known}"
                 f"{', …' if len(names) > 3 else ''}"  # noqa: PLR2004 - as many as are shown
             )
             raise ValueError(msg)
@@ -145,7 +145,7 @@ def _check_patterns(setting: str, patterns: Sequence[str], names: Sequence[str])
 def _used_elsewhere(
     model: nn.Module, candidates: Sequence[tuple[str, nn.Module, str, nn.Parameter]]
 ) -> set[nn.Parameter]:
-    """Return parameters that a module which cannot be quantized has, too."""
+    """Return the parameters that are also held by a module that cannot be quantized."""
     sites = {(id(module), attribute) for _, module, attribute, _ in candidates}
     return {
         parameter
@@ -156,6 +156,6 @@ def _used_elsewhere(
 
 
 def _channel_of(module: nn.Module, attribute: str) -> int:
-    # transformers' Conv1D multiplies by its weight, not by the transpose.
+    # transformers' Conv1D multiplies by its weight, which Linear transposes.
     turned = isinstance(module, _TRANSPOSED) or type(module).__name__ == "Conv1D"
     return 1 if turned and attribute == "weight" else 0

@@ -1,4 +1,4 @@
-"""int8 training: the codes are the weights, and updates are rounded to them stochastically."""
+"""int8 training: weights exist only as codes; updates are rounded to them stochastically."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .targets import Target
 
 _LINEAR = functional.linear
-"""torch's own: others put theirs in its place for a while."""
+"""torch's own function; other code may replace it temporarily."""
 
 
 class TrainedWeight(Int8Weight):
-    """An `Int8Weight` that has gradients, which are its parameter's.
+    """An `Int8Weight` whose gradients are accumulated in its parameter.
 
-    `linear` decodes it again in the backward; other operations may keep what they were given. Its
-    codes are all there is: whoever reads it gets decoded values.
+    `linear` decodes it again in the backward; other operations may keep the decoded values. A read
+    gives decoded values, because there is no full weight.
     """
 
     def __new__(cls, codes: Any, parameter: torch.nn.Parameter, device: torch.device) -> Any:  # noqa: D102 - as the parent's
@@ -49,7 +49,7 @@ class TrainedWeight(Int8Weight):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """The parameter's."""
+        """The parameter's gradient."""
         return self.parameter.grad
 
     @grad.setter
@@ -60,10 +60,11 @@ class TrainedWeight(Int8Weight):
     def __torch_function__(  # type: ignore[override]  # the parent has switched it off
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Send `linear` its own way, also where asking for gradients recomputes."""
+        """Run `linear` as `_Linear`, also in a recomputation inside `torch.autograd.grad`."""
         kwargs = kwargs or {}
         if function is torch.autograd.grad:
-            # By its edge, a weight does not have what runs in the backward run with this off.
+            # Given a weight, `grad` would run the backward with `__torch_function__` disabled;
+            # given the weight's gradient edge, it does not.
             args, kwargs = tree_map_only(TrainedWeight, get_gradient_edge, (args, kwargs))
             return function(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
@@ -84,7 +85,7 @@ def _linear_arguments(
 
 
 class _Linear(torch.autograd.Function):
-    """`linear`, of which nothing is kept but its input."""
+    """`linear` that keeps only its input for the backward."""
 
     @staticmethod
     def forward(
@@ -101,46 +102,46 @@ class _Linear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         flat = gradient.reshape(-1, gradient.shape[-1])
-        left = right = bias = None
+        x_gradient = weight_gradient = bias_gradient = None
         if ctx.needs_input_grad[0]:
-            left = (gradient @ ctx.weight.decoded().to(gradient.dtype)).to(of_x)
+            x_gradient = (gradient @ ctx.weight.decoded().to(gradient.dtype)).to(of_x)
         if ctx.needs_input_grad[1]:
-            right = (flat.t() @ x.reshape(-1, x.shape[-1]).to(flat.dtype)).to(of_weight)
+            weight_gradient = (flat.t() @ x.reshape(-1, x.shape[-1]).to(flat.dtype)).to(of_weight)
         if ctx.has_bias and ctx.needs_input_grad[2]:
-            bias = flat.sum(0).to(of_bias)
-        return left, right, bias
+            bias_gradient = flat.sum(0).to(of_bias)
+        return x_gradient, weight_gradient, bias_gradient
 
 
 class KeptCodes:
-    """Holds a weight as codes on the grid, for a store to keep.
+    """A store's keeper that holds a weight as codes on the grid.
 
     Args:
-        weight: what modules compute with; its codes are replaced at each write.
-        seeds: gives one seed a rounding.
+        weight: the weight of the modules; each write replaces its codes.
+        seeds: returns the seed of a rounding.
     """
 
     def __init__(self, weight: TrainedWeight, seeds: Callable[[], int]) -> None:
         self._weight, self._seeds = weight, seeds
 
     def read(self) -> torch.Tensor:
-        """Return the weight, decoded."""
+        """Return the decoded weight."""
         return self._weight.decoded()
 
     def write(self, weight: torch.Tensor) -> None:
-        """Round it to the grid."""
+        """Round `weight` to the grid."""
         codes = self._weight.codes
         self._weight.codes = round_to_grid(weight, codes.group, self._seeds(), codes.channel)
 
 
 class Training:
-    """Has weights be codes between `begin` and `end`.
+    """Replaces weights by codes between `begin` and `end`.
 
     Args:
-        targets: the weights, of `grid.TRAINABLE` dtypes.
-        scheme: what shares a scale.
-        device: where they are.
+        targets: the weights, of dtypes in `grid.TRAINABLE`.
+        scheme: defines the groups that share a scale.
+        device: the device of the weights.
         read: lends a target's full weight, for reading.
-        keep: has the store keep a target by a keeper; returns what ends that.
+        keep: makes the store hold a target in a keeper; returns the function that ends this.
     """
 
     def __init__(
@@ -152,18 +153,18 @@ class Training:
         keep: Callable[[Target, KeptCodes], Callable[[], None]],
     ) -> None:
         self.moment = 0
-        """Which tells one update, and what is written between two, from the others."""
+        """Part of each seed: differs between one update, the time after it, and the next update."""
         self._targets, self._scheme, self._device = list(targets), scheme, device
         self._read, self._keep = read, keep
         self._begun: list[tuple[Target, Callable[[], None]]] = []
 
     @property
     def begun(self) -> bool:
-        """Whether the codes are the weights now."""
+        """Whether the weights are replaced by codes now."""
         return bool(self._begun)
 
     def begin(self) -> None:
-        """Round the weights to codes, which take their place."""
+        """Round the weights to codes and replace them."""
         if self._begun:
             return
         try:
@@ -184,13 +185,13 @@ class Training:
         self._begun.append((target, back))
 
     def _seed(self, place: int) -> int:
-        # By when it is and not by how often it was done: what an evaluation, a refused jump or a
-        # resume writes must not change what later updates are rounded to.
+        # The seed depends on the moment, not on the number of writes: an evaluation, a refused
+        # jump or a resume also writes, and must not change the rounding of later updates.
         return self.moment * len(self._targets) + place
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Round what is written meanwhile unlike what was written before, or will be after."""
+        """Use other seeds inside the context than before and after it."""
         self.moment += 1
         try:
             yield
@@ -198,9 +199,9 @@ class Training:
             self.moment += 1
 
     def end(self) -> None:
-        """Give the parameters the values of their codes.
+        """Restore the parameters, with the values of their codes.
 
-        Where one cannot be had, that is raised when all others are back; calling again tries again.
+        The first error is raised after all other parameters are restored; a second call retries.
         """
         begun, self._begun = self._begun, []
         failed: BaseException | None = None
@@ -218,8 +219,8 @@ class Training:
 
 
 def _hand_over(weight: torch.Tensor) -> None:
-    """Add a gradient to the parameter's own."""
-    assert isinstance(weight, TrainedWeight), "it is hooked to no other"
+    """Move a weight's gradient into its parameter's gradient."""
+    assert isinstance(weight, TrainedWeight), "only trained weights have this hook"
     own: Any = torch.Tensor.grad
     parameter, gradient = weight.parameter, own.__get__(weight)
     own.__set__(weight, None)

@@ -1,4 +1,4 @@
-"""A tensor that stands in for a weight: int8 in memory, the weight's values to whoever computes."""
+"""A tensor that replaces a weight: it stores int8 codes, and operations get the decoded values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _computing = ContextVar("computing", default=False)
 
 @contextmanager
 def computing(*, quantized: bool = True) -> Iterator[None]:
-    """Say that a model runs: what it detaches it computes with, and gets decoded values of.
+    """Mark that a model runs: a detached `Int8Weight` is still an `Int8Weight`.
 
     Args:
-        quantized: whether any of its weights is; what was compiled runs eagerly then, which would
-            be compiled anew for weights of another kind.
+        quantized: whether any of the model's weights is int8; then compiled code runs eagerly,
+            because it would be compiled again for the other type of weights.
     """
     if not quantized:
         yield
@@ -39,16 +39,16 @@ def computing(*, quantized: bool = True) -> Iterator[None]:
 
 
 class Int8Weight(torch.Tensor):
-    """Shape, dtype and device of `parameter`, on `device`, in int8.
+    """A weight with the shape and dtype of `parameter`, stored as int8 codes, on `device`.
 
-    Every operation on it gets the decoded values, which are gone with the operation. Reading it
-    outside of `computing` (`detach`, a state dict, a deep copy, a pickle) gives the parameter
-    itself. It takes part in no gradient, cannot be written to, and has no address.
+    Every operation on it gets decoded values, which are freed after the operation. A read outside
+    of `computing` (`detach`, a state dict, a deep copy, a pickle) gives the parameter itself. The
+    weight has no gradient, cannot be written to, and has no address.
     """
 
     codes: WeightCodes
     parameter: torch.nn.Parameter
-    _is_param = True  # by which nn.Parameter knows its instances
+    _is_param = True  # makes isinstance(weight, nn.Parameter) true
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own subclasses do
 
@@ -74,7 +74,7 @@ class Int8Weight(torch.Tensor):
         self.parameter = parameter
 
     def decoded(self) -> torch.Tensor:
-        """Return the values the codes stand for, on the device, with the weight's strides."""
+        """Return the decoded values on the device, with the weight's strides."""
         values = self.codes.to(self.device).decode(self.dtype)
         if values.stride() == self.stride():
             return values
@@ -82,7 +82,7 @@ class Int8Weight(torch.Tensor):
         return home.copy_(values)
 
     def whole(self) -> torch.nn.Parameter:
-        """Return the weight for who does not compute with it."""
+        """Return the full weight, for reads outside of computations."""
         return self.parameter
 
     @property
@@ -96,10 +96,10 @@ class Int8Weight(torch.Tensor):
         raise RuntimeError(_refused("setting .data"))
 
     def data_ptr(self) -> int:
-        """Raise RuntimeError: codes are not where a kernel would look for a weight."""
+        """Raise RuntimeError: a kernel must not read codes as a weight."""
         msg = (
-            "a weight that is int8 in this phase has no address; exclude its module from the "
-            "plugin int8"
+            "a weight that is int8 in this phase has no address; exclude its module "
+            "@ plugins.int8.exclude"
         )
         raise RuntimeError(msg)
 
@@ -131,8 +131,8 @@ class Int8Weight(torch.Tensor):
 
 def _refused(what: object) -> str:
     return (
-        f"{what} writes to a weight that is int8 in this phase; exclude its module from the plugin "
-        f"int8"
+        f"{what} writes to a weight that is int8 in this phase; exclude its module "
+        f"@ plugins.int8.exclude"
     )
 
 

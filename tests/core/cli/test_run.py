@@ -209,7 +209,7 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
         (
             ["data={name = 'builtin:digits'}", "train.batch_size=1000000000000"],
             2,
-            "a batch of 1000000000000 is more than the 1438 images there are to train on; lower",
+            "the batch size 1000000000000 is larger than the training data of 1438 images; lower it",
         ),
         (
             [
@@ -217,7 +217,7 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
                 "data.options={path = 'text', context = 1, validation_share = 0.2}",
             ],
             2,
-            "a batch of 16 is more than the 12 bytes there are to train on; lower it",
+            "the batch size 16 is larger than the training data of 12 bytes; lower it",
         ),
     ],
 )

@@ -264,8 +264,8 @@ def test_a_block_that_computes_something_else_the_second_time_is_named(
     with pytest.raises(RuntimeError) as caught:
         model(batch(0)).backward()
     expected = (
-        "block 'blocks.3' computed something else the second time, so its activations cannot be "
-        "recomputed; exclude it from activation checkpointing"
+        "block 'blocks.3' saved different tensors when it was recomputed; exclude it from "
+        "activation checkpointing"
     )
     assert expected == str(caught.value)
 

@@ -134,7 +134,7 @@ def test_an_empty_or_short_file_is_refused_in_one_line(tmp_path: Path, content: 
         file_bytes(path)
 
     assert str(caught.value) == (
-        f"text-file {str(path)!r} has {len(content)} bytes, too few to hold out 0.1 of them: "
+        f"text-file {str(path)!r} has {len(content)} bytes, too few to hold out a share of 0.1: "
         "give a longer text"
     )
 
@@ -147,7 +147,7 @@ def test_text_shorter_than_a_window_is_refused_in_one_line(
         sampler(counting(8), 8, 2, 1)
 
     assert str(caught.value) == (
-        "the text has 8 bytes, and one window takes 9 (context 8 and the byte after it): "
+        "the text has 8 bytes, but one window takes 9 (context 8 and the next byte): "
         "lower 'context' or give a longer text"
     )
 

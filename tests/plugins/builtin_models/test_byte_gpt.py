@@ -142,6 +142,6 @@ def test_windows_that_do_not_fit_are_refused_in_one_line(
         byte_gpt.loss(byte_gpt.build(SMALL), batch)
 
     assert str(caught.value) == (
-        f"byte-gpt predicts from tokens of shape [batch, 1 to 16], got {reported}: "
+        f"byte-gpt takes tokens of shape [batch, 1 to 16], got {reported}: "
         "give shorter windows or raise the model's 'context'"
     )

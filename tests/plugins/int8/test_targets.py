@@ -64,7 +64,7 @@ def test_patterns_choose_and_take_away() -> None:
     model = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Embedding(8, 8), "c": nn.Linear(8, 8)})
     assert ["b.weight", "c.weight"] == names(model, include=("b", "c"))
     assert ["c.weight"] == names(model, include=("*",), exclude=("a", "b"))
-    with pytest.raises(ValueError, match=r"no module with a matrix is called 'd'.*'a', 'b', 'c'"):
+    with pytest.raises(ValueError, match=r"no module with a matrix matches 'd'.*'a', 'b', 'c'"):
         names(model, include=("d",))
     with pytest.raises(ValueError, match="no weight is left to quantize"):
         names(model, exclude=("*",))
@@ -91,7 +91,7 @@ def test_channels_are_those_of_the_output() -> None:
 
 def test_a_block_must_divide_every_channel() -> None:
     model = nn.ModuleList([nn.Linear(64, 8), nn.Linear(12, 8), nn.Linear(8, 8)])
-    with pytest.raises(ValueError, match=r"'1.weight': blocks of 8 do not divide .* 12 elements"):
+    with pytest.raises(ValueError, match=r"'1.weight': its channels of 12 elements .* block of 8"):
         find(model, None, (), Scheme("block", 8, True))
     assert 1 == len(find(model, None, ("1",), Scheme("block", 8, True)))
 

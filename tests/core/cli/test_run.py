@@ -209,7 +209,7 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
         (
             ["data={name = 'builtin:digits'}", "train.batch_size=1000000000000"],
             2,
-            "the batch size 1000000000000 is larger than the training data of 1438 images; lower it",
+            "the batch size 1000000000000 is larger than the training data of 1438 images; lower",
         ),
         (
             [

@@ -115,5 +115,5 @@ def test_the_range_of_all_values_changes_nothing() -> None:
 
 
 def test_blocks_that_do_not_divide_a_channel_are_refused() -> None:
-    with pytest.raises(ValueError, match="channels of 12 elements are not a multiple of the block of 8"):
+    with pytest.raises(ValueError, match="12 elements are not a multiple of the block of 8"):
         encode(torch.ones(3, 12), scheme("block"))

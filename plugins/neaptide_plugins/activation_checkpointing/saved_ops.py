@@ -1,7 +1,8 @@
 """Keeps the outputs of chosen ops in a forward, and returns them when the forward is replayed.
 
-Unlike torch's selective checkpointing, other ops are ignored. Their sequence may differ: autocast
-casts a shared weight once in the forward, but again in each replay. A replay may run repeatedly.
+Unlike torch's selective checkpointing, this ignores all other ops, because their sequence may
+differ: autocast casts a shared weight once in the forward, but again in each replay. A replay may
+run several times.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class NodeNeeds:
         if name not in self._compressed or output:
             return EXACT
         if place >= _ATTENTION_INPUTS and name in _FAMILIES["attention"]:
-            return EXACT  # a bias: a large mask value would spoil the scale of its group
+            return EXACT  # an attention mask: its large values would make the scales too coarse
         if name == "Pow":
             return CODES if _is_power(node) else EXACT
         if name == "Hardtanh":

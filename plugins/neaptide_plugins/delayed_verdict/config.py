@@ -33,7 +33,7 @@ class DelayedVerdictConfig:
         "is (loss(m - j) - loss(m + j)) / 2; `undone` is loss(m - j) - loss(m)",
     )
     certainty: float = field(
-        2.0, validator=ge(0.0), help="a gain within so many standard errors of 0 is unclear"
+        2.0, validator=ge(0.0), help="a gain within this many standard errors of 0 is unclear"
     )
     tier: Literal["device", "host"] = field(
         "host",

@@ -18,17 +18,17 @@ class DivergenceMonitorConfig:
     loss_sigma: float = field(
         3.0,
         validator=gt(0.0),
-        help="a loss is a spike above its mean plus so many standard deviations",
+        help="a loss is a spike if it is more than this many standard deviations above the mean",
     )
     gradient_multiplier: float = field(
         10.0,
         validator=gt(1.0),
-        help="a gradient norm has exploded above so many times its median",
+        help="a gradient norm has exploded if it is more than this many times the median",
     )
     vanishing: float = field(
         0.01,
         validator=and_(gt(0.0)),
-        help="a gradient norm has vanished below this share of its median",
+        help="a gradient norm has vanished if it is less than this share of the median",
     )
     oscillation: float = field(
         0.9,

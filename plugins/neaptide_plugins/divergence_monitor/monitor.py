@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .config import DivergenceMonitorConfig
 
 CRITICAL_SIGMAS = 10.0
-"""A loss more than so many standard deviations above its mean is critical."""
+"""A loss more than this many standard deviations above the mean is critical."""
 
 
 @attrs.frozen

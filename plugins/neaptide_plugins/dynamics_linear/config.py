@@ -21,8 +21,8 @@ class DynamicsLinearConfig:
     around: int = field(
         12,
         validator=ge(0),
-        help="the target is the mean of so many losses before and after the forecast update, and "
-        "its own",
+        help="the target is the mean loss from this many updates before the forecast update to as "
+        "many after it",
     )
     smoothing: float = field(
         0.92,

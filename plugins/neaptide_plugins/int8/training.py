@@ -57,7 +57,7 @@ class TrainedWeight(Int8Weight):
         self.parameter.grad = value
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]  # the parent has switched it off
+    def __torch_function__(  # type: ignore[override]  # the parent disables it
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `linear` as `_Linear`, also in a recomputation inside `torch.autograd.grad`."""
@@ -181,7 +181,7 @@ class Training:
         weight = TrainedWeight(codes, target.parameter, self._device)
         back = self._keep(target, KeptCodes(weight, lambda: self._seed(place)))
         for module, attribute in target.sites:
-            module._parameters[attribute] = weight  # type: ignore[assignment]  # it stands for one
+            module._parameters[attribute] = weight  # type: ignore[assignment]  # it replaces one
         self._begun.append((target, back))
 
     def _seed(self, place: int) -> int:

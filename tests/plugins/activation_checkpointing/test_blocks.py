@@ -123,8 +123,8 @@ def test_a_model_without_blocks_is_refused() -> None:
             config={"plugins": {"activation-checkpointing": {}}},
         )
     expected = (
-        "Linear has no repeated blocks in a ModuleList or Sequential; name them by a pattern such "
-        "as 'encoder.*' @ plugins.activation-checkpointing.blocks"
+        "Linear has no repeated blocks in a ModuleList or Sequential; set a pattern of the blocks' "
+        "names such as 'encoder.*' @ plugins.activation-checkpointing.blocks"
     )
     assert expected == str(caught.value)
 

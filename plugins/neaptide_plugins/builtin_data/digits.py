@@ -30,9 +30,10 @@ class Digits:
 
 
 def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
-    """Return (training, validation); `validation_share` of each digit, always the same images.
+    """Return (training, validation); the split is the same each time.
 
-    ModuleNotFoundError without scikit-learn, which the extra `neaptide[digits]` installs.
+    Validation has `validation_share` of the images of each digit. ModuleNotFoundError without
+    scikit-learn, which the extra `neaptide[digits]` installs.
     """
     try:
         datasets = import_module("sklearn.datasets")

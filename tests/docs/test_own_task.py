@@ -47,4 +47,4 @@ def test_a_module_that_does_not_take_the_batch_is_told_how_it_was_called(tmp_pat
     assert 1 == done.returncode
     last = done.stderr.splitlines()[-1]
     assert "called as model(**batch), and its forward does not take this batch" in last
-    assert "(keys: x, y); pass loss_fn, or have the factory of model.name return" in last
+    assert "(keys: x, y); pass loss_fn, or make the factory of model.name return" in last

@@ -1,1 +1,1 @@
-"""The words a plugin is written in: phases, steps, spans, the store, the ledger, the stash."""
+"""The types that plugins use: phases, steps, spans, the store, the ledger, the stash."""

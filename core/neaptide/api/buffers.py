@@ -1,4 +1,4 @@
-"""A module's buffers, left as they were by a forward that is not to count."""
+"""Restores a module's buffers after a forward that must not change them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Put back every buffer of `model` as it was on entry: the object and its values."""
+    """Restore at the end every buffer of `model` as it was on entry: the object and its values."""
     before = [
         (module, name, buffer, None if _is_expanded(buffer) else buffer.clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()  # noqa: SLF001 - to put the very objects back
+        for name, buffer in module._buffers.items()  # noqa: SLF001 - to restore the same objects
         if buffer is not None
     ]
     try:
@@ -27,14 +27,14 @@ def preserved(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer, value in before:
             if value is not None:
-                # Through .data: a graph that has saved the buffer must not take it for changed.
-                # Nor can its version tell whether it was: BatchNorm's statistics do not count it.
+                # Through .data, which keeps the version: a graph may have saved the buffer.
+                # Every buffer is copied: BatchNorm changes its statistics without a new version.
                 buffer.data.copy_(value)
             module._buffers[name] = buffer  # noqa: SLF001 - see above
 
 
 def _is_expanded(buffer: torch.Tensor) -> bool:
-    """Return whether elements share memory, so that nothing can write in place."""
+    """Return whether elements share memory, which makes in-place writes impossible."""
     return buffer.layout == torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
     )

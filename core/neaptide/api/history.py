@@ -1,4 +1,4 @@
-"""What the run remembers of itself: ring buffers of losses, gradient norms and step times."""
+"""History: ring buffers of losses, gradient norms and step times."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SECONDS = 64
 
 
 class History:
-    """The newest finite-lag measurements, oldest first. Predictors and schedulers read it.
+    """The newest measurements of a run, oldest first, for predictors and schedulers.
 
-    Values arrive one step late on every device, so that nothing waits for the accelerator and the
-    same run sees the same history wherever it runs. Losses are in nats (whatever `loss_fn`
-    returns), norms are global L2 norms before clipping, times are seconds of wall clock.
+    On every device a value arrives one step late. So no step waits for the accelerator, and the
+    history does not depend on the device. Losses have the unit of `loss_fn`; norms are global L2
+    norms before clipping; times are wall-clock seconds.
     """
 
     def __init__(self) -> None:
@@ -30,17 +30,17 @@ class History:
 
     @property
     def losses(self) -> Sequence[float]:
-        """Training losses of the newest updates, at most 256; non-finite ones included."""
+        """Training losses of the newest updates, at most 256."""
         return tuple(self._losses)
 
     @property
     def gradient_norms(self) -> Sequence[float]:
-        """Gradient norms of the newest updates, at most 64; empty when nobody measures them."""
+        """Gradient norms of the newest updates, at most 64; empty when they are not measured."""
         return tuple(self._gradient_norms)
 
     @property
     def seconds(self) -> Sequence[float]:
-        """Wall-clock seconds of the newest steps, at most 64; never part of a result."""
+        """Wall-clock seconds of the newest steps, at most 64; no result may depend on them."""
         return tuple(self._seconds)
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class History:
             self._gradient_norms.append(gradient_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what results may depend on; times are left out, they differ from run to run."""
+        """Return everything except the times, which differ from run to run."""
         return {
             "updates": self.updates,
             "losses": list(self._losses),
@@ -64,7 +64,7 @@ class History:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Load the value of `state_dict`."""
         self.updates = state["updates"]
         self._losses = deque(state["losses"], maxlen=LOSSES)
         self._gradient_norms = deque(state["gradient_norms"], maxlen=GRADIENT_NORMS)

@@ -1,4 +1,4 @@
-"""What `register_kernels` is given. The core knows no more of kernels than this."""
+"""KernelScope: the interface through which the core and plugins use the kernel registry."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KERNEL_GROUP = "neaptide.kernels"
-"""Entry-point group of the registry: a function that opens a `KernelScope`."""
+"""The entry-point group of the registry: a function that opens a `KernelScope`."""
 
 
 class KernelScope(Protocol):
-    """A way to add providers of ops for the length of a run."""
+    """Adds providers of ops until the run ends; the argument of `register_kernels`."""
 
     @property
     def ops(self) -> Mapping[str, Any]:
         """The ops of this process by name."""
 
     def add(self, provider: Any) -> None:
-        """Add a provider; ValueError where the op is unknown or has another one of that name."""
+        """Add a provider; ValueError if the op is unknown or has another provider of that name."""
 
     def use(self, *, tuning: Any = None, **providers: str) -> None:
-        """Ask for providers by op, or for a way to tune."""
+        """Select a provider by op (`op="provider"`), or the way of tuning."""
 
     def close(self) -> None:
-        """Take everything back."""
+        """Undo everything that `add` and `use` did."""

@@ -1,4 +1,4 @@
-"""Bytes by (phase, moment, tier): the ledger that estimates, and what a tensor holds."""
+"""Memory in bytes: the ledger of an estimate, and the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 Tier = Literal["device", "host"]
-"""`device` is what computes, `host` is RAM; without an accelerator all of it is `device`."""
+"""`device` is the computing device's memory, `host` is RAM; a run on the CPU has only `device`."""
 
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
 
@@ -26,12 +26,12 @@ MOMENTS: tuple[Moment, ...] = ("forward", "backward", "update", "predict", "eval
 
 @attrs.frozen
 class Entry:
-    """Bytes one owner holds on one tier during some moments of the phase."""
+    """Bytes that one owner holds on one tier during some moments of a phase."""
 
     owner: str
-    """Who holds them: `core`, or a plugin's name."""
+    """`core`, or a plugin's name."""
     kind: str
-    """What they are: `weights`, `gradients`, `optimizer.state`, `activations`, …"""
+    """`weights`, `gradients`, `optimizer.state`, `activations`, …"""
     tier: Tier
     bytes: int
     moments: frozenset[Moment] = frozenset(MOMENTS)
@@ -41,10 +41,9 @@ class Entry:
 
 @attrs.frozen
 class Ledger:
-    """What one phase is expected to hold. Immutable: plugins return a changed copy.
+    """The memory estimate of one phase. Immutable: each plugin returns a changed copy.
 
-    Plugins are folded over it in resolved order, so one that moves weights to the host sees what
-    those before it left.
+    Plugins change it in resolved order: each one gets the ledger that the one before it returned.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -62,12 +61,7 @@ class Ledger:
         return [tier for tier in get_args(Tier) if self.total(tier=tier)]
 
     def add(
-        self,
-        owner: str,
-        kind: str,
-        tier: Tier,
-        nbytes: int,
-        moments: Iterable[Moment] = MOMENTS,
+        self, owner: str, kind: str, tier: Tier, nbytes: int, moments: Iterable[Moment] = MOMENTS
     ) -> Ledger:
         """Return a ledger with `nbytes` more bytes held by `owner`."""
         entry = Entry(owner, kind, tier, int(nbytes), frozenset(moments))
@@ -81,9 +75,9 @@ class Ledger:
         nbytes: int | None = None,
         moments: Iterable[Moment] = MOMENTS,
     ) -> Ledger:
-        """Return a ledger in which what is of `kind` on `source` lies on `target`.
+        """Return a ledger with entries of `kind` moved from `source` to `target` during `moments`.
 
-        All of it, or the first `nbytes` of it, during `moments`. A target of None gives it up.
+        `nbytes` limits the move to the first bytes; a target of None removes them.
         """
         during, left, moved = frozenset(moments), nbytes, []
         for entry in self.entries:
@@ -102,15 +96,12 @@ class Ledger:
         return Ledger(tuple(entry for entry in moved if entry.bytes and entry.moments))
 
     def scale(self, kind: str, factor: float) -> Ledger:
-        """Return a ledger in which everything of `kind` takes `factor` times its bytes."""
-        return Ledger(
-            tuple(
-                attrs.evolve(entry, bytes=round(entry.bytes * factor))
-                if entry.kind == kind
-                else entry
-                for entry in self.entries
-            )
+        """Return a ledger in which each entry of `kind` has `factor` times its bytes."""
+        scaled = (
+            attrs.evolve(entry, bytes=round(entry.bytes * factor)) if entry.kind == kind else entry
+            for entry in self.entries
         )
+        return Ledger(tuple(scaled))
 
     def total(
         self,
@@ -131,7 +122,7 @@ class Ledger:
         )
 
     def peak(self, tier: Tier) -> tuple[Moment, int]:
-        """Return the moment at which `tier` holds most, and the bytes it then holds."""
+        """Return the moment at which `tier` holds the most bytes, and these bytes."""
         totals = {moment: self.total(tier=tier, moment=moment) for moment in MOMENTS}
         worst = max(MOMENTS, key=lambda moment: totals[moment])
         return worst, totals[worst]
@@ -139,10 +130,10 @@ class Ledger:
 
 @attrs.frozen
 class MemorySample:
-    """What the process holds now, in bytes."""
+    """The memory of the process at one time, in bytes."""
 
     device_bytes: int | None
-    """Live tensors by torch's allocator on the accelerator; None on a machine without one."""
+    """Live tensors on the accelerator, by torch's allocator; None without an accelerator."""
     host_bytes: int
     """Resident set size of the process."""
 
@@ -159,5 +150,5 @@ def tier_of(device: torch.device, compute: torch.device) -> Tier:
     return "device" if device.type == compute.type else "host"
 
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # a type checker must see missing names
     __getattr__ = missing_in(__name__)

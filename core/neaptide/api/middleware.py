@@ -1,8 +1,8 @@
-"""The middleware that each `around_*` hook returns: `f(next, **arguments)`.
+"""The signatures of middleware: functions `f(next, **arguments)` that `around_*` hooks return.
 
-`next` runs what the middleware wraps. Call it by keyword, with the arguments as they came or with
-others, never, once or again. A middleware names the arguments it looks at, and passes the rest on
-through `**arguments`.
+`next` runs the wrapped part. A middleware may change the arguments, and may call `next` never, once
+or several times, by keyword. It names the arguments it uses and passes the others on through
+`**arguments`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .phases import Phase
 from .steps import Jump, Outcome, Trained, Update, WeighedLoss
 
 Moment = Literal["train", "probe", "evaluate"]
-"""What a forward is for; the last two run without gradients."""
+"""The purpose of a forward: training, the guard, or evaluation; only `train` has gradients."""
 
 
 class AroundTrainStep(Protocol):
-    """Wraps one ordinary step: its micro-batches, backwards and update."""
+    """Wraps one ordinary step: its micro-batches, its backwards and its update."""
 
     def __call__(
         self, following: Callable[..., Trained], /, *, batch: Any, phase: Phase
@@ -55,7 +55,13 @@ class AroundBackward(Protocol):
 
 
 class AroundOptimizerStep(Protocol):
-    """Wraps the update; returns `Outcome.DEFERRED` without calling `next` to go on accumulating."""
+    """Wraps the update.
+
+    Gradients are multiplied by `gradient_scale` (a 0-dim tensor, if not a float) before they are
+    measured, clipped and used. `check_norm=True` requests a check for inf and nan. `updated` names
+    the spans that the store has stepped inside the backward. To accumulate further, return
+    `Outcome.DEFERRED` without calling `next`.
+    """
 
     def __call__(
         self,
@@ -79,7 +85,7 @@ class AroundPredict(Protocol):
 
 
 class AroundPropose(Protocol):
-    """Wraps the call of the predictor; returns None to drop what it proposed."""
+    """Wraps the call of the predictor; returns None to drop the proposed update."""
 
     def __call__(
         self,
@@ -92,12 +98,8 @@ class AroundPropose(Protocol):
     ) -> Update | None: ...
 
 
-class AroundCorrect(Protocol):
+class AroundCorrect(AroundTrainStep, Protocol):
     """Wraps an ordinary step of the Correct phase, inside `around_train_step`."""
-
-    def __call__(
-        self, following: Callable[..., Trained], /, *, batch: Any, phase: Phase
-    ) -> Trained: ...
 
 
 class AroundEvaluate(Protocol):
@@ -109,6 +111,6 @@ class AroundEvaluate(Protocol):
 
 
 class AroundSave(Protocol):
-    """Wraps writing a checkpoint into `directory`; returns its path."""
+    """Wraps the writing of a checkpoint into `directory`; returns its path."""
 
     def __call__(self, following: Callable[..., Path], /, *, directory: Path) -> Path: ...

@@ -10,7 +10,7 @@ import torch
 def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
     """Return the L2 norm of `norms` (0-dim tensors) in the widest dtype among them.
 
-    On the first one's device; a float32 zero where there are none.
+    The result is on the device of the first norm; without norms it is a float32 zero.
     """
     if not norms:
         return torch.zeros(())
@@ -21,19 +21,19 @@ def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
 
 
 def norm_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the L2 norm of one gradient, sparse ones included: 0-dim, float32 at least."""
-    # The entries of a row met twice add up first.
+    """Return the L2 norm of a dense or sparse gradient: 0-dim, float32 at least."""
+    # Duplicate entries of a sparse gradient add up first.
     dense = gradient.coalesce().values() if gradient.is_sparse else gradient
     norm: torch.Tensor = torch.linalg.vector_norm(dense, dtype=norm_dtype(dense))
     return norm
 
 
 def norm_dtype(gradient: torch.Tensor) -> torch.dtype:
-    """Return the dtype to sum the squares of `gradient` in: float32 at least."""
-    # Squares of fp16 gradients overflow from 256 on: fp16 and bf16 are summed in fp32.
+    """Return the dtype in which to sum the squares of `gradient`: float32 at least."""
+    # In fp16 the square of 256 overflows.
     return torch.promote_types(gradient.dtype, torch.float32)
 
 
 def on_device(factor: float | torch.Tensor, device: torch.device) -> Any:
-    """Return a factor where it can be multiplied with tensors on `device`."""
+    """Return `factor`, moved to `device` if it is a tensor."""
     return factor.to(device) if isinstance(factor, torch.Tensor) else factor

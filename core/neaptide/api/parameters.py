@@ -1,14 +1,14 @@
-"""ParameterStore: the only way to touch weights, gradients and optimizer state.
+"""ParameterStore: the only access to weights, gradients and optimizer state.
 
-Weights may live on the device, in RAM, split or quantized; only the store's provider knows where.
-Code that uses loans alone works on all of them.
+Only the store's provider knows where they are: on the device, in RAM, split or quantized. Code that
+uses nothing but loans works with every provider.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable  # noqa: TC003 - the site resolves OnUpdate by it
+from collections.abc import Callable  # noqa: TC003 - the documentation resolves OnUpdate by it
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -20,7 +20,19 @@ from neaptide.tensors import mapped
 
 from .memory import named_by_bytes
 from .norms import norm_of, on_device, total_norm
-from .spans import Change, Evictable, Keeper, Leaves, Mode, Of, OnUpdate, Refuge, Snapshot, Span
+from .spans import (
+    Change,
+    Evictable,
+    Keeper,
+    Leaves,
+    Mode,
+    Of,
+    OnUpdate,
+    Refuge,
+    Snapshot,
+    Span,
+    TensorOf,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -31,13 +43,13 @@ if TYPE_CHECKING:
 class ParameterStore(ABC):
     """Lends weights, gradients and optimizer state by span.
 
-    A provider implements `spans`, `lend`, `lend_state`, `has_gradient` and `zero_gradients`; the
-    rest has defaults built on them.
+    A provider implements `spans`, `lend`, `lend_state`, `has_gradient` and `zero_gradients`. The
+    defaults of the other methods use these.
 
     Attributes:
-        optimizer: the run's.
-        names: each parameter once with all its qualified names, in the module's order.
-        parameters: the same by their first names.
+        optimizer: the optimizer of the run.
+        names: all qualified names of each parameter, in the module's order.
+        parameters: each parameter by its first name.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -55,16 +67,11 @@ class ParameterStore(ABC):
 
     @abstractmethod
     def spans(self) -> list[Span]:
-        """Return every span once, tied parameters under their first name."""
+        """Return every span once; a tied parameter has its first name."""
 
     @overload
     def loan(
-        self,
-        span: Span,
-        mode: Mode,
-        *,
-        of: Literal["weight", "gradient"] = "weight",
-        on: torch.device | None = None,
+        self, span: Span, mode: Mode, *, of: TensorOf = "weight", on: torch.device | None = None
     ) -> AbstractContextManager[torch.Tensor]: ...
 
     @overload
@@ -76,15 +83,13 @@ class ParameterStore(ABC):
     def loan(
         self, span: Span, mode: Mode, *, of: Of = "weight", on: torch.device | None = None
     ) -> Iterator[Any]:
-        """Lend a span's weight, gradient or optimizer state, on `on` or wherever it lies.
+        """Lend a span's weight, gradient or optimizer state inside a `with` block.
 
-        A weight and a gradient are tensors of shape `span.shape`. Reading a gradient that is not
-        there raises KeyError; writing creates it from zeros. The state is a dict of the tensors the
-        optimizer keeps for the span, by its own names, and whatever else it keeps beside them;
-        empty before the optimizer's first step, which creates it. Written to, it may gain and lose
-        entries; left empty, the optimizer's next step begins anew.
-
-        Valid inside the context only. With `"write"`, what was written is kept at the end.
+        The loan is on the device `on`, or where the store has it. With `"write"` the store keeps
+        the new values at the end of the block. A weight or gradient is a tensor of shape
+        `span.shape`. Reading a missing gradient raises KeyError; writing creates it from zeros. The
+        state is the optimizer's dict for the span, empty before its first step. A write may add
+        and remove entries; after an empty dict the optimizer creates the state again.
         """
         try:
             if of == "state":
@@ -95,36 +100,31 @@ class ParameterStore(ABC):
                     yield tensor
         finally:
             if mode == "write" and of == "weight":
-                for callback in tuple(self._on_write):  # one may end itself
+                for callback in tuple(self._on_write):  # a callback may remove itself
                     callback(span)
 
     @abstractmethod
     def lend(
-        self,
-        span: Span,
-        mode: Mode,
-        *,
-        of: Literal["weight", "gradient"] = "weight",
-        on: torch.device | None = None,
+        self, span: Span, mode: Mode, *, of: TensorOf = "weight", on: torch.device | None = None
     ) -> AbstractContextManager[torch.Tensor]:
-        """Do what `loan` promises for a tensor; only `loan` calls it."""
+        """Implement `loan` for a weight or gradient; only `loan` calls this."""
 
     @abstractmethod
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Do what `loan` promises for the optimizer's state."""
+        """Implement `loan` for the optimizer's state; only `loan` calls this."""
 
     def on_write(self, callback: Callable[[Span], None]) -> Callable[[], None]:
-        """Call `callback(span)` when a weight's loan for writing ends; return what ends that.
+        """Call `callback(span)` after each loan of a weight for writing.
 
-        For a plugin that keeps another form of the weights. Ordinary updates write without a loan.
+        Returns a function that removes the callback. Ordinary updates write without a loan.
         """
         self._on_write.append(callback)
         return lambda: self._on_write.remove(callback)
 
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:  # noqa: ARG002 - for a provider
-        """Return what of `spans` can leave the device and would free its memory."""
+        """Return the storages of `spans` that `evict` can free on the device."""
         return Evictable()
 
     def evict(
@@ -134,21 +134,21 @@ class ParameterStore(ABC):
         of: Leaves = "weight",  # noqa: ARG002 - as above
         refuge: Refuge | None = None,  # noqa: ARG002 - as above
     ) -> Callable[[], None]:
-        """Free the device of what is `evictable` until the function this returns is called.
+        """Move `evictable` tensors off the device; return a function that brings them back.
 
-        It waits in `refuge`, which is RAM by default, and comes back bit for bit as loans left it.
-        Loans go on meanwhile. Do not compute with or update evicted weights; evicted state comes
-        back by itself before the optimizer steps or loads. A store that cannot evict does nothing.
+        They wait in `refuge` (default: RAM) and come back bit for bit, loans included, which stay
+        possible. Do not compute with or update evicted weights; evicted state comes back by itself
+        before the optimizer steps or loads. A store that cannot evict does nothing.
         """
         return lambda: None
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:  # noqa: ARG002 - for a provider
-        """Have `keeper` hold a weight instead of the module, until the returned function is called.
+        """Let `keeper` hold a weight instead of the module, until the returned function is called.
 
-        Loans and updates go through it. Do not compute with the module's own tensor; it still takes
-        gradients. ValueError where the weight is part of other memory or already kept or evicted.
+        Loans and updates go through `keeper`. Do not compute with the module's own tensor; it still
+        receives gradients. ValueError if the weight shares memory, or is kept or evicted already.
         """
-        msg = f"this store keeps {span.name!r} in a form of its own"
+        msg = f"this store cannot give {span.name!r} to a keeper; use another parameter store"
         raise ValueError(msg)
 
     @abstractmethod
@@ -161,49 +161,48 @@ class ParameterStore(ABC):
 
     @property
     def stores_gradients(self) -> bool:
-        """Whether gradients wait for the update, so that they can add up and be scaled.
+        """Whether gradients are stored until the update, so that they can be added and scaled.
 
-        A store that steps spans inside the backward says no.
+        False for a store that steps spans inside the backward.
         """
         return True
 
     def compute(self) -> AbstractContextManager[None]:
-        """Hold while the module or the optimizer itself runs over the weights.
+        """Make all weights usable inside a `with` block around the module or the optimizer.
 
-        A store that brings weights in block by block does nothing here.
+        A store that loads weights block by block does nothing here.
         """
         return nullcontext()
 
     def updated_in_backward(self) -> frozenset[str]:
-        """Return the names of spans whose optimizer step already ran inside this backward."""
+        """Return the names of the spans that were stepped inside this backward."""
         return frozenset()
 
     def step(self) -> None:
-        """Let the optimizer update every weight that has a gradient."""
+        """Run the optimizer's step on every weight that has a gradient."""
         with self.compute():
             self.optimizer.step()
 
-    def drain(self) -> None:  # noqa: B027 - nothing is lazy unless a provider is
-        """Finish lazy updates, so that every loan shows the newest value."""
+    def drain(self) -> None:  # noqa: B027 - only a provider has pending updates
+        """Finish pending updates, so that every loan shows the newest value."""
 
-    def close(self) -> None:  # noqa: B027 - nothing is evicted unless a provider can
-        """Bring back what is still evicted: the run is over."""
+    def close(self) -> None:  # noqa: B027 - only a provider evicts
+        """Bring back everything that is still evicted, at the end of the run."""
 
     def on_update(self, callback: OnUpdate) -> Callable[[], None]:
-        """Call `callback(span, weight, delta)` on each trainable span after each update.
+        """Call `callback(span, weight, delta)` for each trainable span after each update.
 
-        One pass over the weights serves all callbacks: averages, drift accumulators, metrics.
-        Returns the function that ends it.
+        Returns a function that removes the callback. All callbacks share one pass over the weights.
         """
         self._on_update.append(callback)
         return lambda: self._on_update.remove(callback)
 
     def finish_update(self) -> None:
-        """Call the callbacks on the spans just updated; a store may have done so in backward."""
+        """Call the `on_update` callbacks after an ordinary update, unless the backward did."""
         self.notify_update(lambda _span, _weight: None)
 
     def notify_update(self, change: Change) -> None:
-        """Call the callbacks of `on_update` on every trainable span, with the delta of `change`."""
+        """Call the `on_update` callbacks for each trainable span, with `change(span, weight)`."""
         if not self._on_update:
             return
         with torch.no_grad():
@@ -215,9 +214,9 @@ class ParameterStore(ABC):
                             callback(span, weight, delta)
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm of the gradients: 0-dim, zero where there are none.
+        """Return the global L2 norm of the gradients: 0-dim, float32, or float64 if a gradient is.
 
-        In float32, or float64 where a gradient is.
+        Without gradients it is zero.
         """
         norms = []
         for span in sorted(self.spans(), key=lambda span: span.name):
@@ -238,14 +237,14 @@ class ParameterStore(ABC):
                     gradient.mul_(on_device(factor, gradient.device))
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
-        """Scale every gradient so that the global norm, now `norm`, is at most `max_norm`.
+        """Scale the gradients, of global norm `norm`, to a norm of at most `max_norm`.
 
         The arithmetic is that of `torch.nn.utils.clip_grad_norm_`.
         """
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
     def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:
-        """Copy every trainable weight (and the optimizer's state) bitwise to the device `on`."""
+        """Return bitwise copies of the trainable weights (and the optimizer's state) on `on`."""
         self.drain()
         weights = {}
         for span in self.spans():
@@ -258,7 +257,7 @@ class ParameterStore(ABC):
             return Snapshot(weights, mapped(state, partial(torch.Tensor.to, device=on, copy=True)))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put a snapshot back, bit for bit."""
+        """Write a snapshot back, bit for bit."""
         self.drain()
         for span in self.spans():
             if span.name in snapshot.weights:
@@ -269,7 +268,7 @@ class ParameterStore(ABC):
 
     @contextmanager
     def optimizer_state(self) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's `state_dict`, each span's state by its loan; valid inside only."""
+        """Lend the optimizer's `state_dict` inside a `with` block; each span's state is a loan."""
         self.drain()
         with ExitStack() as loans:
             whole = dict(self.optimizer.state_dict())
@@ -281,10 +280,9 @@ class ParameterStore(ABC):
             yield whole
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        """Load it without changing a dtype.
+        """Load the optimizer's `state_dict`; each tensor keeps its saved dtype.
 
-        torch casts loaded state to the parameter's dtype, which would round fp32 moments of bf16
-        weights: each tensor is put back as it was saved.
+        torch alone would cast it to the parameter's dtype, and round fp32 moments of bf16 weights.
         """
         self.optimizer.load_state_dict(state)
         for index, span in self._numbered().items():
@@ -292,13 +290,12 @@ class ParameterStore(ABC):
             if any(isinstance(value, torch.Tensor) for value in saved.values()):
                 with self.loan(span, "write", of="state") as loaded:
                     for key, value in saved.items():
-                        if isinstance(value, torch.Tensor) and isinstance(
-                            loaded.get(key), torch.Tensor
-                        ):
-                            loaded[key] = value.to(loaded[key].device, copy=True)
+                        held = loaded.get(key)
+                        if isinstance(value, torch.Tensor) and isinstance(held, torch.Tensor):
+                            loaded[key] = value.to(held.device, copy=True)
 
     def _numbered(self) -> dict[int, Span]:
-        """Return the optimizer's spans by their numbers in its `state_dict`."""
+        """Return the spans by their numbers in the optimizer's `state_dict`."""
         spans = {self.parameters[span.name]: span for span in self.spans()}
         params = (each for group in self.optimizer.param_groups for each in group["params"])
         return {index: spans[each] for index, each in enumerate(params) if each in spans}

@@ -1,4 +1,4 @@
-"""The four phases as data, and the schedule that says which one comes next. Pure; no torch."""
+"""The four phases as data, and the schedule that chooses the next one. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Phase:
-    """What a phase does to the weights."""
+    """A phase's name, and the parts of a step that it runs."""
 
     name: str
     runs_backward: bool
@@ -41,16 +41,12 @@ TRAINED = tuple(cast("TrainedPhase", name) for name, phase in PHASES.items() if 
 
 @attrs.frozen
 class Colour:
-    """How a phase is coloured."""
+    """A phase's colour: name and code in a terminal, hexadecimal on a light or dark background."""
 
     terminal: str
-    """Name of the colour in a terminal."""
     ansi: int
-    """The same as a terminal's code."""
     light: str
-    """Hexadecimal, on light ground."""
     dark: str
-    """Hexadecimal, on dark ground."""
 
 
 COLOURS = {
@@ -59,24 +55,24 @@ COLOURS = {
     "predict": Colour("magenta", 35, "#b423c4", "#e07bf0"),
     "correct": Colour("green", 32, "#16803c", "#4fc87a"),
 }
-"""The colour of every phase, wherever one is drawn, in the order of the cycle."""
+"""The colour of every phase in all displays, in the order of the cycle."""
 
 
 @attrs.frozen(kw_only=True)
 class PhaseSchedule:
-    """The fixed cycle Warmup, then Full -> Predict -> Correct -> Full …, as an immutable value.
+    """The position in the cycle Warmup, then Full -> Predict -> Correct -> Full …; immutable.
 
-    Lengths count ordinary updates; a Predict phase is one jump. Every method that moves on returns
-    a new schedule, so a plugin may run one ahead of the training without disturbing it.
+    Lengths count ordinary updates; a Predict phase is one jump. Methods return a new schedule, so a
+    plugin may simulate later steps.
     """
 
     warmup_steps: int
     full_steps: int
     correct_steps: int
     correction_interval: int
-    """Predicted updates that may pass before a Correct phase is due."""
+    """Predicted updates after which a Correct phase is due."""
     predicts: bool
-    """Whether anything can predict; without it Full never ends."""
+    """Whether a plugin can predict; otherwise Full never ends."""
     phase: Phase = WARMUP
     done: int = 0
     """Ordinary updates made in `phase` so far."""
@@ -90,7 +86,7 @@ class PhaseSchedule:
         return f"PhaseSchedule({lengths}; {self.done} done in {self.phase})"
 
     def due(self) -> Phase:
-        """Return the phase the next step belongs to."""
+        """Return the phase of the next step."""
         if self.phase is WARMUP and self.done < self.warmup_steps:
             return WARMUP
         if self.phase is CORRECT and self.done < self.correct_steps:
@@ -103,8 +99,7 @@ class PhaseSchedule:
         """Return the schedule at the start of `phase`; entering the current one changes nothing."""
         if phase is self.phase:
             return self
-        uncorrected = 0 if phase is CORRECT else self.uncorrected
-        return self._at(phase, 0, uncorrected)
+        return self._at(phase, 0, 0 if phase is CORRECT else self.uncorrected)
 
     def updated(self) -> PhaseSchedule:
         """Return the schedule after one ordinary update."""
@@ -122,11 +117,10 @@ class PhaseSchedule:
         return self.enter(FULL)
 
     def steps_until(self, predicate: Callable[[Phase], bool], limit: int = 10_000) -> int | None:
-        """Return how many ordinary updates lie before the next step in a phase `predicate` likes.
+        """Return the number of ordinary updates before the next phase with a true `predicate`.
 
-        0 means the very next step. Jumps on the way are taken to be accepted and to stand for
-        `correction_interval` updates, the least that brings a Correct phase. None where no such
-        phase comes within `limit` updates.
+        0 means the next step, None that no such phase comes within `limit` updates. Each jump
+        before that phase counts as accepted, with a horizon of `correction_interval` updates.
         """
         schedule, updates = self, 0
         while updates <= limit:
@@ -142,16 +136,16 @@ class PhaseSchedule:
         return None
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return where in the cycle this is; the lengths belong to the config."""
+        """Return the position in the cycle, without the lengths, which the config holds."""
         return {"phase": self.phase.name, "done": self.done, "uncorrected": self.uncorrected}
 
     def restored(self, state: dict[str, int | str]) -> PhaseSchedule:
-        """Return this schedule at the place `state_dict` described."""
+        """Return this schedule at the position in `state`, a value of `state_dict`."""
         phase = PHASES[str(state["phase"])]
         return self._at(phase, int(state["done"]), int(state["uncorrected"]))
 
     def _at(self, phase: Phase, done: int, uncorrected: int) -> PhaseSchedule:
-        return PhaseSchedule(  # attrs.evolve takes longer than the rest of a step's bookkeeping
+        return PhaseSchedule(  # attrs.evolve is too slow for each step
             warmup_steps=self.warmup_steps,
             full_steps=self.full_steps,
             correct_steps=self.correct_steps,

@@ -16,13 +16,13 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 @attrs.frozen
 class StepRecord:
-    """A row of steps.csv: one update whose loss has reached the host, or one accepted jump."""
+    """A row of steps.csv: an update whose loss is on the host, or an accepted jump."""
 
     step: int
-    """The update; for a jump the one it came before."""
+    """The number of the update; for a jump, of the update after it."""
     phase: str
     loss: float
-    """Mean training loss of the batch; for a jump the loss of its last probe."""
+    """Mean training loss of the batch; for a jump, the loss of its last probe."""
     was_predicted: bool
     """Whether this is a jump."""
     grad_norm: float | None = None
@@ -41,15 +41,15 @@ COLUMNS = tuple(field.name for field in attrs.fields(StepRecord))
 
 @attrs.frozen
 class Finding:
-    """What was looked at and what was found, with the way out where something is amiss."""
+    """The result of one check of the machine, with advice where there is a problem."""
 
     level: Level = attrs.field(validator=attrs.validators.in_(LEVELS))
-    """`ok`; `note` where something optional is missing; `warning` where it costs time or memory."""
+    """`note`: an optional thing is missing; `warning`: costs time or memory; `error`: fails."""
     what: str
-    """The thing looked at, in a few words: `NVML`, `scikit-learn`."""
+    """The checked thing, in a few words: `NVML`, `scikit-learn`."""
     detail: str
-    """One line: what was found."""
+    """The result, one line."""
     advice: str | None = None
-    """The command or change that helps; None where nothing is amiss."""
+    """The command or change that solves the problem; None without a problem."""
 
     __repr__ = one_line

@@ -1,4 +1,4 @@
-"""The random number generators a run draws from: saved, restored, left as they were."""
+"""Saves and restores the random number generators of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch on every device, Python's random, and numpy where it is in use."""
+    """Seed torch on every device, Python's random, and numpy if it is imported."""
     torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
@@ -37,7 +37,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what `capture` returned."""
+    """Set every generator to `state`, a value of `capture`."""
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
@@ -51,7 +51,7 @@ def restore(state: dict[str, Any]) -> None:
 
 
 def rehearse(state: dict[str, Any]) -> None:
-    """Raise what `restore` would raise for `state`; no generator in use is touched."""
+    """Raise the error that `restore` would raise for `state`; change no generator in use."""
     torch.Generator().set_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.Random().setstate((version, tuple(numbers), gauss))  # noqa: S311 - draws nothing
@@ -67,7 +67,7 @@ def rehearse(state: dict[str, Any]) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Leave every generator as it was on entry."""
+    """Restore every generator at the end to its state on entry."""
     state = capture()
     try:
         yield

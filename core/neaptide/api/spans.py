@@ -1,4 +1,4 @@
-"""The values a ParameterStore works with: spans, loans' modes, callbacks, snapshots, refuges."""
+"""The types of a ParameterStore: spans, modes of loans, callbacks, snapshots, refuges."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 Mode = Literal["read", "write"]
 
 Of = Literal["weight", "gradient", "state"]
-"""What of a span is lent: one tensor, or with `"state"` the optimizer's state of it, a dict."""
+"""The lent part of a span: a tensor, or with `"state"` the dict of its optimizer state."""
+
+TensorOf = Literal["weight", "gradient"]
+"""The part of a span that is lent as a tensor."""
 
 Leaves = Literal["weight", "state"]
-"""What of a span can be evicted."""
+"""The part of a span that can be evicted."""
 
 
 @attrs.frozen(eq=False)
@@ -28,13 +31,13 @@ class Span:
     """A parameter, or the slice of one that the store moves as a whole."""
 
     name: str
-    """Qualified name in the module: the first one, where a parameter has several."""
+    """Qualified name in the module; of several names, the first."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     tier: Tier
     trainable: bool
     tied: tuple[str, ...] = ()
-    """Its other names."""
+    """The other names of a tied parameter."""
 
     def __repr__(self) -> str:
         frozen = "" if self.trainable else ", frozen"
@@ -50,13 +53,13 @@ class Span:
 OnUpdate = Callable[[Span, torch.Tensor, "torch.Tensor | None"], None]
 """`callback(span, weight, delta)`: `weight` is the new value, valid inside the call only.
 
-`delta` is what a jump added to it, or None after an ordinary update."""
+`delta` is the tensor that a jump added to `weight`, or None after an ordinary update."""
 
 DeltaOf = Callable[[Span], "torch.Tensor | None"]
-"""Returns what a predicted update adds to a span."""
+"""`delta(span)` returns the tensor that a predicted update adds; None: no change."""
 
 Change = Callable[[Span, torch.Tensor], "torch.Tensor | None"]
-"""`change(span, weight)` returns what a jump added to `weight`; None after an ordinary update."""
+"""`change(span, weight)` returns the `delta` of `OnUpdate`."""
 
 
 @attrs.frozen(eq=False)
@@ -70,18 +73,18 @@ class Snapshot:
 
 
 class Keeper(Protocol):
-    """Holds one weight in a form of its own, which may lose some of what it is given."""
+    """Holds one weight in another form, which may round it."""
 
     def read(self) -> torch.Tensor:
-        """Return the weight it holds, on the device, in the span's shape and dtype."""
+        """Return the weight, on the device, in the span's shape and dtype."""
 
     def write(self, weight: torch.Tensor) -> None:
-        """Hold `weight` from now on. Writing what was read changes nothing, bit for bit."""
+        """Hold `weight` from now on. Writing the value of `read` changes no bit."""
 
 
 @attrs.frozen(eq=False)
 class SharedStorage:
-    """A storage, and the tensors that lie in it; nothing else does."""
+    """A storage, and all the tensors that use it."""
 
     storage: torch.UntypedStorage = attrs.field(repr=False)
     tensors: tuple[torch.Tensor, ...]
@@ -90,20 +93,20 @@ class SharedStorage:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the storage, which may be more than those of the tensors."""
+        """Bytes of the storage, which may be more than the bytes of the tensors."""
         return self.storage.nbytes()
 
 
 @attrs.frozen(eq=False)
 class Evictable:
-    """What can leave the device, and what has to stay.
+    """The storages that can leave the device, and the bytes that must stay.
 
-    `storages` keeps memory alive: drop it before you ask what was freed.
+    `storages` keeps the memory alive: delete the list before you measure the freed memory.
     """
 
     storages: list[SharedStorage] = attrs.field(factory=list)
     left: Mapping[str, int] = attrs.field(factory=dict)
-    """Bytes that stay, by the reason."""
+    """Bytes that must stay, by reason."""
 
     __repr__ = one_line
 
@@ -116,22 +119,22 @@ class Evictable:
 class Refuge(Protocol):
     """Holds evicted tensors off the device.
 
-    They stay the same objects, and those that shared a storage share one again when they are back.
-    What fails or is interrupted can be called again.
+    Tensors stay the same objects; those that shared a storage share one again on the device. A call
+    that raised can be repeated.
     """
 
     readable: bool
-    """Whether the tensors show their values, on the host, while they are away."""
+    """Whether evicted tensors have their values, on the host."""
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Free the device of `storages`, of those at least that it can hold; of none if it raises.
+        """Move `storages` off the device, or at least those that fit; none if it raises.
 
-        Each of them keeps its memory: take them off the list to free it one by one.
+        A storage in the list keeps its memory: remove each one from the list to free it.
         """
 
     def give_back(self) -> None:
-        """Have the tensors on the device again, with the values they have now."""
+        """Move the tensors back to the device, with their present values."""
 
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # a type checker must see missing names
     __getattr__ = missing_in(__name__)

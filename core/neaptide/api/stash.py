@@ -1,4 +1,4 @@
-"""Data one plugin leaves for another, under typed keys that say who owns them."""
+"""The stash: values that one plugin stores for another, under typed keys."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 @attrs.frozen
 class StashKey(Generic[T]):
-    """A key and the type of its value. Define it once, in the module of the plugin that writes."""
+    """A key and the type of its value, defined once, in the plugin that writes the value."""
 
     name: str
-    """`"plugin-name.what"`."""
+    """`"plugin-name.value-name"`."""
 
 
 class Stash:
-    """One run's values by `StashKey`."""
+    """The values of one run by `StashKey`."""
 
     def __init__(self) -> None:
         self._values: dict[StashKey[Any], Any] = {}
@@ -29,7 +29,7 @@ class Stash:
         return called(self, *(key.name for key in self._values))
 
     def set(self, key: StashKey[T], value: T) -> None:
-        """Leave `value` under `key`, replacing what was there."""
+        """Store `value` under `key`, in place of an earlier value."""
         self._values[key] = value
 
     def get(self, key: StashKey[T], default: T | None = None) -> T | None:

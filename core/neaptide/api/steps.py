@@ -1,4 +1,4 @@
-"""What passes between the loop, the middleware and the user: losses, outcomes, jumps, results."""
+"""The values of a step: losses, outcomes, predicted updates, jumps, results."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Loss:
     """A loss as sum and count, so that micro-batches of unequal weight add up exactly.
 
-    `loss_fn` may return one (`count`: the tokens or targets behind `sum`, a number or a 0-dim
-    tensor) or a plain 0-dim mean, which then weighs as many samples as the batch has.
+    `count` is the number of tokens or targets in `sum`, a number or a 0-dim tensor. `loss_fn` may
+    instead return the mean as a 0-dim tensor, whose count is the number of samples in the batch.
     """
 
     sum: torch.Tensor
@@ -39,7 +39,7 @@ class Loss:
 
 @attrs.frozen(eq=False)
 class WeighedLoss:
-    """A loss in the form it came (a sum, or a mean) and what it weighs. The loop's own form."""
+    """A loss as `loss_fn` returned it (a sum or a mean), and its weight; used by the loop."""
 
     value: torch.Tensor
     count: float | torch.Tensor
@@ -48,7 +48,7 @@ class WeighedLoss:
     __repr__ = one_line
 
     def over(self, reference: float | torch.Tensor) -> torch.Tensor:
-        """Return `sum / reference`, without rounding a mean whose count is the reference."""
+        """Return `sum / reference`; a mean whose count is `reference` stays unrounded."""
         if self.is_sum:
             return self.value / reference
         share = self.count / reference
@@ -56,29 +56,27 @@ class WeighedLoss:
 
     @property
     def mean(self) -> torch.Tensor:
-        """The mean, 0-dim; zero where nothing counts."""
+        """The mean, 0-dim; zero if the count is zero."""
         return self.over(nonzero(self.count))
 
 
 def nonzero(count: float | torch.Tensor) -> float | torch.Tensor:
-    """Return `count`, or one where it is zero, without reading a device."""
+    """Return `count`, or one if it is zero, without waiting for a device."""
     if isinstance(count, torch.Tensor):
         return torch.where(count == 0, torch.ones_like(count), count)
     return count or 1.0
 
 
 def weigh(returned: object, batch: object) -> WeighedLoss:
-    """Take what `loss_fn` returned, with the weight it has; TypeError if it is no loss."""
+    """Return the loss that `loss_fn` returned, with its weight; TypeError if it is no loss."""
     if isinstance(returned, Loss):
         return WeighedLoss(returned.sum, returned.count, is_sum=True)
     if isinstance(returned, torch.Tensor) and returned.numel() == 1:
         mean = returned.reshape(()) if returned.ndim else returned
         return WeighedLoss(mean, batch_length(batch), is_sum=False)
-    what = (
-        f"a tensor of shape {tuple(returned.shape)}"
-        if isinstance(returned, torch.Tensor)
-        else type(returned).__name__
-    )
+    what = type(returned).__name__
+    if isinstance(returned, torch.Tensor):
+        what = f"a tensor of shape {tuple(returned.shape)}"
     msg = f"loss_fn must return a scalar tensor or neaptide.Loss(sum, count) (got {what})"
     raise TypeError(msg)
 
@@ -104,25 +102,25 @@ def _children(batch: object) -> list[Any]:
 
 
 def batch_length(batch: object) -> int:
-    """Return the samples of a batch: dim 0 of its first tensor, 1 where there is none."""
+    """Return the number of samples in a batch: dim 0 of its first tensor; 1 without a tensor."""
     tensor = first_tensor(batch)
     return 1 if tensor is None else tensor.shape[0]
 
 
 class Outcome(Enum):
-    """What became of one optimizer step."""
+    """The result of one optimizer step."""
 
     APPLIED = "applied"
-    """The weights moved."""
+    """The weights changed."""
     SKIPPED = "skipped"
-    """Loss or gradients were not finite: nothing moved, the gradients are dropped."""
+    """The loss or a gradient was not finite: no weight changed, the gradients are dropped."""
     DEFERRED = "deferred"
-    """Nothing moved yet, the gradients go on accumulating."""
+    """No weight changed yet: the gradients accumulate further."""
 
 
 @attrs.frozen(eq=False)
 class Trained:
-    """One ordinary step, still on the device."""
+    """The result of one ordinary step, still on the device."""
 
     loss: torch.Tensor
     """Mean over the batch, 0-dim, detached."""
@@ -135,57 +133,57 @@ class Trained:
 
 @attrs.frozen(eq=False)
 class Update:
-    """A predicted update: what to add to each weight, and how many ordinary updates that is."""
+    """A predicted update: a delta for each weight, in place of `horizon` ordinary updates."""
 
     horizon: int = attrs.field(validator=_gt(0))
     delta: DeltaOf
     """`delta(span)` returns a float tensor of the span's shape on any device, or None for no
-    change. Called span by span, so that deltas of a large model need never exist all at once."""
+    change. It is called span by span: only one delta has to exist at a time."""
     add: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None
-    """`add(weight, delta, scale)` adds in place, both tensors on one device; left out, the delta is
-    rounded to the weight's dtype first."""
+    """`add(weight, delta, scale)` adds in place, both tensors on one device. The default rounds
+    the delta to the weight's dtype first."""
 
     __repr__ = one_line
 
 
 Probe = Callable[[Any], float]
-"""`probe(batch)`: the mean loss of the weights as they are, by a forward that leaves no trace."""
+"""`probe(batch)` returns the mean loss of the present weights; it changes no state."""
 
 
 @attrs.frozen
 class Pace:
-    """How boldly to predict, from who judges jumps to who proposes them: left in `run.stash`."""
+    """The pace of prediction, which a scheduler sets in `run.stash` for the predictor."""
 
     scale: float = attrs.field(default=1.0, validator=[_ge(0.0), _lt(math.inf)])
-    """Multiplies how far a predictor goes; 0: no jump."""
+    """Factor on the length of a jump; 0: no jump."""
     window: float = attrs.field(default=1.0, validator=[_gt(0.0), _lt(math.inf)])
-    """Multiplies how long it looks before it goes."""
+    """Factor on the length of the window before a jump."""
 
 
 PACE: StashKey[Pace] = StashKey("pace")
-"""Where the pace is; a predictor reads it when it opens a window and when it proposes."""
+"""The key of the pace; a predictor reads it when it opens a window and when it proposes."""
 
 
 @attrs.frozen
 class JumpGain:
-    """What a jump turned out to be worth, from who judges jumps later: left in `run.stash`."""
+    """The measured gain of a jump, which the plugin that measures it sets in `run.stash`."""
 
     jump: int
-    """Number of the update that the jump came before, its row's in `steps.csv`."""
+    """Number of the update after the jump, as in `steps.csv`."""
     horizon: int
     gain: float
-    """What it takes off the loss; negative: it costs."""
+    """Reduction of the loss by the jump; negative: the jump raised the loss."""
     stderr: float
     """Standard error of the gain."""
 
 
 JUMP_GAIN: StashKey[JumpGain] = StashKey("jump-gain")
-"""Where that of the newest jump judged is; a scheduler reads it after each step."""
+"""The key of the gain measured last; a scheduler reads it after each step."""
 
 
 @attrs.frozen
 class Forecast:
-    """What a dynamics model expects. Where either is NaN, or the loss infinite: no jump."""
+    """The forecast of a dynamics model. NaN in a field, or an infinite loss, prevents the jump."""
 
     loss: float
     confidence: float = attrs.field()
@@ -199,16 +197,16 @@ class Forecast:
 
 @attrs.frozen
 class Jump:
-    """One proposed jump and the guard's verdict."""
+    """A proposed jump and the guard's verdict."""
 
     accepted: bool
     horizon: int
-    """Updates it stands for, halvings taken off; refused, those it was to stand for."""
+    """Ordinary updates that the jump replaces, after halvings; if refused, as proposed."""
     scale: float
-    """Share of the proposed delta that was applied; 0 when refused."""
+    """Applied share of the proposed delta; 0 if refused."""
     loss_before: float
     loss_after: float
-    """Probe losses on the held batch, forward only; after the last attempt."""
+    """Probe losses on the coming batch: before the jump and after the last attempt."""
     norm: float
     """L2 norm of the proposed delta."""
     confidence: float | None
@@ -223,16 +221,16 @@ class Jump:
 
 @attrs.define(eq=False)
 class StepResult:
-    """What `trainer.step` returns. Its loss and norm, and so printing it, wait for the device."""
+    """The result of `trainer.step`. Reading `loss` or `grad_norm`, or printing it, waits for the device."""
 
     step: int
-    """Ordinary updates made so far, this one included."""
+    """Number of ordinary updates, this one included."""
     phase: Phase
     outcome: Outcome
     jump: Jump | None
-    """The jump before this step's training, accepted or refused; None when there was none."""
+    """The jump before this step's training, accepted or refused; None without a jump."""
     memory: MemorySample | None
-    """None unless the run measures memory (it has a directory)."""
+    """Memory after the step, in runs with a directory; otherwise None."""
     seconds: float
     _read_loss: Callable[[], float]
     _read_norm: Callable[[], float | None]
@@ -246,7 +244,7 @@ class StepResult:
 
     @property
     def loss(self) -> float:
-        """Mean training loss of this batch."""
+        """Mean training loss of the batch."""
         return self._read_loss()
 
     @property
@@ -261,10 +259,10 @@ class StepResult:
 
     @property
     def confidence(self) -> float | None:
-        """The dynamics model's confidence in the jump; None without either."""
+        """The dynamics model's confidence in the jump; None without a jump or a model."""
         return self.jump.confidence if self.jump else None
 
     @property
     def updated(self) -> bool:
-        """Whether the weights moved by an ordinary update."""
+        """Whether an ordinary update changed the weights."""
         return self.outcome is Outcome.APPLIED

@@ -1,4 +1,4 @@
-"""What a run works on: the model with its loss, the data, and the frozen facts about the run."""
+"""The model with its loss, the data, and the frozen facts of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Task:
-    """A model and the loss it is trained on; `loss_fn` None means `model(**batch).loss`."""
+    """A model and its loss; `loss_fn=None` means `model(**batch).loss`."""
 
     module: nn.Module
     loss_fn: LossFn | None = None
@@ -41,10 +41,10 @@ class Task:
 
 @attrs.frozen(eq=False)
 class Data:
-    """Batches to train on, in order, and fixed ones to validate on.
+    """Training batches in order, and fixed validation batches.
 
-    `train` may be any iterable. With `state_dict` and `load_state_dict` it resumes by itself;
-    otherwise it must give the same batches each time it is iterated, and resume skips ahead.
+    `train` is any iterable. With `state_dict` and `load_state_dict` it resumes by itself. Without,
+    each iteration must give the same batches, and a resumed run skips the used ones.
     """
 
     train: Iterable[Any]
@@ -55,7 +55,7 @@ class Data:
 
 @attrs.frozen
 class ModelSpec:
-    """What `[model]` says, without the scheme: `"byte-gpt"` of `"builtin:byte-gpt"`."""
+    """The table `[model]`; `"builtin:byte-gpt"` has the scheme `builtin`, the name `byte-gpt`."""
 
     scheme: str
     name: str
@@ -66,7 +66,7 @@ class ModelSpec:
 
 @attrs.frozen
 class DataSpec:
-    """What `[data]` says, with what every source needs to know about the run."""
+    """The table `[data]`, and the settings of the run that a data source needs."""
 
     scheme: str
     name: str
@@ -80,25 +80,25 @@ class DataSpec:
 
 @attrs.frozen(eq=False)
 class Run:
-    """Frozen facts about the run, handed to the hooks that ask for `run`."""
+    """The frozen facts of a run: the argument `run` of hooks."""
 
     config: RunConfig = attrs.field(repr=False)
     directory: Path | None
-    """The run directory; None when nothing is written."""
+    """The run directory; None if the run writes no files."""
     device: torch.device
     log: structlog.BoundLogger = attrs.field(repr=False)
     """`run.log.info("event.name", key=value)` adds to events.jsonl; warnings reach the console."""
     stash: Stash = attrs.field(factory=Stash, repr=False)
-    """Values plugins leave for each other."""
+    """Values that plugins store for each other."""
     timeline: Timeline = attrs.field(factory=Timeline, repr=False)
-    """What runs, by name, for a timeline: `run.timeline.listen(opener)`."""
+    """Names the running parts for a profiler: `run.timeline.listen(opener)`."""
 
     if not TYPE_CHECKING:  # where it would hide what is missing
         __getattr__ = missing_in(f"{__name__}.Run", AttributeError)
     __repr__ = one_line
 
     def plugin_directory(self, name: str) -> Path | None:
-        """Return (and make) `plugins/<name>/` of the run directory; None without one."""
+        """Create and return `plugins/<name>/` of the run directory; None without a directory."""
         if self.directory is None:
             return None
         path = self.directory / "plugins" / name

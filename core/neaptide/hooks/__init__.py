@@ -1,1 +1,1 @@
-"""What a plugin may do, and who is asked: hook specs, manager, middleware, registry, resolver."""
+"""Hooks: specs, manager, middleware, the registry of plugins, and their order."""

@@ -1,4 +1,4 @@
-"""Decides which plugins a config enables, in which order, before anything is imported. No torch."""
+"""Finds the plugins that a config enables, and their order. Imports neither plugins nor torch."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DYNAMICS = "dynamics"
-"""The claim of plugins that forecast."""
+"""The claim of plugins that implement `forecast`."""
 PLACEMENT = "device.placement"
 PREDICTOR = "predictor"
-"""The claim of plugins that propose updates."""
+"""The claim of plugins that implement `propose_update`."""
 
 
 def configured(
     config: RunConfig | Mapping[str, Any] | str | Path | None,
     plugins: Iterable[str | PluginSpec] = (),
 ) -> tuple[RunConfig, list[PluginSpec]]:
-    """Return the whole config and the enabled plugins in resolved order.
+    """Return the whole config and the manifests of the enabled plugins in resolved order.
 
-    `plugins` adds to those the config lists: names of installed ones, or manifests. Whoever builds
-    the model and the data is enabled with it. Raises ConfigError or PluginError with all that is
-    wrong.
+    `plugins` adds to the plugins of the config, by name or manifest. Plugins that build the model,
+    data or optimizer are enabled too. Raises ConfigError or PluginError with all problems.
     """
     if isinstance(plugins, str | PluginSpec):
         msg = f"plugins must be a list of names or manifests, such as ['ema'] (got {plugins!r})"
@@ -50,20 +49,18 @@ def configured(
         if name not in enabled:
             single = configs.structure({"plugins": {name: {}}}, specs, disabled=blocked)
             enabled.update(single.plugins)
-    for kind, section in (
-        ("model", loaded.model),
-        ("data", loaded.data),
-        ("optimizer", loaded.optimizer),
-    ):
+    for kind in ("model", "data", "optimizer"):
+        section = getattr(loaded, kind)
         find = _optimizer_builder if kind == "optimizer" else _builder
         builder = find(kind, section.name, section.options, [specs[name] for name in enabled])
         if builder is not None and builder.name not in enabled:
             enabled[builder.name] = builder.config()
-    ordered = resolve([specs[name] for name in enabled], _usable)
+    ordered = resolve(
+        [specs[name] for name in enabled], lambda: installed_plugins().usable().values()
+    )
     _check_prediction(loaded, ordered)
-    return attrs.evolve(
-        loaded, plugins={spec.name: enabled[spec.name] for spec in ordered}
-    ), ordered
+    settings = {spec.name: enabled[spec.name] for spec in ordered}
+    return attrs.evolve(loaded, plugins=settings), ordered
 
 
 def _by_name(specs: Iterable[PluginSpec]) -> dict[str, PluginSpec]:
@@ -71,7 +68,7 @@ def _by_name(specs: Iterable[PluginSpec]) -> dict[str, PluginSpec]:
     for spec in specs:
         if found.setdefault(spec.name, spec) != spec:
             loads = f"{found[spec.name].load!r} and {spec.load!r}"
-            msg = f"two plugins handed in are called {spec.name!r} ({loads}); rename one @ plugins"
+            msg = f"two given manifests have the name {spec.name!r} ({loads}); rename one @ plugins"
             raise ConfigError(msg)
     return found
 
@@ -79,8 +76,8 @@ def _by_name(specs: Iterable[PluginSpec]) -> dict[str, PluginSpec]:
 def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]:
     """Split `"builtin:byte-gpt"` into scheme and name; a `package.module:factory` has no scheme.
 
-    A scheme is a word that an installed or `enabled` plugin builds, or else whatever stands before
-    something that could not be a Python name.
+    The part before the colon is a scheme if an installed or `enabled` plugin builds it, or if the
+    part after the colon is not a Python name.
     """
     scheme, colon, rest = name.partition(":")
     known = {
@@ -94,7 +91,7 @@ def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]
 
 
 class _Known(dict[str, PluginSpec]):
-    """The manifests handed in over the installed ones; a broken one raises only when wanted."""
+    """Given manifests, then installed ones; a broken one raises only when it is read."""
 
     def __missing__(self, name: str) -> PluginSpec:
         return installed_plugins()[name]
@@ -119,7 +116,7 @@ def _load(config: Any, specs: Mapping[str, PluginSpec]) -> RunConfig:
 def _builder(
     kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
-    """Return the plugin that builds `name`, once the options it is given have been checked."""
+    """Check `options`; return the plugin that builds the model or data `name`, or None."""
     scheme, rest = split_name(name, enabled)
     if not scheme:
         return None
@@ -146,7 +143,7 @@ def _builder(
 def _optimizer_builder(
     kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
-    """Return the plugin that builds the optimizer `name`, once its options have been checked."""
+    """Check `options`; return the plugin that builds the optimizer `name`, or None."""
     wanted = f"{kind}:{name}"
     held = [spec for spec in enabled if wanted in spec.schemes]
     if not held:
@@ -158,16 +155,12 @@ def _optimizer_builder(
     return held[0]
 
 
-def _usable() -> Iterable[PluginSpec]:
-    return installed_plugins().usable().values()
-
-
 def _check_prediction(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
     if config.phases.predict.confidence is not None and not any(
         DYNAMICS in spec.claims for spec in ordered
     ):
         msg = (
             f"confidence needs a dynamics model, and no enabled plugin claims {DYNAMICS!r}; "
-            f"remove it or enable one @ phases.predict.confidence"
+            f"remove the setting or enable such a plugin @ phases.predict.confidence"
         )
         raise ConfigError(msg)

@@ -1,9 +1,8 @@
-"""Every hook, by lifecycle. The docstrings say WHEN a hook runs and what it may do.
+"""Every hook, in the order of a run. A docstring states when a hook runs and what it may do.
 
-An implementation names only the arguments it uses. Around hooks return a middleware
-`f(next, **arguments)`, composed once per run with the first plugin outermost; notifications
-observe and return None. Collecting hooks run on all plugins, firstresult hooks stop at the first
-that does not return None, the core's own answer coming last.
+An implementation names only the arguments it uses. The hooks `around_*` return a middleware (see
+`api/middleware.py`); the first plugin's is the outermost. With `firstresult` the first result that
+is not None counts, and the core's own comes last. All other hooks run on every plugin.
 """
 # mypy: disable-error-code="empty-body"
 
@@ -34,184 +33,142 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker(PROJECT)
 
 
-# --- assembly: once, in this order -------------------------------------------------------------
-
-
+# --- assembly: each runs once, in this order, `build_data` last -----------------------------------
 @hookspec(firstresult=True)
 def build_model(spec: ModelSpec) -> nn.Module | Task | None:
-    """Build the model a config names. A scheme of the manifest decides who is asked.
+    """Build the model of `[model]`, in runs from a config; `schemes` of the manifest claim it.
 
-    Runs first, for runs from a config only; a user's own loop brings its model. Return a module
-    whose forward takes a mapping batch and returns an object with `.loss`, or a
-    `Task(module, loss_fn)`.
+    Return a module that is called as `model(**batch).loss`, or a `Task(module, loss_fn)`.
     """
 
 
 @hookspec(firstresult=True)
 def build_data(spec: DataSpec) -> Data | None:
-    """Build the training and validation batches a config names, once the trainer is assembled."""
+    """Build the training and validation batches of `[data]`, after `on_run_start`."""
 
 
 @hookspec
 def register_kernels(kernels: KernelScope) -> None:
-    """Add providers of ops with `kernels.add`, or ask for some with `kernels.use`.
+    """Add providers of ops with `kernels.add`, or select providers with `kernels.use`.
 
-    Runs when the model is built and nothing else is; all of it is undone when the run ends. Also
-    called without a run, on a plugin with default settings, by `neaptide kernels`.
+    Runs after `build_model`; the end of the run undoes it. `neaptide kernels` calls it without a
+    run, on a plugin with default settings.
     """
 
 
 @hookspec
 def convert_model(model: nn.Module) -> None:
-    """Patch or replace parts of the model in place, before an optimizer sees its parameters.
-
-    Whatever is patched must be undone in `on_run_end`.
-    """
+    """Change the model in place, before the optimizer gets its parameters; undo in `on_run_end`."""
 
 
 @hookspec(firstresult=True)
 def configure_optimizer(
     model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
 ) -> torch.optim.Optimizer | None:
-    """Build the optimizer `[optimizer]` names. The core knows torch.optim and `module:Class`."""
+    """Build the optimizer of `[optimizer]`. The core builds torch.optim's and `module:Class`."""
 
 
 @hookspec(firstresult=True)
 def provide_parameters(
     model: nn.Module, optimizer: torch.optim.Optimizer, run: Run
 ) -> ParameterStore | None:
-    """Provide the only way to weights, gradients and optimizer state; default: all resident.
+    """Provide the store of weights, gradients and optimizer state; the core's keeps all resident.
 
-    A plugin that claims `device.placement` finds the model wherever it was built and brings what
-    belongs there to `run.device`; without one the core has moved all of it.
+    A plugin that claims `device.placement` gets the model where it was built, and moves its parts
+    to `run.device`. Without such a plugin the core has moved the whole model.
     """
 
 
-# --- around: each returns a middleware or None; called once, after `on_run_start` ----------------
-
-
+# --- around: each returns a middleware or None; called once, after `on_run_start` -----------------
 @hookspec
 def around_train_step(run: Run) -> middleware.AroundTrainStep | None:
-    """Wrap one ordinary step: `f(next, *, batch, phase) -> Trained`.
-
-    Everything of it lies inside: micro-batches, backward, update. A jump before it does not.
-    """
+    """Wrap one ordinary step: all micro-batches, backwards and the update, without the jump."""
 
 
 @hookspec
 def around_forward(run: Run) -> middleware.AroundForward | None:
-    """Wrap each call of model and loss: `f(next, *, model, batch, phase, moment) -> WeighedLoss`.
-
-    `batch` is one micro-batch; `moment` is `"train"`, `"probe"` (the guard, no grad) or
-    `"evaluate"` (no grad).
-    """
+    """Wrap each call of model and loss: in training, in the guard, in evaluation."""
 
 
 @hookspec
 def around_backward(run: Run) -> middleware.AroundBackward | None:
-    """Wrap each backward: `f(next, *, loss, phase) -> None`, `loss` a 0-dim tensor with grad.
-
-    A middleware that multiplies the loss divides the gradients again in `around_optimizer_step`.
-    """
+    """Wrap each backward. If you multiply the loss, divide in `around_optimizer_step`."""
 
 
 @hookspec
 def around_optimizer_step(run: Run) -> middleware.AroundOptimizerStep | None:
-    """Wrap the update: `f(next, *, optimizer, gradient_scale, check_norm, updated, phase)`.
-
-    Gradients are multiplied by `gradient_scale` (float or 0-dim tensor) before they are measured,
-    clipped and used; `check_norm=True` asks that they be checked for inf and nan; `updated` names
-    the spans already stepped in backward. Returns an `Outcome`: return `Outcome.DEFERRED` without
-    calling `next` to go on accumulating.
-    """
+    """Wrap the update, after the last backward of a step."""
 
 
 @hookspec
 def around_predict(run: Run) -> middleware.AroundPredict | None:
-    """Wrap a Predict step: `f(next, *, batch, horizon, phase) -> Jump or None`.
-
-    Shorten it through `horizon`, or veto it by returning None.
-    """
+    """Wrap a Predict step. Pass a smaller `horizon` to shorten it, or return None to veto it."""
 
 
 @hookspec
 def around_propose(run: Run) -> middleware.AroundPropose | None:
-    """Wrap the asking for an update: `f(next, *, store, history, horizon) -> Update or None`.
-
-    Correct, scale or drop what the predictor proposed, before the guard judges it.
-    """
+    """Wrap `propose_update`: correct, scale or drop the update before the guard judges it."""
 
 
 @hookspec
 def around_correct(run: Run) -> middleware.AroundCorrect | None:
-    """Wrap an ordinary step of the Correct phase: `f(next, *, batch, phase) -> Trained`.
-
-    It lies inside `around_train_step`.
-    """
+    """Wrap an ordinary step of the Correct phase, inside `around_train_step`."""
 
 
 @hookspec
 def around_evaluate(run: Run) -> middleware.AroundEvaluate | None:
-    """Wrap an evaluation: `f(next, *, batches, phase) -> float`, the mean loss over `batches`."""
+    """Wrap an evaluation."""
 
 
 @hookspec
 def around_save(run: Run) -> middleware.AroundSave | None:
-    """Wrap writing a checkpoint: `f(next, *, directory) -> Path`."""
+    """Wrap the writing of a checkpoint."""
 
 
 # --- run ----------------------------------------------------------------------------------------
-
-
 @hookspec
 def on_run_start(run: Run, model: nn.Module, store: ParameterStore, probe: Probe) -> None:
-    """Run after assembly and before the first step or the loading of a checkpoint.
+    """Run after assembly, before the first step and before a checkpoint is loaded.
 
-    `probe(batch)` is for later: the mean loss, a float, of the weights as they are then, by a
-    forward that leaves no trace.
+    `probe(batch)`, for later calls, returns the mean loss of the weights at that time, a float.
     """
 
 
 @hookspec
 def on_run_end(run: Run, error: BaseException | None) -> None:
-    """Run once, in reverse order and on every plugin whatever the others raise; undo patches."""
+    """Undo patches. Runs once, in reverse order, on every plugin, even if others raise."""
 
 
 # --- phase --------------------------------------------------------------------------------------
-
-
 @hookspec(firstresult=True)
 def select_phase(history: History, schedule: PhaseSchedule) -> Phase | None:
-    """Choose the phase of the coming step; the core's answer is `schedule.due()`."""
+    """Choose the phase of the coming step; the core's choice is `schedule.due()`."""
 
 
 @hookspec(firstresult=True)
 def propose_update(store: ParameterStore, history: History, horizon: int) -> Update | None:
-    """Propose one predicted update that stands for at most `horizon` ordinary ones.
+    """Propose a predicted update in place of at most `horizon` ordinary ones, or None.
 
-    Runs at the start of a Predict step. None (the window is not full yet, say) makes the step an
-    ordinary one. Must not change weights: the core applies, judges and takes back. Weights that
-    changed meanwhile end the run with PluginError.
+    Runs in a Predict step. Must not change weights (PluginError): the core applies the update.
     """
 
 
 @hookspec(firstresult=True)
 def forecast(history: History, horizon: int) -> Forecast | None:
-    """Forecast the loss `horizon` updates ahead, before a jump is proposed.
+    """Forecast the loss after `horizon` updates, before `propose_update`; None: no forecast.
 
-    Asked only of a plugin that claims `dynamics`; its confidence is compared with
-    `phases.predict.confidence`. None: it has nothing to say, and the jump is proposed without.
+    Needs the claim `dynamics`. No jump follows a confidence below `phases.predict.confidence`.
     """
 
 
 @hookspec(firstresult=True)
 def plan_micro_batches(batch: Any) -> Sequence[Any] | None:
-    """Split one step's batch into the micro-batches of its forwards and backwards, in order."""
+    """Split the batch of a step into micro-batches, in order."""
 
 
 @hookspec
 def on_phase_enter(phase: Phase, previous: Phase | None, step: int) -> None:
-    """Run when a phase begins; `previous` is None at the first step after a start or resume."""
+    """Run when a phase begins; `previous` is None in the first step after a start or resume."""
 
 
 @hookspec
@@ -219,9 +176,7 @@ def on_phase_exit(phase: Phase, following: Phase | None, step: int) -> None:
     """Run when a phase ends; `following` is None at the end of the run and before a resume."""
 
 
-# --- notify: observe, return nothing ----------------------------------------------------------
-
-
+# --- notify: observe, return None -----------------------------------------------------------------
 @hookspec
 def before_forward(step: int, phase: Phase, model: nn.Module, batch: Any) -> None:
     """Run before each training forward, outside `around_forward`; `batch` is one micro-batch."""
@@ -244,10 +199,9 @@ def after_step(step: int, phase: Phase, result: StepResult) -> None:
 
 @hookspec
 def on_record(record: StepRecord) -> None:
-    """Run for each row of steps.csv: an update once its loss is on the host, or an accepted jump.
+    """Run for each row of steps.csv, also without a run directory: an update or accepted jump.
 
-    An update's comes during the step after it, the last one's at the end of the run. Everything in
-    it is a plain number, so that reading it waits for nothing. Called without a run directory too.
+    An update's record comes in the step after it, or at the end of the run, with plain numbers.
     """
 
 
@@ -257,30 +211,23 @@ def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
 
 
 # --- account ----------------------------------------------------------------------------------
-
-
 @hookspec
 def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
-    """Return `ledger` changed by what this plugin adds, moves or shrinks in `phase`.
-
-    Folded over the plugins in resolved order, after `on_run_start`.
-    """
+    """Return `ledger` with this plugin's changes in `phase`; the next plugin gets the result."""
 
 
 @hookspec
 def collect_metrics(step: int, phase: Phase) -> Mapping[str, float]:
     """Return numbers for metrics.jsonl, at every phase change and every `run.log_every` updates.
 
-    Asked where there is a run directory or a plugin with `on_metrics`.
+    Runs if there is a run directory or a plugin with `on_metrics`.
     """
 
 
-# --- doctor: without a run ----------------------------------------------------------------------
-
-
+# --- doctor: without a run ------------------------------------------------------------------------
 @hookspec
 def diagnose() -> Iterable[Finding]:
-    """Examine this machine for `neaptide doctor`: what the plugin needs of it, and what is amiss.
+    """Check the machine for `neaptide doctor`: the plugin's requirements and any problems.
 
-    Called on an instance with the default config, without a run, on every installed plugin.
+    Runs without a run, on every installed plugin with its default config.
     """

@@ -1,13 +1,14 @@
-"""HookManager: calls the hooks, names the guilty plugin, quarantines failing observers.
+"""HookManager: calls the hooks, names the plugin in errors, quarantines failing observers.
 
-pluggy declares, validates and orders the implementations; the calls are made here over its own
-list of them, because pluggy's call cannot say which plugin raised or returned nonsense.
+pluggy declares, validates and orders the implementations. The calls are made here, because pluggy's
+own call cannot name the plugin that raised or returned a wrong value.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -43,7 +44,7 @@ DEFAULTS = "neaptide"
 
 @attrs.frozen(eq=False)
 class _Implementation:
-    """One plugin's part of one hook, with its arguments picked out once and for all."""
+    """One plugin's implementation of one hook, with the names of its arguments."""
 
     plugin: str
     hook: str
@@ -75,7 +76,7 @@ class HookManager:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
         self._pluggy.register(defaults, DEFAULTS)
-        for spec, plugin in reversed(plugins):  # pluggy calls the last registered first
+        for spec, plugin in reversed(plugins):  # pluggy calls the last registered plugin first
             _check_hooks(spec, plugin)
             self._pluggy.register(plugin, spec.name)
         self.timeline = Timeline()
@@ -96,17 +97,17 @@ class HookManager:
         }
 
     def implements(self, hook: str) -> bool:
-        """Return whether anyone implements `hook`, so that callers may skip preparing for it."""
+        """Return whether a plugin or the core implements `hook`."""
         return bool(self._calls[hook])
 
     def left_to_core(self, hook: str) -> bool:
-        """Return whether no plugin implements `hook`, so that the core's own answer stands."""
+        """Return whether no plugin implements `hook`, so that the core's default applies."""
         return all(call.plugin == DEFAULTS for call in self._calls[hook])
 
     # -- ways of calling --------------------------------------------------------------------------
 
     def _collect(
-        self, hook: str, check: Callable[[Any, str, str], None] | None, **given: Any
+        self, hook: str, check: Callable[[Any, str, str], object] | None, **given: Any
     ) -> Iterator[tuple[str, Any]]:
         for implementation in self._calls[hook]:
             try:
@@ -121,26 +122,20 @@ class HookManager:
                 yield implementation.plugin, value
 
     def notify(self, hook: str, **given: Any) -> None:
-        """Call a notification; a plugin that returns something is told so."""
-        for implementation in self._calls[hook]:
-            try:
-                value = implementation(given)
-                if value is not None:
-                    _expect(value, type(None), implementation.plugin, hook)
-            except Exception as error:
-                if not self._quarantined(implementation.plugin, hook, error):
-                    raise
+        """Call a hook that returns None; PluginError for any other value."""
+        for _ in self._collect(hook, _expect_none, **given):
+            pass
 
     def first(self, hook: str, expected: Any, **given: Any) -> Any:
-        """Return the first answer that is not None, which must be of type `expected`."""
+        """Return the first result that is not None; PluginError if it is not of type `expected`."""
         for implementation in self._calls[hook]:
             value = implementation(given)
             if value is not None:
-                return _expect(value, expected, implementation.plugin, hook)
+                return _expect(expected, value, implementation.plugin, hook)
         return None
 
     def around(self, hook: str, core: Callable[..., Any], run: Run) -> Callable[..., Any]:
-        """Return `core` wrapped in the middleware the plugins return for `hook`."""
+        """Return `core` wrapped in the middleware that the plugins return for `hook`."""
         return compose(hook, core, self._collect(hook, None, run=run), self.timeline)
 
     def _quarantined(self, name: str, hook: str, error: Exception) -> bool:
@@ -148,23 +143,23 @@ class HookManager:
         if spec is None or not spec.observer:
             return False
         if hook == "on_run_start" and isinstance(error, ConfigError):
-            return False  # what was asked for cannot be: that is said before training, not after
+            return False  # unusable settings are an error before training
         if name in self._quarantine:
             self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=said(error))
             return True
         self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=said(error))
-        self._quarantine.add(name)  # it is called once more, to undo what it patched
+        self._quarantine.add(name)  # only its on_run_end still runs, to undo patches
         self._index()
         return True
 
-    # -- the hooks whose answers the core works with ----------------------------------------------
+    # -- hooks whose results the core uses --------------------------------------------------------
 
     def on_run_end(self, run: Run, error: BaseException | None) -> list[BaseException]:
-        """Tear down plugin by plugin in reverse; return what went wrong meanwhile."""
+        """Call `on_run_end` on every plugin in reverse order; return the errors."""
         return self._teardown("on_run_end", run=run, error=error)
 
     def leave_phase(self, phase: Phase, step: int) -> list[BaseException]:
-        """End the last phase of the run on every plugin, whatever the others raise."""
+        """Call `on_phase_exit` at the end of the run on every plugin; return the errors."""
         return self._teardown("on_phase_exit", phase=phase, following=None, step=step)
 
     def _teardown(self, hook: str, **given: Any) -> list[BaseException]:
@@ -172,7 +167,7 @@ class HookManager:
         for implementation in reversed(self._calls[hook]):
             try:
                 implementation(given)
-            except BaseException as error:  # noqa: BLE001 - gathered: everyone else's teardown runs
+            except BaseException as error:  # noqa: BLE001 - returned: the other teardowns run
                 if not (
                     isinstance(error, Exception)
                     and self._quarantined(implementation.plugin, hook, error)
@@ -195,7 +190,7 @@ class HookManager:
         return update
 
     def forecast(self, history: History, horizon: int) -> Forecast | None:
-        """Return the dynamics model's forecast, or None without one."""
+        """Return the dynamics model's forecast, or None."""
         forecast: Forecast | None = self.first(
             "forecast", Forecast, history=history, horizon=horizon
         )
@@ -207,11 +202,11 @@ class HookManager:
         return planned or (batch,)
 
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Fold the plugins over the ledger of `phase`."""
+        """Return the ledger of `phase` after the changes of every plugin."""
         for implementation in self._calls["estimate_memory"]:
             try:
                 value = implementation({"ledger": ledger, "phase": phase})
-                ledger = _expect(value, Ledger, implementation.plugin, "estimate_memory")
+                ledger = _expect(Ledger, value, implementation.plugin, "estimate_memory")
             except Exception as error:
                 if not self._quarantined(implementation.plugin, "estimate_memory", error):
                     raise
@@ -225,28 +220,31 @@ class HookManager:
         return metrics
 
     def diagnose(self) -> list[Finding]:
-        """Return what every plugin finds on this machine; no run is needed, errors propagate."""
+        """Return the findings of every plugin on this machine; an error of a plugin propagates."""
         found: list[Finding] = []
         for implementation in self._calls["diagnose"]:
             for value in implementation.function() or ():
-                _expect(value, Finding, implementation.plugin, "diagnose")
+                _expect(Finding, value, implementation.plugin, "diagnose")
                 found.append(value)
         return found
 
 
-def _expect(value: Any, expected: Any, plugin: str, hook: str) -> Any:
+def _expect(expected: Any, value: Any, plugin: str, hook: str) -> Any:
     if isinstance(value, expected):
         return value
     kinds = expected if isinstance(expected, tuple) else (expected,)
     raise PluginError(returned_wrong(plugin, hook, kinds, value))
 
 
+_expect_none = partial(_expect, type(None))
+
+
 def _numbers(value: Any, plugin: str, hook: str) -> None:
-    for name, number in _expect(value, Mapping, plugin, hook).items():
-        if not isinstance(number, int | float):  # a tensor would be read, and waited for, unseen
+    for name, number in _expect(Mapping, value, plugin, hook).items():
+        if not isinstance(number, int | float):  # reading a tensor would wait for the device
             msg = (
                 f"plugin {plugin!r} must return numbers from {hook!r} "
-                f"(got {type(number).__name__} for {name!r}); a tensor's is tensor.item()"
+                f"(got {type(number).__name__} for {name!r}); convert a tensor with tensor.item()"
             )
             raise PluginError(msg)
 

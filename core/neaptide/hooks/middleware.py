@@ -1,4 +1,4 @@
-"""Composes the around hooks: plain functions `f(next, **arguments)`, outermost plugin first."""
+"""Composes the middleware of the around hooks; the first plugin's is the outermost."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ RETURNS = {
     for name, protocol in vars(protocols).items()
     if name.startswith("Around")
 }
-"""What a middleware of each hook has to return."""
+"""The types that a middleware of each hook may return."""
 
 
 def blame(error: BaseException, plugin: str | None, where: str) -> None:
-    """Note once, on the innermost culprit, that `error` came out of `plugin` in hook `where`.
+    """Note on `error` that `plugin` raised it in hook `where`; only the first call counts.
 
-    With `plugin` None the error is the core's or the user's own: nobody further out is blamed.
+    `plugin=None` stands for the core or the user's code: then no plugin further out is blamed.
     """
     if hasattr(error, _BLAMED):
         return
@@ -44,7 +44,7 @@ def blame(error: BaseException, plugin: str | None, where: str) -> None:
 
 
 def culprit(error: BaseException) -> str | None:
-    """Return the plugin `error` was blamed on, if any."""
+    """Return the plugin that raised `error`, or None."""
     return getattr(error, _BLAMED, None)
 
 
@@ -54,11 +54,7 @@ def compose(
     layers: Iterable[tuple[str, Callable[..., Any]]],
     timeline: Timeline,
 ) -> Callable[..., Any]:
-    """Return `core` wrapped in `layers`; the first layer is the outermost.
-
-    Each layer is called as `layer(next, **arguments)` and may change the arguments, call `next`
-    never, once or again, and return something of the same type.
-    """
+    """Return `core` wrapped in `layers`, each a `layer(next, **arguments)`, outermost first."""
     call = _core(core, where, timeline)
     for plugin, layer in reversed(list(layers)):
         if not callable(layer):
@@ -74,9 +70,7 @@ def compose(
 def _core(core: Callable[..., Any], where: str, timeline: Timeline) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
         try:
-            if timeline.opener is None:
-                return core(**arguments)
-            with timeline.opener(where, "core"):
+            with timeline.open(where, "core"):
                 return core(**arguments)
         except BaseException as error:
             blame(error, None, where)
@@ -96,14 +90,11 @@ def _layer(
 
     def call(**arguments: Any) -> Any:
         try:
-            if timeline.opener is None:
+            with timeline.open(name, plugin):
                 value = layer(inner, **arguments)
-            else:
-                with timeline.opener(name, plugin):
-                    value = layer(inner, **arguments)
             if not isinstance(value, expected):
                 msg = returned_wrong(plugin, where, expected, value)
-                raise PluginError(msg)  # noqa: TRY301 - blamed like what the layer itself raises
+                raise PluginError(msg)  # noqa: TRY301 - blamed as an error of the layer
         except BaseException as error:
             blame(error, plugin, where)
             raise
@@ -113,6 +104,6 @@ def _layer(
 
 
 def returned_wrong(plugin: str, where: str, expected: tuple[type, ...], value: object) -> str:
-    """Return the line that says what a hook should have returned."""
+    """Return the error text for a hook that returned the wrong type."""
     names = " or ".join("None" if kind is NoneType else kind.__name__ for kind in expected)
     return f"plugin {plugin!r} must return {names} from {where!r} (got {type(value).__name__})"

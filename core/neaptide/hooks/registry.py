@@ -1,4 +1,4 @@
-"""The index of installed plugins: reads entry points, imports only manifests. No torch."""
+"""The registry of installed plugins: reads entry points, imports only manifests, not torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
 
 @attrs.frozen
 class Installed:
-    """One entry point of the group: a manifest, or why it cannot be read."""
+    """One entry point of the group: its manifest, or the problem with it."""
 
     name: str
     distribution: str
@@ -25,13 +25,13 @@ class Installed:
     target: str
     spec: PluginSpec | None
     problem: str | None = None
-    """Why the manifest cannot be used; None when it can."""
+    """The reason why the manifest cannot be used, or None."""
     rival: str | None = None
-    """`"name version"` of a distribution that ships another plugin of this name."""
+    """`"name version"` of another distribution that ships a plugin of this name."""
 
 
 class Registry(Mapping[str, PluginSpec]):
-    """The usable manifests by name. A broken plugin that nobody enables hurts nobody."""
+    """The manifests by name. A broken plugin raises only when its manifest is read."""
 
     def __init__(self, installed: Mapping[str, Installed]) -> None:
         self.installed = installed
@@ -51,25 +51,21 @@ class Registry(Mapping[str, PluginSpec]):
         return len(self.installed)
 
     def usable(self) -> dict[str, PluginSpec]:
-        """Return the manifests that could be read."""
+        """Return the manifests without a problem."""
         return {name: found.spec for name, found in self.installed.items() if found.spec}
 
     def for_scheme(self, scheme: str, where: str) -> PluginSpec:
         """Return the plugin that builds `scheme`, such as `"model:builtin"`.
 
-        Raises PluginError naming what is installed when none or several do.
+        PluginError if no plugin or several plugins do.
         """
         usable = self.usable()
         holders = [spec for spec in usable.values() if scheme in spec.schemes]
         if len(holders) == 1:
             return holders[0]
         kind, _, name = scheme.partition(":")
-        known = sorted(
-            known_name
-            for spec in usable.values()
-            for known_kind, _, known_name in (entry.partition(":") for entry in spec.schemes)
-            if known_kind == kind
-        )
+        every = [entry.partition(":") for spec in usable.values() for entry in spec.schemes]
+        known = sorted(known_name for known_kind, _, known_name in every if known_kind == kind)
         if holders:
             names = " and ".join(repr(spec.name) for spec in holders)
             msg = f"{names} both build {name!r}; disable one of them @ {where}"
@@ -84,18 +80,18 @@ class Registry(Mapping[str, PluginSpec]):
 
 @cache
 def installed_plugins() -> Registry:
-    """Return what is installed in this environment, in the order of names."""
+    """Return the plugins installed in this environment, in the order of names."""
     return Registry({name: _read(one) for name, one in shipped(ENTRY_POINT_GROUP).items()})
 
 
 def disabled_plugins() -> frozenset[str]:
-    """Return the names blocked by the environment variable NEAPTIDE_DISABLED_PLUGINS."""
+    """Return the names in the environment variable NEAPTIDE_DISABLED_PLUGINS."""
     names = os.environ.get(DISABLED_VARIABLE, "").split(",")
     return frozenset(name.strip() for name in names if name.strip())
 
 
 def disabled_strangers() -> list[str]:
-    """Return what NEAPTIDE_DISABLED_PLUGINS names that is not installed, each with a suggestion."""
+    """Return one problem for each name in NEAPTIDE_DISABLED_PLUGINS that is not installed."""
     known = installed_plugins()
     unknown = sorted(disabled_plugins() - set(known))
     return [f"{name!r} is not installed{suggest(name, known)}" for name in unknown]
@@ -118,7 +114,7 @@ def _read(one: ShippedEntry) -> Installed:
 
 
 def load_class(spec: PluginSpec) -> type[Plugin[object]]:
-    """Import the class behind a manifest; raises PluginError naming plugin and cause."""
+    """Import the class of a manifest; PluginError with the plugin and the cause."""
     module, _, name = spec.load.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Puts the enabled plugins in order and finds every conflict among them at once. No torch."""
+"""Puts the enabled plugins in order and finds all conflicts among them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def resolve(
 ) -> list[PluginSpec]:
     """Return `enabled` in the order their hooks run, outermost first.
 
-    The config's order holds except where `before` and `after` say otherwise. Raises ConfigError
-    with one line a problem: a claim held twice, a conflict, a missing requirement, a cycle.
-    `installed` is asked for manifests only to name those that meet such a requirement.
+    `before` and `after` of the manifests come first, then the order of the config. ConfigError
+    lists all problems: a claim held twice, a conflict, a missing requirement, a cycle.
+    `installed()` returns manifests, to name the plugins that meet a missing requirement.
     """
     specs = {spec.name: spec for spec in enabled}
     problems = [
@@ -97,12 +97,14 @@ def _sorted(specs: Mapping[str, PluginSpec], problems: list[str]) -> list[str]:
         sorter.prepare()
     except CycleError as error:
         cycle = " -> ".join(repr(name) for name in error.args[1])
-        problems.append(f"plugins ask to come before each other: {cycle} @ plugins")
+        problems.append(
+            f"the order of plugins is circular: {cycle}; change before or after @ plugins"
+        )
         return list(specs)
     order: list[str] = []
     ready: list[str] = list(sorter.get_ready())
     while ready:
-        # One at a time, lowest config position first, so that ties keep the config's order.
+        # One at a time, first in the config first: ties keep the config's order.
         name = min(ready, key=rank.__getitem__)
         ready.remove(name)
         order.append(name)

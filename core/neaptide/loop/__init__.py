@@ -1,1 +1,1 @@
-"""One step: its phases, the guard of a jump, the state it leaves and the learning rate."""
+"""One step of training: its phases, the guard of a jump, its state and the learning rate."""

@@ -1,4 +1,4 @@
-"""A Predict step: apply a predicted update, judge it by forwards alone, or take it back bitwise."""
+"""The guard: applies a predicted update, judges it by forwards, undoes a refused one bitwise."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide.api.parameters import ParameterStore
-    from neaptide.api.spans import Change, Snapshot, Span
+    from neaptide.api.spans import Snapshot, Span
     from neaptide.api.steps import Update
 
 
 @attrs.frozen
 class Verdict:
-    """What the guard found."""
+    """The guard's decision on one update; the fields are those of `Jump`."""
 
     accepted: bool
     scale: float
@@ -36,32 +36,33 @@ class Verdict:
 
 @attrs.frozen(kw_only=True)
 class Guard:
-    """A trust region judged by forward passes: accept when the probe loss rises by at most `rise`.
+    """Accepts an update if the probe loss, by a forward, rises by at most `rise`.
 
-    It does not know whether a jump is worth anything, only that it does no harm now; predict-time
-    forecasts of value correlate too little with what the jump is worth later.
+    The guard refuses immediate harm. It does not estimate the later gain of a jump, because such
+    estimates correlate too little with the measured gain.
     """
 
     rise: float
-    """Relative rise of the probe loss that is let through, 0.02 = 2 %."""
+    """Largest accepted relative rise of the probe loss, 0.02 = 2 %."""
     halvings: int
-    """Times a refused jump is halved and tried again."""
+    """How often a refused jump is halved and tried again."""
 
     def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
-        """Apply `update` to the weights of `store` and keep it, part of it, or nothing.
+        """Apply `update` to the weights of `store`: all of it, a halved part, or nothing.
 
-        Refused, every weight is what it was, bit for bit. Accepted, every weight it moved is
-        finite: those the probe does not read, too. Needs host memory for one copy of the trainable
-        weights. Riders are told of an accepted jump, with the delta applied.
+        After a refusal every weight is bitwise unchanged. After an accepted jump every changed
+        weight is finite, and the `on_update` callbacks have run with the applied delta, rounding
+        included. Needs host memory for one copy of the trainable weights.
         """
         before, snapshot = probe(), store.snapshot()
         try:
             verdict = self._tried(store, update, probe, before, snapshot)
         except BaseException:
-            store.restore(snapshot)  # nobody is left with half a jump
+            store.restore(snapshot)  # never keep half a jump
             raise
         if verdict.accepted:
-            store.notify_update(_change_since(snapshot))
+            old = snapshot.weights
+            store.notify_update(lambda span, weight: weight - old[span.name].to(weight.device))
         return verdict
 
     def _tried(
@@ -77,7 +78,7 @@ class Guard:
         if problem is None and not math.isfinite(before):
             problem = f"the probe loss before the jump is {before}"
         if problem is not None:
-            store.restore(snapshot)  # asking for deltas may have left something all the same
+            store.restore(snapshot)  # computing the deltas may have changed weights
             return Verdict(False, 0.0, before, math.nan, norm, problem)
         for halving in range(self.halvings + 1):
             scale = 0.5**halving
@@ -91,21 +92,21 @@ class Guard:
 
 
 def apply(store: ParameterStore, update: Update, scale: float) -> str | None:
-    """Add `scale * delta` to every trainable weight, as the update itself adds or in its dtype.
+    """Add `scale * delta` to every trainable weight, by `update.add` or in the weight's dtype.
 
-    Return what is wrong with a delta or with what it made of a weight, where it then stopped.
+    Stop at the first unusable delta or non-finite weight, and return this problem.
     """
     add = update.add or _add
     for span in store.spans():
         delta, problem = _delta_of(update, span)
         if problem is not None:
-            return problem  # it passed when it was inspected: a delta need not stay what it was
+            return problem  # `delta(span)` may return another tensor than in `_inspect`
         if delta is None:
             continue
         with store.loan(span, "write") as weight, torch.no_grad():
             add(weight, delta.to(weight.device), scale)
             finite = not weight.numel() or bool(torch.stack(weight.aminmax()).isfinite().all())
-        if not finite:  # in its own dtype; one that no probe reads would go unnoticed
+        if not finite:  # checked here, because the probe may not read this weight
             return f"the jump leaves {span.name} not finite"
     return None
 
@@ -114,17 +115,8 @@ def _add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
     weight.add_(delta.to(weight.dtype), alpha=scale)
 
 
-def _change_since(snapshot: Snapshot) -> Change:
-    """Return what the jump really added to a weight, rounding included."""
-
-    def change(span: Span, weight: torch.Tensor) -> torch.Tensor:
-        return weight - snapshot.weights[span.name].to(weight.device)
-
-    return change
-
-
 def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
-    """Return the L2 norm of the whole delta and what is wrong with it, if anything."""
+    """Return the L2 norm of the whole delta, and the first problem with it, if any."""
     squares = 0.0
     for span in store.spans():
         delta, problem = _delta_of(update, span)
@@ -143,7 +135,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | None]:
-    """Return the delta of a weight that may change, and what is wrong with it."""
+    """Return the delta of a trainable weight, and the problem with it, if any."""
     delta = update.delta(span) if span.trainable else None
     if delta is None:
         return None, None
@@ -165,26 +157,26 @@ def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | No
 
 @contextmanager
 def unwritten(store: ParameterStore, model: nn.Module) -> Iterator[None]:
-    """Raise PluginError at the end if somebody wrote to weights: nothing could take that back."""
+    """Raise PluginError at the end if weights changed, which the guard could not undo."""
     written: list[Span] = []
-    leave = store.on_write(written.append)
+    end = store.on_write(written.append)
     versions = [parameter._version for parameter in model.parameters()]  # noqa: SLF001 - torch's
     try:
         yield
     finally:
-        leave()
+        end()
     if written or versions != [parameter._version for parameter in model.parameters()]:  # noqa: SLF001
         where = f" (it wrote to {written[0].name})" if written else ""
         msg = (
-            f"weights changed while an update was proposed{where}: return what to add as "
-            "Update(horizon, delta), which the core applies, judges and takes back"
+            f"weights changed while an update was proposed{where}; return the change as "
+            "Update(horizon, delta), which the core applies and judges"
         )
         raise PluginError(msg)
 
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Have the modules' modes, buffers, random state and torch's grad mode come back."""
+    """Restore at the end the modules' modes, buffers, random state and torch's grad mode."""
     modes = {module: module.training for module in model.modules()}
     with torch.set_grad_enabled(torch.is_grad_enabled()), buffers.preserved(model), rng.preserved():
         try:
@@ -196,7 +188,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run forwards in eval mode without a trace: modes, buffers and random state come back."""
+    """Run forwards in eval mode without gradients; the state of `as_it_was` is restored."""
     with as_it_was(model), torch.no_grad():
         model.eval()
         yield

@@ -1,4 +1,4 @@
-"""One Predict step: asks for a forecast and an update, and has the guard judge it."""
+"""One Predict step: gets a forecast and an update from plugins, and calls the guard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .state import TrainState
 
 DEFAULT_CONFIDENCE = 0.85
-"""Least confidence to predict at where a dynamics model runs and the config names none."""
+"""The least confidence for a jump if `phases.predict.confidence` is not set."""
 
 
 def attempt(
@@ -46,25 +46,25 @@ def attempt(
     horizon: int,
     settings: PredictSection,
 ) -> Jump | None:
-    """Return the judged jump, or None where nothing was proposed.
+    """Return the judged jump, or None if no update was proposed.
 
-    `propose(store=, history=, horizon=)` is the hook `propose_update` and what is around it.
-    `probe()` is the loss of the weights as they are, by a forward that leaves no trace. Whatever a
-    predictor draws at random or does to `model`, generators, modes and buffers come back, and
-    weights that it writes to itself are an error: PluginError.
+    `propose(store=, history=, horizon=)` is the hook `propose_update` in its middleware. `probe()`
+    returns the loss of the present weights and changes no state. Generators, modes and buffers
+    are restored at the end. PluginError if the predictor writes to weights.
     """
     started = time.perf_counter()
     with as_it_was(model):
         with unwritten(store, model):
             confidence = _confidence(hooks, history, horizon)
             least = settings.confidence or DEFAULT_CONFIDENCE
-            if confidence is not None and not confidence >= least:  # nor is NaN
+            if confidence is not None and not confidence >= least:  # NaN is not enough
                 return None
             update = propose(store=store, history=history, horizon=horizon)
         if update is None:
             return None
         guard = Guard(rise=settings.rise, halvings=settings.halvings)
-        verdict = _judged(guard, store, update, probe, _predictor(hooks))
+        predictor = next((n for n, spec in hooks.specs.items() if PREDICTOR in spec.claims), None)
+        verdict = _judged(guard, store, update, probe, predictor)
     return Jump(
         accepted=verdict.accepted,
         horizon=max(1, round(min(update.horizon, horizon) * (verdict.scale or 1.0))),
@@ -78,10 +78,6 @@ def attempt(
     )
 
 
-def _predictor(hooks: HookManager) -> str | None:
-    return next((name for name, spec in hooks.specs.items() if PREDICTOR in spec.claims), None)
-
-
 def _judged(
     guard: Guard,
     store: ParameterStore,
@@ -89,7 +85,7 @@ def _judged(
     probe: Callable[[], float],
     predictor: str | None,
 ) -> Verdict:
-    """Have the guard judge; what the update's own functions raise is blamed on the predictor."""
+    """Return the guard's verdict; errors in the update's functions name the predictor."""
 
     def owned(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
@@ -104,13 +100,13 @@ def _judged(
     add = None if update.add is None else owned(update.add)
     try:
         return guard.judge(store, attrs.evolve(update, delta=owned(update.delta), add=add), probe)
-    except PluginError as error:  # a delta that is none
+    except PluginError as error:  # an unusable delta
         blame(error, predictor, "propose_update")
         raise
 
 
 def _confidence(hooks: HookManager, history: History, horizon: int) -> float | None:
-    """Return how sure a dynamics model is; None without one, or where it has nothing to say."""
+    """Return the confidence of the dynamics model's forecast; None without a forecast."""
     if not any(DYNAMICS in spec.claims for spec in hooks.specs.values()):
         return None
     forecast = hooks.forecast(history, horizon)
@@ -120,20 +116,16 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
 
 
 def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: Any) -> None:
-    """Count a jump, log it, and leave the schedule, which was `before`, at what follows it."""
+    """Count and log a Predict step, and advance the schedule, which was `before`."""
     if jump is None or not jump.accepted:
-        # Forced within Warmup or Correct, a jump that was none cuts neither of them short.
+        # Without a jump, a Predict step forced within Warmup or Correct does not end that phase.
         cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase
         state.schedule = before if cut else state.schedule.declined()
     else:
         state.predicted += jump.horizon
         state.jumps += 1
         state.schedule = state.schedule.jumped(jump.horizon)
-    _log_jump(log, state.step + 1, jump)  # the update it comes before
-
-
-def _log_jump(log: Any, step: int, jump: Jump | None) -> None:
-    """Write the event of a Predict step: declined, refused or accepted."""
+    step = state.step + 1  # of the update after the jump
     if jump is None:
         log.info("jump.declined", step=step)
         return

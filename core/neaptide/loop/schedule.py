@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class LearningRate:
     """Linear warmup, then constant, or linear or cosine to zero at `steps` updates.
 
-    A jump does not move it: it counts updates. `constant` without warmup leaves every group
-    alone, so that a user's own LR scheduler has the last word.
+    Jumps do not count. `constant` without warmup never sets `lr`: the user's own scheduler may.
     """
 
     name: Literal["constant", "linear", "cosine"]
@@ -24,7 +23,7 @@ class LearningRate:
     steps: int
 
     def factor(self, step: int) -> float:
-        """Return what the base rate is multiplied by for the update after `step` others."""
+        """Return the factor on the base rate for the update after `step` others."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         decayed = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

@@ -1,4 +1,4 @@
-"""Where a run stands: everything the loop moves forward, and what of it a checkpoint keeps."""
+"""The state of the loop, and the part of it that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Accumulation:
-    """The micro-batches whose gradients are waiting for an update.
+    """The micro-batches whose gradients are accumulated for the next update.
 
-    Gradients add up as if divided by the first micro-batch's count, so that a single one is not
-    rounded at all; `gradient_scale` then turns them into the gradient of the mean over all,
-    grad(sum of sums / sum of counts), whatever the counts.
+    Each loss sum is divided by the count of the first micro-batch, so that a single micro-batch is
+    not rounded. `gradient_scale` turns the sum of gradients into the gradient of the mean over
+    all, grad(sum of sums / sum of counts).
     """
 
     pieces: int = 0
@@ -34,21 +34,18 @@ class Accumulation:
     """Sum of loss sums / reference over the pieces, detached."""
 
     def add(self, loss: WeighedLoss) -> torch.Tensor:
-        """Take in one micro-batch; return the 0-dim loss to run backward from."""
-        if self.pieces == 0:
-            self.pieces, self.reference = 1, nonzero(loss.count)
-            share = loss.over(self.reference)
-            self.weight, self.loss = loss.count / self.reference, share.detach()
-            return share
+        """Add one micro-batch; return the 0-dim loss for its backward."""
+        first = self.pieces == 0
         self.pieces += 1
-        share = loss.over(self.reference)
-        self.weight = self.weight + loss.count / self.reference
-        self.loss = self.loss + share.detach()
+        self.reference = nonzero(loss.count) if first else self.reference
+        share, weight = loss.over(self.reference), loss.count / self.reference
+        self.weight = weight if first else self.weight + weight
+        self.loss = share.detach() if first else self.loss + share.detach()
         return share
 
     @property
     def gradient_scale(self) -> float | torch.Tensor:
-        """What the accumulated gradients have to be multiplied by: 1 for a single piece."""
+        """The factor on the accumulated gradients; 1 for a single piece."""
         return 1.0 if self.pieces <= 1 else 1.0 / nonzero(self.weight)
 
     @property
@@ -64,10 +61,9 @@ class Accumulation:
 
 
 class LateScalar:
-    """A 0-dim CUDA tensor on its way to the host: nothing waits for the device until it is read.
+    """A copy of a 0-dim CUDA tensor to the host; only `float()` waits for the device.
 
-    The copy is queued at once, behind what computes the value, so that reading it later waits for
-    that alone and not for the work queued since.
+    The copy is queued at once, so `float()` does not wait for work that was queued after it.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -82,13 +78,13 @@ class LateScalar:
 
 
 def late(tensor: torch.Tensor) -> LateScalar | float:
-    """Return the value of a 0-dim tensor without waiting for a device."""
+    """Return the value of a 0-dim tensor without waiting for CUDA."""
     return LateScalar(tensor) if tensor.is_cuda else tensor.item()
 
 
 @attrs.define(eq=False)
 class Pending:
-    """One update whose loss and norm have not been read from the device yet."""
+    """One update whose loss and norm may still be on the device."""
 
     step: int
     phase: Phase
@@ -97,18 +93,21 @@ class Pending:
     seconds: float
     memory: MemorySample | None = None
     applied: bool = True
-    """False for a skipped update, which the history never sees."""
+    """False for a skipped update, which is not part of the history."""
 
     def read_loss(self) -> float:
-        """Return the loss, waiting for the device the first time."""
+        """Return the loss; the first call waits for the device."""
         self.loss = float(self.loss)
         return self.loss
 
     def read_norm(self) -> float | None:
-        """Return the gradient norm where measured, waiting for the device the first time."""
+        """Return the gradient norm or None; the first call waits for the device."""
         if self.gradient_norm is not None:
             self.gradient_norm = float(self.gradient_norm)
         return self.gradient_norm
+
+
+_COUNTERS = ("step", "batches", "predicted", "jumps", "skipped_in_a_row")
 
 
 @attrs.define(eq=False)
@@ -117,7 +116,7 @@ class TrainState:
 
     schedule: PhaseSchedule
     step: int = 0
-    """Ordinary updates made, skipped ones included: what the LR schedule counts."""
+    """Ordinary updates, skipped ones included; the LR schedule counts them."""
     batches: int = 0
     """Batches taken from the data."""
     predicted: int = 0
@@ -126,7 +125,7 @@ class TrainState:
     """Accepted jumps."""
     skipped_in_a_row: int = 0
     phase: Phase | None = None
-    """The phase plugins have been told of; None before the first step and after a resume."""
+    """The phase of the last `on_phase_enter`; None before the first step and after a resume."""
     history: History = attrs.field(factory=History)
     accumulation: Accumulation = attrs.field(factory=Accumulation)
     pending: Pending | None = None
@@ -137,21 +136,17 @@ class TrainState:
         return self.predicted / max(1, self.predicted + self.step)
 
     def settle(self) -> Pending | None:
-        """Read the pending update into the history, one step late; return it."""
+        """Move the pending update, one step late, into the history; return it."""
         pending, self.pending = self.pending, None
         if pending is not None and pending.applied:
             self.history.record(pending.read_loss(), pending.read_norm(), pending.seconds)
         return pending
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what resume needs; wall-clock times are left out of it."""
+        """Return the state that a resumed run needs, without wall-clock times."""
         pending = self.pending
         return {
-            "step": self.step,
-            "batches": self.batches,
-            "predicted": self.predicted,
-            "jumps": self.jumps,
-            "skipped_in_a_row": self.skipped_in_a_row,
+            **{name: getattr(self, name) for name in _COUNTERS},
             "schedule": self.schedule.state_dict(),
             "history": self.history.state_dict(),
             "accumulation": self.accumulation.state_dict(),
@@ -167,19 +162,14 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned; plugins are told of the phase anew."""
-        self.step = state["step"]
-        self.batches = state["batches"]
-        self.predicted = state["predicted"]
-        self.jumps = state["jumps"]
-        self.skipped_in_a_row = state["skipped_in_a_row"]
+        """Load the value of `state_dict`; the next step calls `on_phase_enter` again."""
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
         self.schedule = self.schedule.restored(state["schedule"])
         self.history.load_state_dict(state["history"])
         self.accumulation = Accumulation(**state["accumulation"])
         pending = state["pending"]
-        self.pending = (
-            None
-            if pending is None
-            else Pending(**{**pending, "phase": PHASES[pending["phase"]]}, seconds=0.0)
+        self.pending = pending and Pending(
+            **{**pending, "phase": PHASES[pending["phase"]]}, seconds=0.0
         )
         self.phase = None

@@ -1,4 +1,4 @@
-"""One step of training: the phases, the jump, micro-batches, the update. Reads as pseudocode."""
+"""One step of training: the phase, the jump, the micro-batches, the update."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Steps a task through the phases. Owns no policy: every decision is a hook or the config."""
+    """Trains a task step by step. Hooks and the config make every decision."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Loop:
         self._record = record
         self._changing = changing
         self._loss_fn = task.loss_fn or call_with_mapping
-        self._norm: torch.Tensor | None = None  # measured by the update in progress
+        self._norm: torch.Tensor | None = None  # of the update in progress, once measured
         self._added = False  # whether the step in progress has changed gradients
         train = run.config.train
         self._measure_norm = (
@@ -74,8 +74,8 @@ class Loop:
         self._propose = hooks.around("around_propose", hooks.propose_update, run)
         self._predict_step = hooks.around("around_predict", self._predict, run)
         self._evaluate = hooks.around("around_evaluate", self._mean_loss, run)
-        told = ("before_forward", "after_forward", "after_backward", "after_step")
-        self._notifies = {hook: hooks.implements(hook) for hook in told}
+        notified = ("before_forward", "after_forward", "after_backward", "after_step")
+        self._notifies = {hook: hooks.implements(hook) for hook in notified}
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Loop:
         return result
 
     def enter(self, phase: Phase) -> None:
-        """Move to `phase`, telling the plugins when that is a change."""
+        """Change to `phase`, and notify the plugins unless it is the present phase."""
         state = self.state
         state.schedule = state.schedule.enter(phase)
         if phase is state.phase:
@@ -133,28 +133,20 @@ class Loop:
             state.skipped_in_a_row = 0 if now.applied else state.skipped_in_a_row + 1
         if trained.outcome is Outcome.SKIPPED:
             note_skipped(state, now, self.run)
-        return StepResult(
-            state.step,
-            phase,
-            trained.outcome,
-            jump,
-            memory,
-            seconds,
-            now.read_loss,
-            now.read_norm,
-        )
+        read = now.read_loss, now.read_norm
+        return StepResult(state.step, phase, trained.outcome, jump, memory, seconds, *read)
 
     def abandon(self) -> None:
-        """Drop what a step that raised has accumulated.
+        """Drop the gradients of a step that raised.
 
-        Gradients that wait from earlier steps stay if it had not begun to add to them.
+        Gradients accumulated in earlier steps stay if this step has not changed them.
         """
         if self._added or not self.state.accumulation.pieces:
             self.store.zero_gradients()
             self.state.accumulation = Accumulation()
 
     def settle(self) -> None:
-        """Read the update before this one from the device and hand it on."""
+        """Read the previous update from the device and record it."""
         settled = self.state.settle()
         if settled is not None:
             self._record(settled)
@@ -167,12 +159,12 @@ class Loop:
 
     def _train(self, *, batch: Any, phase: Phase) -> Trained:
         try:
-            # Before the backward, in which a store may make the updates.
+            # Before the backward, because a store may update weights inside it.
             self._learning_rate.set(self.store.optimizer, self.state.step)
             self._accumulate(batch, phase)
             return self._apply_gradients(phase)
         except BaseException:
-            self.abandon()  # so that a middleware can run the step again
+            self.abandon()  # a middleware may run the step again
             raise
 
     def _accumulate(self, batch: Any, phase: Phase) -> None:
@@ -234,7 +226,7 @@ class Loop:
     # -- prediction -------------------------------------------------------------------------------
 
     def _jump(self, batch: Any) -> Jump | None:
-        """Enter Predict, try one jump, and leave the schedule at what follows it."""
+        """Enter Predict, try one jump, and advance the schedule."""
         state, before = self.state, self.state.schedule
         self.enter(PREDICT)
         with self.run.timeline.open(f"step {state.step + 1} predict", "step"):
@@ -259,12 +251,12 @@ class Loop:
             )
         finally:
             if not self.state.accumulation.pieces:
-                self.store.zero_gradients()  # those of a predictor that ran a backward
+                self.store.zero_gradients()  # a predictor may have run a backward
 
     def probe(self, batch: Any) -> float:
-        """Return the mean loss on `batch` of the weights as they are, by a forward without a trace.
+        """Return the mean loss of the present weights on `batch`, in eval mode without gradients.
 
-        In eval mode and without gradients; modes, buffers and random state come back untouched.
+        Modes, buffers and random state are restored.
         """
         phase = self.state.phase or self.state.schedule.phase
         with undisturbed(self.model):
@@ -276,14 +268,13 @@ class Loop:
     # -- evaluation -------------------------------------------------------------------------------
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
-        """Return the mean loss over `batches`, weighted by their counts; nan where there are none.
+        """Return the mean loss over `batches`, weighted by their counts; nan without batches.
 
-        Leaves no trace, as `probe`. `plain` leaves the plugins out that wrap evaluations.
+        Restores the same state as `probe`. `plain` skips the middleware of `around_evaluate`.
         """
         phase = self.state.phase or self.state.schedule.phase
         evaluate = self._mean_loss if plain else self._evaluate
-        mean: float = evaluate(batches=batches, phase=phase)
-        return mean
+        return float(evaluate(batches=batches, phase=phase))
 
     def _mean_loss(self, *, batches: Iterable[Any], phase: Phase) -> float:
         total: Any = 0.0

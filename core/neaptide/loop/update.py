@@ -1,4 +1,4 @@
-"""From a loss to an update: the backward, the checks of its gradients, the optimizer's step."""
+"""The parts of an update: the backward, the checks of the gradients, the optimizer's step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def backward(*, loss: torch.Tensor, phase: Phase) -> None:
-    """Run the backward of a 0-dim loss; ConfigError where it does not depend on the weights."""
+    """Run the backward of a 0-dim loss; ConfigError if the loss does not depend on the weights."""
     del phase  # for middleware
     if not loss.requires_grad:
         msg = (
             "the loss does not depend on the weights (detached, or computed without gradients); "
-            "return from loss_fn what the model computed"
+            "return the loss of the model's output from loss_fn"
         )
         raise ConfigError(msg)
     torch.autograd.backward(loss)
@@ -38,9 +38,10 @@ def apply_gradients(
     loss: float | torch.Tensor,
     norm: torch.Tensor | None,
 ) -> Outcome:
-    """Check and clip the gradients, whose L2 norm is `norm` where it was measured, and step.
+    """Check and clip the gradients, then run the optimizer's step.
 
-    SKIPPED, with nothing stepped, where they or `loss`, the mean up to a factor, are not finite.
+    `norm` is their L2 norm, if measured; `loss` is the mean loss up to a factor. Returns SKIPPED
+    without a step if a gradient or `loss` is not finite.
     """
     if train.check_finite and not _finite(store, norm, loss):
         return Outcome.SKIPPED
@@ -52,8 +53,7 @@ def apply_gradients(
 
 
 def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torch.Tensor) -> bool:
-    # A gradient that is not finite shows in the norm where somebody wants that anyway, and
-    # need not show in the loss. It is asked for first: reading either waits for the device.
+    # A non-finite gradient does not always show in the loss, but always in the norm.
     if norm is None:
         if store.has_nonfinite_gradients():
             return False
@@ -63,7 +63,7 @@ def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torc
 
 
 def note_skipped(state: TrainState, skipped: Pending, run: Run) -> None:
-    """Log an update that was not finite; DivergedError after `train.max_skipped` in a row."""
+    """Log a skipped update; DivergedError after more than `train.max_skipped` in a row."""
     if state.schedule.phase is not WARMUP:
         state.schedule = state.schedule.declined()
     run.log.warning(

@@ -479,7 +479,7 @@ def test_metrics_are_numbers(number: Any) -> None:
         trainer.hooks.collect_metrics(0, trainer.step(batches[0]).phase)
     expected = (
         f"plugin 'racer' must return numbers from 'collect_metrics' "
-        f"(got {type(number).__name__} for 'speed'); a tensor's is tensor.item()"
+        f"(got {type(number).__name__} for 'speed'); convert a tensor with tensor.item()"
     )
     assert expected == str(caught.value)
 

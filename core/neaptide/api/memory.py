@@ -35,7 +35,6 @@ class Entry:
     tier: Tier
     bytes: int
     moments: frozenset[Moment] = frozenset(MOMENTS)
-
     __repr__ = one_line
 
 
@@ -53,7 +52,6 @@ class Ledger:
         return f"Ledger({', '.join(peaks)})"
 
     def __str__(self) -> str:
-        """Write the peak of each tier, then a table of who holds what, most bytes first."""
         peaks = {tier: self.peak(tier) for tier in self._tiers()}
         return memory_table(self.entries, peaks, MOMENTS)
 

@@ -39,25 +39,6 @@ TRAINED = tuple(cast("TrainedPhase", name) for name, phase in PHASES.items() if 
 """Names of the phases that run a backward, in the order of the cycle."""
 
 
-@attrs.frozen
-class Colour:
-    """A phase's colour: name and code in a terminal, hexadecimal on a light or dark background."""
-
-    terminal: str
-    ansi: int
-    light: str
-    dark: str
-
-
-COLOURS = {
-    "warmup": Colour("yellow", 33, "#b7791f", "#e9b44c"),
-    "full": Colour("blue", 34, "#2563eb", "#6ea2ff"),
-    "predict": Colour("magenta", 35, "#b423c4", "#e07bf0"),
-    "correct": Colour("green", 32, "#16803c", "#4fc87a"),
-}
-"""The colour of every phase in all displays, in the order of the cycle."""
-
-
 @attrs.frozen(kw_only=True)
 class PhaseSchedule:
     """The position in the cycle Warmup, then Full -> Predict -> Correct -> Full …; immutable.
@@ -80,10 +61,8 @@ class PhaseSchedule:
     """Predicted updates since the last Correct phase."""
 
     def __repr__(self) -> str:
-        lengths = (
-            f"{self.warmup_steps} warmup, {self.full_steps} full, {self.correct_steps} correct"
-        )
-        return f"PhaseSchedule({lengths}; {self.done} done in {self.phase})"
+        steps = f"{self.warmup_steps} warmup, {self.full_steps} full, {self.correct_steps} correct"
+        return f"PhaseSchedule({steps}; {self.done} done in {self.phase})"
 
     def due(self) -> Phase:
         """Return the phase of the next step."""

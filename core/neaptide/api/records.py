@@ -31,7 +31,6 @@ class StepRecord:
     seconds: float = 0.0
     device_bytes: int | None = None
     host_bytes: int | None = None
-
     __repr__ = one_line
 
 
@@ -51,5 +50,4 @@ class Finding:
     """The result, one line."""
     advice: str | None = None
     """The command or change that solves the problem; None without a problem."""
-
     __repr__ = one_line

@@ -68,7 +68,6 @@ class Snapshot:
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any] | None
-
     __repr__ = one_line
 
 

@@ -33,7 +33,6 @@ class Loss:
 
     sum: torch.Tensor
     count: float | torch.Tensor
-
     __repr__ = one_line
 
 
@@ -44,7 +43,6 @@ class WeighedLoss:
     value: torch.Tensor
     count: float | torch.Tensor
     is_sum: bool
-
     __repr__ = one_line
 
     def over(self, reference: float | torch.Tensor) -> torch.Tensor:
@@ -127,7 +125,6 @@ class Trained:
     gradient_norm: torch.Tensor | None
     """L2 norm before clipping; None unless measured."""
     outcome: Outcome
-
     __repr__ = one_line
 
 
@@ -142,7 +139,6 @@ class Update:
     add: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None
     """`add(weight, delta, scale)` adds in place, both tensors on one device. The default rounds
     the delta to the weight's dtype first."""
-
     __repr__ = one_line
 
 
@@ -221,7 +217,7 @@ class Jump:
 
 @attrs.define(eq=False)
 class StepResult:
-    """The result of `trainer.step`. Reading `loss` or `grad_norm`, or printing it, waits for the device."""
+    """The result of `trainer.step`. `loss`, `grad_norm` and the repr wait for the device."""
 
     step: int
     """Number of ordinary updates, this one included."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
-from neaptide.errors import DataError
 from neaptide.renamed import missing_in
 from neaptide.text import one_line
 
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import structlog
+    import torch
     from torch import nn
 
     from neaptide.config import RunConfig
@@ -35,7 +33,6 @@ class Task:
 
     module: nn.Module
     loss_fn: LossFn | None = None
-
     __repr__ = one_line
 
 
@@ -49,7 +46,6 @@ class Data:
 
     train: Iterable[Any]
     validation: Iterable[Any] | None = None
-
     __repr__ = one_line
 
 
@@ -60,7 +56,6 @@ class ModelSpec:
     scheme: str
     name: str
     options: Mapping[str, Any]
-
     __repr__ = one_line
 
 
@@ -74,7 +69,6 @@ class DataSpec:
     batch_size: int
     eval_batches: int
     seed: int
-
     __repr__ = one_line
 
 
@@ -104,43 +98,3 @@ class Run:
         path = self.directory / "plugins" / name
         path.mkdir(parents=True, exist_ok=True)
         return path
-
-
-def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Compute the loss where no `loss_fn` is given: `model(**batch).loss`.
-
-    The convention of transformers. DataError where the batch or the output has another form.
-    """
-    if not hasattr(batch, "keys"):
-        msg = (
-            f"without loss_fn a batch must be a mapping for model(**batch).loss "
-            f"(got {type(batch).__name__}); pass loss_fn=lambda model, batch: …"
-        )
-        raise DataError(msg)
-    try:
-        output = model(**batch)
-    except TypeError as error:
-        _check_takes(model, batch, error)
-        raise
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if not isinstance(loss, torch.Tensor):
-        msg = (
-            f"without loss_fn the model must return an object with .loss "
-            f"(got {type(output).__name__}, its loss is {loss!r}); pass loss_fn, or labels "
-            f"in the batch"
-        )
-        raise DataError(msg)
-    return loss
-
-
-def _check_takes(model: torch.nn.Module, batch: Mapping[str, Any], error: TypeError) -> None:
-    """Raise DataError where the model's forward has no parameters of the batch's names."""
-    try:
-        inspect.signature(model.forward).bind(**batch)
-    except TypeError as unbound:
-        msg = (
-            f"without a loss_fn the model is called as model(**batch), and its forward does not "
-            f"take this batch: {unbound} (keys: {', '.join(map(str, batch))}); pass loss_fn, or "
-            f"have the factory of model.name return (module, loss_fn)"
-        )
-        raise DataError(msg) from error

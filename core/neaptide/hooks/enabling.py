@@ -124,11 +124,7 @@ def _builder(
     held = [spec for spec in enabled if wanted in spec.schemes]
     builder = held[0] if held else installed_plugins().for_scheme(wanted, f"{kind}.name")
     prefix = f"{kind}:"
-    known = {
-        key.removeprefix(prefix): cls
-        for key, cls in builder.options.items()
-        if key.startswith(prefix)
-    }
+    known = [key.removeprefix(prefix) for key in builder.options if key.startswith(prefix)]
     if known and rest not in known:
         msg = (
             f"{builder.name!r} has no {kind} {rest!r}{suggest(rest, known)}; there is "
@@ -136,7 +132,7 @@ def _builder(
         )
         raise ConfigError(msg)
     if rest in known:
-        structure_options(known[rest], options, kind, "options")
+        structure_options(builder.options[prefix + rest], options, kind, "options")
     return builder
 
 

@@ -15,9 +15,7 @@ import attrs
 import pluggy
 
 from neaptide.api.memory import Ledger
-from neaptide.api.phases import Phase
 from neaptide.api.records import Finding
-from neaptide.api.steps import Forecast, Update
 from neaptide.api.timeline import Timeline
 from neaptide.errors import ConfigError, PluginError, suggest
 from neaptide.io.logging import said
@@ -29,9 +27,7 @@ from .middleware import blame, compose, returned_wrong
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from neaptide.api.history import History
-    from neaptide.api.parameters import ParameterStore
-    from neaptide.api.phases import PhaseSchedule
+    from neaptide.api.phases import Phase
     from neaptide.api.task import Run
     from neaptide.plugin import Plugin, PluginSpec
 
@@ -174,32 +170,6 @@ class HookManager:
                 ):
                     errors.append(error)
         return errors
-
-    def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase:
-        """Return the phase of the coming step."""
-        phase: Phase = self.first("select_phase", Phase, history=history, schedule=schedule)
-        return phase
-
-    def propose_update(
-        self, store: ParameterStore, history: History, horizon: int
-    ) -> Update | None:
-        """Return the predicted update, or None."""
-        update: Update | None = self.first(
-            "propose_update", Update, store=store, history=history, horizon=horizon
-        )
-        return update
-
-    def forecast(self, history: History, horizon: int) -> Forecast | None:
-        """Return the dynamics model's forecast, or None."""
-        forecast: Forecast | None = self.first(
-            "forecast", Forecast, history=history, horizon=horizon
-        )
-        return forecast
-
-    def plan_micro_batches(self, batch: Any) -> Sequence[Any]:
-        """Return the micro-batches of `batch`; at least one."""
-        planned: Sequence[Any] | None = self.first("plan_micro_batches", (list, tuple), batch=batch)
-        return planned or (batch,)
 
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
         """Return the ledger of `phase` after the changes of every plugin."""

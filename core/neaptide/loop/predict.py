@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.api.phases import CORRECT, WARMUP
-from neaptide.api.steps import Jump
+from neaptide.api.steps import Forecast, Jump
 from neaptide.errors import PluginError
 from neaptide.hooks.enabling import DYNAMICS, PREDICTOR
 from neaptide.hooks.middleware import blame
@@ -109,7 +109,7 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
     """Return the confidence of the dynamics model's forecast; None without a forecast."""
     if not any(DYNAMICS in spec.claims for spec in hooks.specs.values()):
         return None
-    forecast = hooks.forecast(history, horizon)
+    forecast: Forecast | None = hooks.first("forecast", Forecast, history=history, horizon=horizon)
     if forecast is None:
         return None
     return forecast.confidence if math.isfinite(forecast.loss) else math.nan
@@ -129,15 +129,6 @@ def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: 
     if jump is None:
         log.info("jump.declined", step=step)
         return
-    log.info(
-        "jump.accepted" if jump.accepted else "jump.refused",
-        step=step,
-        horizon=jump.horizon,
-        scale=jump.scale,
-        norm=jump.norm,
-        loss_before=jump.loss_before,
-        loss_after=jump.loss_after,
-        confidence=jump.confidence,
-        reason=jump.reason,
-        seconds=round(jump.seconds, 6),
-    )
+    facts = attrs.asdict(jump, filter=attrs.filters.exclude("accepted"))
+    facts["seconds"] = round(jump.seconds, 6)
+    log.info("jump.accepted" if jump.accepted else "jump.refused", step=step, **facts)

@@ -55,10 +55,6 @@ class Accumulation:
         unscaled = isinstance(weight, float) and weight == 1.0
         return torch.as_tensor(self.loss if unscaled else self.loss / weight)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the four fields."""
-        return attrs.asdict(self, recurse=False)
-
 
 class LateScalar:
     """A copy of a 0-dim CUDA tensor to the host; only `float()` waits for the device.
@@ -149,7 +145,7 @@ class TrainState:
             **{name: getattr(self, name) for name in _COUNTERS},
             "schedule": self.schedule.state_dict(),
             "history": self.history.state_dict(),
-            "accumulation": self.accumulation.state_dict(),
+            "accumulation": attrs.asdict(self.accumulation, recurse=False),
             "pending": None
             if pending is None
             else {

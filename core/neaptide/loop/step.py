@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from neaptide.api.phases import CORRECT, PREDICT
-from neaptide.api.steps import Jump, Outcome, StepResult, Trained, weigh
-from neaptide.api.task import call_with_mapping
+from neaptide.api.phases import CORRECT, PREDICT, Phase
+from neaptide.api.steps import Jump, Outcome, StepResult, Trained, Update, weigh
 
 from .guard import undisturbed
 from .predict import attempt, note_jump
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import torch
+    from torch import nn
 
     from neaptide.api.memory import MemorySample
     from neaptide.api.parameters import ParameterStore
-    from neaptide.api.phases import Phase
     from neaptide.api.steps import WeighedLoss
-    from neaptide.api.task import Run, Task
+    from neaptide.api.task import LossFn, Run
     from neaptide.config import RunConfig
     from neaptide.hooks.manager import HookManager
 
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Trains a task step by step. Hooks and the config make every decision."""
+    """Trains a model step by step. Hooks and the config make every decision."""
 
     def __init__(
         self,
-        task: Task,
+        model: nn.Module,
+        loss_fn: LossFn,
         store: ParameterStore,
         hooks: HookManager,
         run: Run,
@@ -47,7 +48,7 @@ class Loop:
         record: Callable[[Pending], None],
         changing: Callable[[Phase | None], None],
     ) -> None:
-        self.model = task.module
+        self.model = model
         self.store = store
         self.hooks = hooks
         self.run = run
@@ -57,7 +58,7 @@ class Loop:
         self._measure = measure
         self._record = record
         self._changing = changing
-        self._loss_fn = task.loss_fn or call_with_mapping
+        self._loss_fn = loss_fn
         self._norm: torch.Tensor | None = None  # of the update in progress, once measured
         self._added = False  # whether the step in progress has changed gradients
         train = run.config.train
@@ -71,7 +72,9 @@ class Loop:
         self._optimizer_step = hooks.around("around_optimizer_step", self._update, run)
         self._correct = hooks.around("around_correct", self._train, run)
         self._train_step = hooks.around("around_train_step", self._dispatch, run)
-        self._propose = hooks.around("around_propose", hooks.propose_update, run)
+        self._propose = hooks.around(
+            "around_propose", partial(hooks.first, "propose_update", Update), run
+        )
         self._predict_step = hooks.around("around_predict", self._predict, run)
         self._evaluate = hooks.around("around_evaluate", self._mean_loss, run)
         notified = ("before_forward", "after_forward", "after_backward", "after_step")
@@ -83,7 +86,9 @@ class Loop:
         """Make a jump if one is due, then train on `batch`; `phase` forces the choice."""
         state, started = self.state, time.perf_counter()
         self._added = False
-        chosen = phase or self.hooks.select_phase(state.history, state.schedule)
+        chosen: Phase = phase or self.hooks.first(
+            "select_phase", Phase, history=state.history, schedule=state.schedule
+        )
         jump = None
         if chosen.applies_prediction:
             jump = self._jump(batch)
@@ -118,15 +123,9 @@ class Loop:
             state.schedule = state.schedule.updated()
             state.accumulation = Accumulation()
         memory = self._measure() if self._measure else None
-        now = Pending(
-            state.step,
-            phase,
-            late(trained.loss),
-            None if trained.gradient_norm is None else late(trained.gradient_norm),
-            seconds,
-            memory,
-            trained.outcome is Outcome.APPLIED,
-        )
+        norm = None if trained.gradient_norm is None else late(trained.gradient_norm)
+        applied = trained.outcome is Outcome.APPLIED
+        now = Pending(state.step, phase, late(trained.loss), norm, seconds, memory, applied)
         if trained.outcome is not Outcome.DEFERRED:
             self.settle()
             state.pending = now
@@ -169,7 +168,8 @@ class Loop:
 
     def _accumulate(self, batch: Any, phase: Phase) -> None:
         accumulation, notifies = self.state.accumulation, self._notifies
-        for micro_batch in self.hooks.plan_micro_batches(batch):
+        planned = self.hooks.first("plan_micro_batches", (list, tuple), batch=batch)
+        for micro_batch in planned or (batch,):
             if notifies["before_forward"]:
                 self._notify("before_forward", phase, model=self.model, batch=micro_batch)
             weighed: WeighedLoss = self._forward(

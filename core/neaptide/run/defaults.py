@@ -11,7 +11,7 @@ import pluggy
 import torch
 
 from neaptide.api.task import Data, Task
-from neaptide.errors import ConfigError, NeaptideError, suggest
+from neaptide.errors import ConfigError, DataError, NeaptideError, suggest
 from neaptide.plugin import PROJECT
 
 from .resident.store import ResidentStore
@@ -235,3 +235,38 @@ def _optimizer_class(name: str) -> Any:
         )
         raise ConfigError(msg)
     return known[name.lower()]
+
+
+def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Return `model(**batch).loss`, the loss without a `loss_fn`, as transformers computes it.
+
+    DataError if the batch or the output has another form.
+    """
+    if not hasattr(batch, "keys"):
+        msg = (
+            f"without loss_fn a batch must be a mapping for model(**batch).loss "
+            f"(got {type(batch).__name__}); pass loss_fn=lambda model, batch: …"
+        )
+        raise DataError(msg)
+    try:
+        output = model(**batch)
+    except TypeError as error:
+        try:
+            inspect.signature(model.forward).bind(**batch)
+        except TypeError as unbound:
+            msg = (
+                f"without a loss_fn the model is called as model(**batch), and its forward does "
+                f"not take this batch: {unbound} (keys: {', '.join(map(str, batch))}); pass "
+                f"loss_fn, or make the factory of model.name return (module, loss_fn)"
+            )
+            raise DataError(msg) from error
+        raise
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        msg = (
+            f"without loss_fn the model must return an object with .loss "
+            f"(got {type(output).__name__}, its loss is {loss!r}); pass loss_fn, or labels "
+            f"in the batch"
+        )
+        raise DataError(msg)
+    return loss

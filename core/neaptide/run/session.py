@@ -15,6 +15,7 @@ from neaptide.loop.step import Loop
 
 from . import assembly, saving
 from .arguments import check_optimizer, phase_named
+from .defaults import call_with_mapping
 from .meter import sample
 from .recorder import Recorder
 from .signals import Interrupted
@@ -100,7 +101,8 @@ class Session:
         )
         self.recorder.attach(hooks, self.store.optimizer, device)
         self.loop = Loop(
-            task,
+            self.model,
+            task.loss_fn or call_with_mapping,
             self.store,
             hooks,
             self.run,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
 from rich.table import Column
 
-from neaptide.api.phases import COLOURS
+from neaptide_toolkit.colours import COLOURS
 
 from .figures import evaluation, verdict
 

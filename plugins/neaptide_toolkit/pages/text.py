@@ -6,8 +6,8 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from neaptide.api.phases import COLOURS
 from neaptide.io.units import duration, size
+from neaptide_toolkit.colours import COLOURS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-from neaptide.api.phases import COLOURS, PHASES
+from neaptide.api.phases import PHASES
+from neaptide_toolkit.colours import COLOURS
 from neaptide_toolkit.pages.html import page
 from neaptide_toolkit.pages.text import paint
 from neaptide_verbs.report.charts import phase_colours

@@ -1,4 +1,4 @@
-"""Neaptide trains models that do not fit: four phases, low memory peaks, everything a plugin."""
+"""Neaptide trains models that do not fit into memory, in four phases, with plugins."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .run.signals import Interrupted, stop_on_signals
     from .run.trainer import HybridTrainer
 
-# Lazy (PEP 562), so that a manifest or a config check never imports torch.
+# Imported on first use (PEP 562): a manifest or a config check must not import torch.
 _HOME = {
     "api.memory": "Ledger",
     "api.middleware": (

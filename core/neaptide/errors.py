@@ -1,4 +1,4 @@
-"""Every error Neaptide raises on purpose: one line with what, where, the value and the way out."""
+"""Errors for users; the text states what is wrong, where, the value, and the solution."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class NeaptideError(Exception):
-    """Base of all errors a user can act on; the CLI prints its text and exits with `exit_code`."""
+    """Base of all errors that a user can solve; the CLI prints the text, exits with `exit_code`."""
 
     exit_code: ClassVar[int] = 1
 
 
 class ConfigError(NeaptideError, ValueError):
-    """The configuration cannot be used; `problems` lists everything found, one line each."""
+    """The configuration cannot be used; `problems` has one line for each problem."""
 
     exit_code = 2
 
@@ -27,7 +27,7 @@ class ConfigError(NeaptideError, ValueError):
 
 
 class PluginError(NeaptideError):
-    """A plugin cannot be found, loaded, ordered or trusted."""
+    """A plugin cannot be found, loaded or ordered, or returned a wrong value."""
 
     exit_code = 2
 
@@ -39,11 +39,11 @@ class RunDirectoryError(NeaptideError):
 
 
 class CheckpointError(NeaptideError):
-    """A checkpoint cannot be written, is damaged, or is not the one to be loaded here."""
+    """A checkpoint cannot be written, is damaged, or does not belong to the run."""
 
 
 class WrongCheckpointError(CheckpointError):
-    """There is no such checkpoint, or it is sound and of another config, model or plugins."""
+    """The checkpoint does not exist, or belongs to another config, model or plugins."""
 
     exit_code = 2
 
@@ -59,20 +59,20 @@ class DivergedError(NeaptideError):
 
 
 class DoesNotFitError(NeaptideError):
-    """What is asked for needs more memory than there is; nothing has been allocated."""
+    """The run needs more memory than the machine has; raised before the memory is allocated."""
 
     exit_code = 3
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the device or the host had no memory left."""
+    """Return whether `error` means that the device or the host has no free memory."""
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    # On a CPU torch has no class of its own for it.
+    # For the CPU, torch raises a plain RuntimeError.
     return isinstance(error, kinds) or "DefaultCPUAllocator: can't allocate" in str(error)
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the closest of `known`, or an empty string."""
+    """Return `` (did you mean 'x'?)`` for the closest of the `known` names, or an empty string."""
     close = get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

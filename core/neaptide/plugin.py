@@ -1,4 +1,4 @@
-"""What a plugin is: a manifest that can be read without torch, a config class, optional state.
+"""A plugin: its manifest, which needs no torch, its config class, and optional state.
 
 Distributions ship plugins, verbs, presets and converters as entry points; `shipped` finds them.
 """
@@ -38,51 +38,51 @@ class NoConfig:
 
 @attrs.frozen(kw_only=True)
 class PluginSpec:
-    """A plugin's manifest. An entry point of the group `neaptide.plugins` names one.
+    """A plugin's manifest, named by an entry point of the group `neaptide.plugins`.
 
-    It must be importable without torch: `plugins list` and config checks read it and nothing else.
+    It must be importable without torch: `plugins list` and config checks import nothing else.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9-]*"))
-    """The key under `[plugins.<name>]`; equals the entry point's name."""
+    """The name in `[plugins.<name>]`; the entry point has the same name."""
     load: str
-    """Where the class is: `"package.module:Class"`. Imported only when the plugin is enabled."""
+    """The class, `"package.module:Class"`, which is imported only if the plugin is enabled."""
     config: type[Any] = NoConfig
     """An `attrs.frozen(kw_only=True)` class; every field has a default."""
     summary: str = ""
     """One line for `plugins list`."""
     version: int = 1
-    """Version of the state the plugin saves; a checkpoint of another version is refused."""
+    """Version of the saved state; a checkpoint of another version is refused."""
     claims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Exclusive resources, such as `predictor` or `activations`; two claimants conflict."""
+    """Exclusive resources, such as `predictor` or `activations`; each has at most one plugin."""
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins, or claims some plugin must hold, without which this one cannot run."""
+    """Plugins or claims that must be enabled for this plugin to run."""
     conflicts: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins or claims this one cannot run beside."""
+    """Plugins or claims that must not be enabled beside this plugin."""
     before: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins that come after this one (its middleware is outside theirs)."""
+    """Plugins that come after this one: their middleware is inside its middleware."""
     after: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Plugins that come before this one."""
     phases: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Phases it acts in, for display; empty means all."""
+    """Phases in which it acts, for display; empty means all."""
     schemes: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """What it builds, as `"model:builtin"` for `[model] name = "builtin:…"`, or as
-    `"optimizer:adam8bit"` for `[optimizer] name = "adam8bit"`; enabled on use."""
+    """What the plugin builds: `"model:builtin"` for `[model] name = "builtin:…"`,
+    `"optimizer:adam8bit"` for `[optimizer] name = "adam8bit"`. Such a name enables the plugin."""
     options: dict[str, type[Any]] = attrs.field(factory=dict)
-    """Classes that check the options of what it builds, by `"model:<name>"`, `"data:<name>"` or
-    `"optimizer:<name>"`."""
+    """Classes that check the options of a model, data or optimizer, by `"model:<name>"`,
+    `"data:<name>"` or `"optimizer:<name>"`."""
     needs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Measurements the core makes only when asked: `"grad_norm"`."""
+    """Optional measurements of the core that the plugin uses: `"grad_norm"`."""
     presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     """Named settings, chosen by `preset = "name"` in the plugin's own table."""
     converts: dict[str, str] = attrs.field(factory=dict)
-    """What makes its table of another framework's settings: `{"deepspeed": "module:function"}`."""
+    """Functions that convert another framework's settings: `{"deepspeed": "module:function"}`."""
     numerics: Numerics = "exact"
-    """`exact`: weights bitwise those without it; `tolerance`: equal up to rounding, by `rtol`."""
+    """`exact`: weights bitwise as without the plugin; `tolerance`: equal within `rtol`."""
     rtol: float = 0.0
     """Relative tolerance on the weights after a few steps, when `numerics` is `tolerance`."""
     observer: bool = False
-    """It only looks on: when it fails it is logged, removed, and training goes on."""
+    """Whether it only observes: after an error it is logged and removed, and training continues."""
 
     def __repr__(self) -> str:
         return called(self, repr(self.name), self.load)
@@ -90,29 +90,29 @@ class PluginSpec:
 
 @attrs.frozen
 class ShippedEntry:
-    """One entry point: what a distribution ships under a name."""
+    """One entry point of a distribution."""
 
     entry: EntryPoint
     distribution: str
     """`"name version"` of the distribution that ships it."""
     rival: str | None = None
-    """`"name version"` of a distribution that ships another one of this name."""
+    """`"name version"` of another distribution with an entry point of this name."""
 
     def __repr__(self) -> str:
         return called(self, repr(self.name), self.target, self.distribution)
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the entry point."""
         return self.entry.name
 
     @property
     def target(self) -> str:
-        """Where it is: `"package.module:name"`, or a module."""
+        """The value of the entry point: `"package.module:name"`, or a module."""
         return self.entry.value
 
     def load(self) -> Any:
-        """Import it. Raises PluginError with what kept it from that, a rival included."""
+        """Import and return the target; PluginError if the import fails or there is a rival."""
         if self.rival is not None:
             kind = self.entry.group.rpartition(".")[2].removesuffix("s")
             both = f"{self.rival} and {self.distribution}"
@@ -120,14 +120,14 @@ class ShippedEntry:
             raise PluginError(msg)
         try:
             return self.entry.load()
-        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+        except (Exception, SystemExit) as error:  # foreign code may raise anything
             text = " ".join(str(error).split())
             msg = f"importing {self.target!r} raised {type(error).__name__}: {text}"
             raise PluginError(msg) from error
 
 
 def shipped_all(group: str) -> list[ShippedEntry]:
-    """Return every entry point of a group, in the order of names; nothing is imported."""
+    """Return every entry point of a group, sorted by name, without an import."""
     found = sorted(entry_points(group=group), key=lambda entry: entry.name)
     nobody = "an unknown distribution"
     dists = [f"{one.dist.name} {one.dist.version}" if one.dist else nobody for one in found]
@@ -135,7 +135,7 @@ def shipped_all(group: str) -> list[ShippedEntry]:
 
 
 def shipped(group: str) -> dict[str, ShippedEntry]:
-    """Return what distributions ship in an entry-point group by name; nothing is imported."""
+    """Return the entry points of a group by name, without an import."""
     found: dict[str, ShippedEntry] = {}
     for current in shipped_all(group):
         before = found.setdefault(current.name, current)
@@ -167,26 +167,26 @@ class Plugin(Generic[C]):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        # Or attrs would write one for each subclass, with all that its state holds.
+        # Otherwise attrs writes a repr for each subclass, with the whole state.
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         return called(self, str(self.config))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what resume needs: a tree of dicts, lists, tensors, numbers, strings and None."""
+        """Return the state to save: a tree of dicts, lists, tensors, numbers, strings and None."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Load the value of `state_dict`."""
         if state:
             msg = f"{type(self).__name__} saved state {sorted(state)} but does not load any"
             raise ValueError(msg)
 
     def report(self) -> str | None:
-        """Return a text for the end of a run (`trainer.report(name)`), or None."""
+        """Return a text about the run (`trainer.report(name)`), or None."""
         return None
 
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # a type checker must see missing names
     __getattr__ = missing_in(__name__)

@@ -15,6 +15,7 @@ import pytest
 from pages import PLUGINS, READMES, ROOT, anchors, headings, section, tables, text_of
 from support import CYCLE, tiny_trainer
 
+import neaptide
 from neaptide import Interrupted, NeaptideError, PluginSpec, RunConfig, StepResult
 from neaptide.cli import exit_codes
 from neaptide.hooks import hookspecs
@@ -56,10 +57,14 @@ def test_each_hook_has_its_kind(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", sorted(_AROUND))
-def test_each_middleware_signature_is_that_of_the_spec(hook: str) -> None:
-    stated = re.search(r"`f\(next, \*, [^)]*\)", getattr(hookspecs, hook).__doc__)
-    assert stated is not None
-    assert f"- **Signature**: {stated[0]} -> " in section(HOOKS, signature(hook))
+def test_each_middleware_signature_is_that_of_its_protocol(hook: str) -> None:
+    protocol = getattr(neaptide, hook.title().replace("_", ""))
+    call = inspect.signature(protocol.__call__)
+    named = [one.name for one in call.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    returned = call.return_annotation.replace(" | ", " or ")
+    stated = f"- **Signature**: `f(next, *, {', '.join(named)}) -> {returned}`\n"
+    assert stated in section(HOOKS, signature(hook))
+    assert f"`{protocol.__name__}`" in section(HOOKS, "Around")
 
 
 def test_the_configuration_page_is_what_its_generator_writes() -> None:

@@ -137,7 +137,7 @@ class MemorySample:
 
 
 def named_by_bytes(store: Any) -> str:
-    """Write a store by its weights and optimizer, on one line: set as its `__repr__`."""
+    """Return the `__repr__` of a ParameterStore: its weights and its optimizer, on one line."""
     spans = store.spans()
     weights = size(sum(span.bytes for span in spans))
     return called(store, f"{len(spans)} spans", weights, type(store.optimizer).__name__)

@@ -61,7 +61,7 @@ class ParameterStore(ABC):
         self._on_update: list[OnUpdate] = []
         self._on_write: list[Callable[[Span], None]] = []
 
-    if not TYPE_CHECKING:  # where it would hide what is missing
+    if not TYPE_CHECKING:  # a type checker must see missing names
         __getattr__ = missing_in(f"{__name__}.ParameterStore", AttributeError)
     __repr__ = named_by_bytes
 

@@ -87,7 +87,7 @@ class Run:
     timeline: Timeline = attrs.field(factory=Timeline, repr=False)
     """Names the running parts for a profiler: `run.timeline.listen(opener)`."""
 
-    if not TYPE_CHECKING:  # where it would hide what is missing
+    if not TYPE_CHECKING:  # a type checker must see missing names
         __getattr__ = missing_in(f"{__name__}.Run", AttributeError)
     __repr__ = one_line
 

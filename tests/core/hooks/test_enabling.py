@@ -103,8 +103,8 @@ def test_confidence_needs_a_dynamics_model() -> None:
     with pytest.raises(ConfigError) as caught:
         configured(config)
     assert (
-        "confidence needs a dynamics model, and no enabled plugin claims 'dynamics'; remove it or "
-        "enable one @ phases.predict.confidence"
+        "confidence needs a dynamics model, and no enabled plugin claims 'dynamics'; "
+        "remove the setting or enable such a plugin @ phases.predict.confidence"
     ) == str(caught.value)
     assert ["d"] == names(config, [spec("d", claims={"dynamics"})])
 

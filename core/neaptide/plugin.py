@@ -188,5 +188,5 @@ class Plugin(Generic[C]):
         return None
 
 
-if not TYPE_CHECKING:  # a type checker must see missing names
+if not TYPE_CHECKING:  # so that type checkers report unknown names
     __getattr__ = missing_in(__name__)

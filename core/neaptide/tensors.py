@@ -15,26 +15,24 @@ if TYPE_CHECKING:
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the distinct storages behind `tensors`.
 
-    Of a wrapper of other tensors and of a sparse tensor the parts count. What has no memory (meta,
-    fake) counts as if it had.
+    The parts of a sparse tensor and of a wrapper subclass count. A meta or fake tensor counts as a
+    real one would.
     """
     return sum(dict(storage for tensor in tensors for storage in _storages(tensor)).values())
 
 
 def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
-    """Yield what tells a storage from others, and its bytes."""
+    """Yield an identity and the bytes of each storage behind `tensor`."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _storages(getattr(tensor, name))
     elif tensor.layout is torch.sparse_coo:
-        yield from _storages(tensor._indices())  # noqa: SLF001 - the public one refuses duplicates
+        yield from _storages(tensor._indices())  # noqa: SLF001 - may be uncoalesced
         yield from _storages(tensor._values())  # noqa: SLF001 - as above
     elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
-            yield _storage(part)
+        yield from map(_storage, (tensor.crow_indices(), tensor.col_indices(), tensor.values()))
     elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
-        for part in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()):
-            yield _storage(part)
+        yield from map(_storage, (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
     else:
         yield _storage(tensor)
 
@@ -42,11 +40,11 @@ def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
 def _storage(tensor: torch.Tensor) -> tuple[object, int]:
     try:
         storage = tensor.untyped_storage()
-    except NotImplementedError:  # of another layout than strided
+    except NotImplementedError:  # a layout without a storage
         return id(tensor), tensor.numel() * tensor.element_size()
     address: int | None = None
-    if storage.device.type != "meta":  # where a fake tensor's lies, which warns when asked
-        with contextlib.suppress(RuntimeError):  # of a wrapper that does not show its parts
+    if storage.device.type != "meta":  # a fake tensor's storage, whose data_ptr() warns
+        with contextlib.suppress(RuntimeError):  # a wrapper that hides its parts has none
             address = storage.data_ptr()
     if address is None:
         return storage._cdata, storage.nbytes()  # noqa: SLF001 - the storage's identity
@@ -57,16 +55,13 @@ def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
     """Yield every tensor in nested dicts, lists and tuples."""
     if isinstance(tree, torch.Tensor):
         yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from nested_tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
             yield from nested_tensors(value)
 
 
 def mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return `tree` with `change` of every tensor in nested dicts, lists and tuples."""
+    """Return nested dicts, lists and tuples with each tensor replaced by `change(tensor)`."""
     if isinstance(tree, torch.Tensor):
         return change(tree.detach())
     if isinstance(tree, dict):

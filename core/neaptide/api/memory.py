@@ -1,4 +1,4 @@
-"""Memory in bytes: the ledger of an estimate, and the bytes of tensors."""
+"""Memory in bytes: the ledger of an estimate, and samples of the real use."""
 
 from __future__ import annotations
 
@@ -148,5 +148,5 @@ def tier_of(device: torch.device, compute: torch.device) -> Tier:
     return "device" if device.type == compute.type else "host"
 
 
-if not TYPE_CHECKING:  # a type checker must see missing names
+if not TYPE_CHECKING:  # so that type checkers report unknown names
     __getattr__ = missing_in(__name__)

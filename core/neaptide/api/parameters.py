@@ -61,7 +61,7 @@ class ParameterStore(ABC):
         self._on_update: list[OnUpdate] = []
         self._on_write: list[Callable[[Span], None]] = []
 
-    if not TYPE_CHECKING:  # a type checker must see missing names
+    if not TYPE_CHECKING:  # so that type checkers report unknown names
         __getattr__ = missing_in(f"{__name__}.ParameterStore", AttributeError)
     __repr__ = named_by_bytes
 
@@ -136,8 +136,8 @@ class ParameterStore(ABC):
     ) -> Callable[[], None]:
         """Move `evictable` tensors off the device; return a function that brings them back.
 
-        They wait in `refuge` (default: RAM) and come back bit for bit, loans included, which stay
-        possible. Do not compute with or update evicted weights; evicted state comes back by itself
+        They wait in `refuge` (default: RAM). Loans still work, and all values come back bit for
+        bit. Do not compute with or update evicted weights; evicted state comes back by itself
         before the optimizer steps or loads. A store that cannot evict does nothing.
         """
         return lambda: None
@@ -161,10 +161,7 @@ class ParameterStore(ABC):
 
     @property
     def stores_gradients(self) -> bool:
-        """Whether gradients are stored until the update, so that they can be added and scaled.
-
-        False for a store that steps spans inside the backward.
-        """
+        """Whether gradients are stored until the update; False if the backward steps spans."""
         return True
 
     def compute(self) -> AbstractContextManager[None]:
@@ -237,10 +234,7 @@ class ParameterStore(ABC):
                     gradient.mul_(on_device(factor, gradient.device))
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
-        """Scale the gradients, of global norm `norm`, to a norm of at most `max_norm`.
-
-        The arithmetic is that of `torch.nn.utils.clip_grad_norm_`.
-        """
+        """Scale the gradients, of global norm `norm`, to at most `max_norm`, as torch does."""
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
     def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:

@@ -123,7 +123,7 @@ class Refuge(Protocol):
     """
 
     readable: bool
-    """Whether evicted tensors have their values, on the host."""
+    """Whether evicted tensors can be read, on the host."""
 
     def take(self, storages: list[SharedStorage]) -> None:
         """Move `storages` off the device, or at least those that fit; none if it raises.
@@ -135,5 +135,5 @@ class Refuge(Protocol):
         """Move the tensors back to the device, with their present values."""
 
 
-if not TYPE_CHECKING:  # a type checker must see missing names
+if not TYPE_CHECKING:  # so that type checkers report unknown names
     __getattr__ = missing_in(__name__)

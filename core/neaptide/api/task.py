@@ -87,7 +87,7 @@ class Run:
     timeline: Timeline = attrs.field(factory=Timeline, repr=False)
     """Names the running parts for a profiler: `run.timeline.listen(opener)`."""
 
-    if not TYPE_CHECKING:  # a type checker must see missing names
+    if not TYPE_CHECKING:  # so that type checkers report unknown names
         __getattr__ = missing_in(f"{__name__}.Run", AttributeError)
     __repr__ = one_line
 

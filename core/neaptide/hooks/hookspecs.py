@@ -34,6 +34,8 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 
 
 # --- assembly: each runs once, in this order, `build_data` last -----------------------------------
+
+
 @hookspec(firstresult=True)
 def build_model(spec: ModelSpec) -> nn.Module | Task | None:
     """Build the model of `[model]`, in runs from a config; `schemes` of the manifest claim it.
@@ -80,6 +82,8 @@ def provide_parameters(
 
 
 # --- around: each returns a middleware or None; called once, after `on_run_start` -----------------
+
+
 @hookspec
 def around_train_step(run: Run) -> middleware.AroundTrainStep | None:
     """Wrap one ordinary step: all micro-batches, backwards and the update, without the jump."""
@@ -126,6 +130,8 @@ def around_save(run: Run) -> middleware.AroundSave | None:
 
 
 # --- run ----------------------------------------------------------------------------------------
+
+
 @hookspec
 def on_run_start(run: Run, model: nn.Module, store: ParameterStore, probe: Probe) -> None:
     """Run after assembly, before the first step and before a checkpoint is loaded.
@@ -140,6 +146,8 @@ def on_run_end(run: Run, error: BaseException | None) -> None:
 
 
 # --- phase --------------------------------------------------------------------------------------
+
+
 @hookspec(firstresult=True)
 def select_phase(history: History, schedule: PhaseSchedule) -> Phase | None:
     """Choose the phase of the coming step; the core's choice is `schedule.due()`."""
@@ -177,6 +185,8 @@ def on_phase_exit(phase: Phase, following: Phase | None, step: int) -> None:
 
 
 # --- notify: observe, return None -----------------------------------------------------------------
+
+
 @hookspec
 def before_forward(step: int, phase: Phase, model: nn.Module, batch: Any) -> None:
     """Run before each training forward, outside `around_forward`; `batch` is one micro-batch."""
@@ -211,6 +221,8 @@ def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
 
 
 # --- account ----------------------------------------------------------------------------------
+
+
 @hookspec
 def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
     """Return `ledger` with this plugin's changes in `phase`; the next plugin gets the result."""
@@ -225,6 +237,8 @@ def collect_metrics(step: int, phase: Phase) -> Mapping[str, float]:
 
 
 # --- doctor: without a run ------------------------------------------------------------------------
+
+
 @hookspec
 def diagnose() -> Iterable[Finding]:
     """Check the machine for `neaptide doctor`: the plugin's requirements and any problems.

@@ -1,4 +1,4 @@
-"""A ledger of memory as text."""
+"""A memory ledger as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def memory_table(
     entries: Iterable[Any], peaks: Mapping[Any, tuple[str, int]], moments: Sequence[str]
 ) -> str:
-    """Return a ledger as text: the peak of each tier, then who holds what, most bytes first."""
+    """Return a ledger as text: the peak of each tier, then its entries, most bytes first."""
     lines = [f"{tier:<6}  peak {size(nbytes)} in {when}" for tier, (when, nbytes) in peaks.items()]
     held: Counter[tuple[str, ...]] = Counter()
     for one in entries:
@@ -32,7 +32,7 @@ def memory_table(
 
 
 def _held_in(moments: Collection[str], every: Sequence[str]) -> str:
-    """Return the moments in their order, or those that are missing where these are fewer."""
+    """Return the moments in their order, or the missing ones if they are fewer."""
     held = [moment for moment in every if moment in moments]
     missing = [moment for moment in every if moment not in moments]
     if len(missing) < len(held):

@@ -57,7 +57,7 @@ def attempt(
         with unwritten(store, model):
             confidence = _confidence(hooks, history, horizon)
             least = settings.confidence or DEFAULT_CONFIDENCE
-            if confidence is not None and not confidence >= least:  # NaN is not enough
+            if confidence is not None and not confidence >= least:  # true for NaN, too
                 return None
             update = propose(store=store, history=history, horizon=horizon)
         if update is None:

@@ -108,7 +108,7 @@ _COUNTERS = ("step", "batches", "predicted", "jumps", "skipped_in_a_row")
 
 @attrs.define(eq=False)
 class TrainState:
-    """The mutable state of a run outside model, optimizer and plugins."""
+    """The mutable state of a run, without model, optimizer and plugins."""
 
     schedule: PhaseSchedule
     step: int = 0

@@ -207,7 +207,7 @@ class Loop:
         updated: frozenset[str],
         phase: Phase,
     ) -> Outcome:
-        del optimizer, phase, updated  # for middleware
+        del optimizer, phase, updated  # only middleware uses them
         if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
             self.store.scale_gradients(gradient_scale)
         if self._measure_norm or check_norm:
@@ -216,7 +216,7 @@ class Loop:
         return apply_gradients(self.store, self._config.train, loss, self._norm)
 
     def _call_model(self, *, model: Any, batch: Any, phase: Phase, moment: str) -> WeighedLoss:
-        del phase, moment  # for middleware
+        del phase, moment  # only middleware uses them
         with self.store.compute():
             return weigh(self._loss_fn(model, batch), batch)
 
@@ -237,7 +237,7 @@ class Loop:
         return jump
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
-        del phase  # for middleware
+        del phase  # only middleware uses it
         try:
             return attempt(
                 self.hooks,

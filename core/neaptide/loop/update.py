@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def backward(*, loss: torch.Tensor, phase: Phase) -> None:
     """Run the backward of a 0-dim loss; ConfigError if the loss does not depend on the weights."""
-    del phase  # for middleware
+    del phase  # only middleware uses it
     if not loss.requires_grad:
         msg = (
             "the loss does not depend on the weights (detached, or computed without gradients); "

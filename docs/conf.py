@@ -59,7 +59,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Other projects' types. Their inventories would have to be downloaded at each build.
     ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|pathlib|weakref)\..*"),
-    ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[ACRST]"),  # Python's, type variables
+    # Python's own types, and type variables.
+    ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[ACRST]"),
 ]
 
 _PACKAGES = {"", "neaptide", "neaptide_kernels", "neaptide_toolkit"}

@@ -1,6 +1,6 @@
-"""Checkpoints: a directory of safetensors and JSON, atomic, digest-checked, without pickle.
+"""Checkpoints: directories of safetensors and JSON, atomic, checked by digest, without pickle.
 
-Listing, verifying and pruning work without torch; what handles tensors is imported on first use.
+Listing, verifying and pruning do not need torch; the names in `_LAZY` import it on first use.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 from neaptide.renamed import attribute
 
 from .catalog import checkpoints, newest_valid, prune, step_directory
-from .files import Writer, writing
+from .files import writing
 from .manifest import FileEntry, Manifest
 from .recovery import recover
 from .verify import read_manifest, verify
 
 if TYPE_CHECKING:
-    from .digests import digest
     from .safetensors_header import TensorItem
     from .safetensors_stream import TensorFile
-    from .store import Checkpoint, load, save
+    from .store import Checkpoint, digest, load, save
 
 __all__ = [
     "Checkpoint",
@@ -28,7 +27,6 @@ __all__ = [
     "Manifest",
     "TensorFile",
     "TensorItem",
-    "Writer",
     "checkpoints",
     "digest",
     "load",
@@ -46,7 +44,7 @@ _LAZY = {
     "Checkpoint": "store",
     "TensorFile": "safetensors_stream",
     "TensorItem": "safetensors_header",
-    "digest": "digests",
+    "digest": "store",
     "load": "store",
     "save": "store",
 }

@@ -1,4 +1,4 @@
-"""Strict JSON: no duplicate keys, no NaN, bounded size; canonical where a digest is taken of it."""
+"""Strict JSON: no duplicate keys, no NaN, bounded size; equal values can give equal bytes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import Any
 from neaptide.errors import CheckpointError
 
 MAX_VALUES = 1_000_000
-"""Commas and opening brackets in one file; bounds parsing to a second."""
+"""Most commas and opening brackets in one file; bounds the time of parsing to a second."""
 FREE_KEYS = 150_000
 BYTES_A_KEY = 512
-"""A file may have `FREE_KEYS` colons, and one more for as many bytes as its checkpoint has.
+"""A file may have `FREE_KEYS` colons, and one more for each `BYTES_A_KEY` of its checkpoint.
 
-A key costs some 300 bytes of memory while it is parsed: reading then takes less than 64 MiB beyond
-what the checkpoint itself is large.
+Parsing a key takes about 300 bytes, so reading needs the checkpoint's size plus 64 MiB at most.
 """
 
 
 def dumps(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> bytes:
-    """Return `value` as ASCII JSON; equal values give equal bytes when keys are sorted.
+    """Return `value` as ASCII JSON; with sorted keys, equal values give equal bytes.
 
-    Raises TypeError, ValueError or RecursionError for what is not JSON, NaN and infinity included.
+    Raises TypeError, ValueError or RecursionError for a value JSON lacks, also NaN and infinity.
     """
     separators = (",", ":") if indent is None else (",", ": ")
     return json.dumps(
@@ -31,11 +30,11 @@ def dumps(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> b
 
 
 def loads(data: bytes, where: str, total: int = 0) -> Any:
-    """Return the value `data` (UTF-8) holds; `where` names the file in errors.
+    """Return the value of the JSON text `data` (UTF-8); `where` names the file in errors.
 
-    `total` is the size in bytes of the checkpoint it is part of. Raises CheckpointError unless it
-    is JSON with one meaning: a key twice in an object, NaN, infinity and numbers that overflow are
-    refused, as is more than `MAX_VALUES` and more keys than the checkpoint's size allows.
+    `total` is the size of its checkpoint in bytes. Raises CheckpointError for invalid JSON, a
+    repeated key in an object, NaN, infinity, a number that overflows, more than `MAX_VALUES`
+    values, and more keys than `check_keys` allows.
     """
     check_size(data, where)
     check_keys(data.count(b":"), where, total)
@@ -43,7 +42,7 @@ def loads(data: bytes, where: str, total: int = 0) -> Any:
 
 
 def parse(data: bytes, where: str) -> Any:
-    """Return the value that `data` holds, as `loads` does, of any size."""
+    """Return the value of the JSON text `data` as `loads` does, but of any size."""
     try:
         return _STRICT.decode(data.decode("utf-8"))
     except RecursionError:
@@ -57,7 +56,7 @@ def parse(data: bytes, where: str) -> Any:
 def check_size(data: bytes, where: str) -> None:
     """Raise CheckpointError if `data` could hold more than `MAX_VALUES` values.
 
-    Counted in the text, strings included, so that writer and reader agree before any parsing.
+    Brackets and commas inside strings count, too, so that the check needs no parsing.
     """
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > MAX_VALUES:
@@ -66,7 +65,7 @@ def check_size(data: bytes, where: str) -> None:
 
 
 def check_keys(keys: int, where: str, total: int) -> None:
-    """Raise CheckpointError if a file of `keys` colons is too much for a checkpoint of `total`."""
+    """Raise CheckpointError if `keys` colons are too many for a checkpoint of `total` bytes."""
     most = FREE_KEYS + total // BYTES_A_KEY
     if keys > most:
         msg = f"{where}: {keys} JSON keys, at most {most} here; use tensors"

@@ -1,4 +1,4 @@
-"""The checkpoints of a run, by step: listing, the newest valid one, and pruning."""
+"""The checkpoints of a run by step: listing, finding the newest valid one, pruning."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Return where the checkpoint taken after `step` updates is, as `root/step-00000400`."""
+    """Return the path of the checkpoint after `step` updates, such as `root/step-00000400`."""
     return root / f"step-{step:08d}"
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Return the checkpoints in `root`, oldest first; empty if there is no such directory.
+    """Return the checkpoints in `root`, oldest first; empty if `root` does not exist.
 
-    Valid or not; one that a crash left under its `.old-` name is listed, and loading recovers it.
+    Damaged checkpoints are included, and those that a crash left under their `.old-` name.
     """
     steps = {}
     for path in (*root.glob("step-*"), *interrupted(root)):
@@ -32,7 +32,7 @@ def checkpoints(root: Path) -> list[Path]:
 
 
 def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint whose every byte is right, and a warning for each newer one."""
+    """Return the newest checkpoint without damage, and a warning for each newer one."""
     warnings: list[str] = []
     for directory in reversed(checkpoints(root)):
         try:
@@ -48,10 +48,9 @@ def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all checkpoints older than the newest `keep` complete ones; `keep` >= 1.
+    """Delete all checkpoints older than the newest `keep` (at least 1) that are `complete`.
 
-    Complete means a valid manifest and files of the right sizes. Raises CheckpointError if one
-    cannot be deleted.
+    Raises CheckpointError if a checkpoint cannot be deleted.
     """
     if keep < 1:
         msg = f"prune must keep at least 1 checkpoint (got {keep})"

@@ -1,7 +1,7 @@
-"""Writing a checkpoint directory so that a crash at any point leaves the old or the new one.
+"""Writes a checkpoint directory so that a crash at any point leaves the old or the new one.
 
-Data goes to a temporary directory beside the target, each file is fsynced, the manifest is written
-last, and renames put it in place. `.old-<name>` is the previous one while that happens.
+The files are written to a temporary directory beside the target and fsynced, the manifest last.
+Then the previous checkpoint is renamed to `.old-<name>`, and the new one to the target.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from .recovery import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
 
 _ELSEWHERE = "set run.dir elsewhere"
 _WAY_OUT = {
@@ -48,11 +47,11 @@ _WAY_OUT = {
 }
 
 _active: set[Path] = set()
-"""Temporaries being written by this process, of which each belongs to one `writing`."""
+"""Temporary directories that this process writes now, one for each open `writing`."""
 
 
 class HashedFile:
-    """A new file that is hashed while it is written, and on the disk once it is closed."""
+    """A new file, hashed while it is written and flushed to the disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(
@@ -62,7 +61,7 @@ class HashedFile:
         self.bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write all of `data` and return its number of bytes."""
+        """Write all of `data`; return its number of bytes."""
         if self._descriptor is None:
             msg = "write to a closed file"
             raise ValueError(msg)
@@ -75,7 +74,7 @@ class HashedFile:
         return len(view)
 
     def close(self, *, sync: bool = True) -> None:
-        """Flush to the disk and close; nothing if closed already."""
+        """Flush to the disk and close. Idempotent."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
@@ -86,35 +85,29 @@ class HashedFile:
             os.close(descriptor)
 
     def entry(self) -> FileEntry:
-        """Return digest and size of what was written."""
+        """Return the digest and size of the written data."""
         return FileEntry(self._sha256.hexdigest(), self.bytes)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # After an error it stays open for `Writer.abandon`: no use in flushing half a file.
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an error the file stays open for `Writer.abandon`, which does not flush it.
         if kind is None:
             self.close()
 
 
 class Writer:
-    """The files of one checkpoint under construction; `writing` makes and finishes it."""
+    """The files of one checkpoint while `writing` writes it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, HashedFile] = {}
 
     def file(self, name: str) -> HashedFile:
-        """Create the data file `name` and return it, open for writing and a context manager.
+        """Create the data file `name` and return it, open for writing, as a context manager.
 
-        Raises CheckpointError if the name has other than letters, digits, `.`, `_`, `-`, or is
-        taken.
+        Raises CheckpointError if `check_name` refuses the name, or it is taken.
         """
         if name in self._files:
             msg = f"a checkpoint has one file {name!r}; choose another name"
@@ -124,11 +117,11 @@ class Writer:
 
     @property
     def bytes(self) -> int:
-        """Bytes written so far, in all files."""
+        """Bytes written to all files so far."""
         return sum(file.bytes for file in self._files.values())
 
     def finish(self, step: int, facts: dict[str, Any]) -> None:
-        """Close every file, then write the manifest: all of it is on the disk afterwards."""
+        """Close every file, then write the manifest; afterwards all of it is on the disk."""
         for file in self._files.values():
             file.close()
         entries = {name: file.entry() for name, file in self._files.items()}
@@ -137,7 +130,7 @@ class Writer:
         sync_directory(self._directory)
 
     def abandon(self) -> None:
-        """Close every file; what is in them no longer matters."""
+        """Close every file without flushing it; their content is no longer needed."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close(sync=False)
@@ -145,11 +138,11 @@ class Writer:
 
 @contextmanager
 def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Writer]:
-    """Write the checkpoint `directory`, replacing the one that may be there; give its Writer.
+    """Yield the Writer of the checkpoint `directory`; at the end it replaces the previous one.
 
-    One thread of one process writes a given directory at a time. `facts` must be plain JSON. An
-    exception removes what was written and leaves the previous checkpoint; OSErrors, those of the
-    body too, become CheckpointErrors. So does a directory that is something else.
+    Only one thread of one process may write a directory at a time. `facts` must be plain JSON. On
+    an exception the new files are removed and the previous checkpoint stays; an OSError, also of
+    the body, becomes a CheckpointError. Raises CheckpointError if `directory` is no checkpoint.
     """
     plain = check_facts(facts)
     given, directory = directory, directory.resolve()
@@ -169,7 +162,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
         temporary.rename(directory)
     except BaseException as error:
         writer.abandon()
-        # Loading puts it back as well, if that fails here; the error below says what failed first.
+        # If this fails too, loading recovers it; the error below names the first failure.
         with suppress(OSError):
             put_back(directory)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -182,7 +175,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
 
 
 def _check_not_led_away(directory: Path) -> None:
-    # A link under another name is the user's own way of saving elsewhere; a run makes directories.
+    # Under other names a user may link to another place; `step-N` a run makes as a directory.
     if STEP.fullmatch(directory.name) and directory.is_symlink():
         msg = f"{directory} is a symbolic link, so that saving would write elsewhere; remove it"
         raise CheckpointError(msg)
@@ -194,7 +187,7 @@ def _settle(directory: Path) -> None:
     except OSError as error:
         msg = f"{directory} is written but may not survive a power failure: {error.strerror}"
         raise CheckpointError(msg) from error
-    # The checkpoint is in place: what is left of the previous one costs space until the next save.
+    # The new checkpoint is complete; leftovers of the previous one only cost space.
     with suppress(OSError):
         discard(old_of(directory))
 

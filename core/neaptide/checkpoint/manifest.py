@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it holds, with the size and sha256 of every file."""
+"""The manifest of a checkpoint: step, facts, and the size and sha256 of every file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @attrs.frozen
 class FileEntry:
-    """One data file: its content's digest (64 hexadecimal digits) and size."""
+    """One data file's digest (64 hexadecimal digits) and size."""
 
     sha256: str
     bytes: int
@@ -35,18 +35,18 @@ class FileEntry:
 
 @attrs.frozen
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The content of a checkpoint's `manifest.json`."""
 
     neaptide: str
-    """Version that wrote it."""
+    """The version of Neaptide that wrote the checkpoint."""
     step: int
     files: dict[str, FileEntry]
     facts: dict[str, Any]
-    """Free JSON of the writer: phase, plugins and their versions, config digest."""
+    """Any JSON of the writer: a run saves its phase, plugins and their versions."""
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it can name a data file: letters, digits, `.`, `_`, `-`; no leading dot."""
+    """Return `name` unless a character is not of `A-Z a-z 0-9 . _ -` or the first one is a dot."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         msg = f"{name!r} cannot name a file of a checkpoint; use letters, digits, '.', '_' and '-'"
         raise CheckpointError(msg)
@@ -54,7 +54,7 @@ def check_name(name: str) -> str:
 
 
 def check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `facts` as a dict if they are JSON that reads back equal, else raise."""
+    """Return `facts` as a dict if JSON restores them exactly; else raise CheckpointError."""
     plain = dict(facts)
     try:
         same = canonical.loads(canonical.dumps(plain), "facts") == plain
@@ -69,7 +69,7 @@ def check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def installed_version() -> str:
-    """Return the version of the installed distribution, `unknown` in a bare source tree."""
+    """Return the version of the installed Neaptide; `unknown` in a bare source tree."""
     try:
         return metadata.version("neaptide")
     except metadata.PackageNotFoundError:
@@ -77,7 +77,7 @@ def installed_version() -> str:
 
 
 def render(manifest: Manifest) -> bytes:
-    """Return the text of `manifest.json`; raises CheckpointError if it would be unreadable."""
+    """Return the text of `manifest.json`; raise CheckpointError if `parse` could not read it."""
     value = {"format": FORMAT, **attrs.asdict(manifest)}
     text = canonical.dumps({**value, "sha256": _digest(value)}, indent=1) + b"\n"
     canonical.check_size(text, MANIFEST)
@@ -88,7 +88,7 @@ def render(manifest: Manifest) -> bytes:
 
 
 def parse(text: bytes, where: str) -> Manifest:
-    """Return the manifest that `render` wrote; raises CheckpointError if one bit differs."""
+    """Return the manifest that `render` wrote; raise CheckpointError if one bit differs."""
     value = canonical.loads(text, where)
     if not isinstance(value, dict):
         msg = f"{where}: not a manifest"

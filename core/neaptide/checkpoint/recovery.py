@@ -1,4 +1,4 @@
-"""Names beside a checkpoint: temporaries, the previous one, and what a crash leaves of them."""
+"""The names of temporary and previous checkpoints, and recovery and cleaning after a crash."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEP = re.compile(r"step-(\d{8,})")
-"""Name of a checkpoint in `checkpoints/` of a run directory."""
+"""The name of a checkpoint in `checkpoints/` of a run directory."""
 
 _OLD = ".old-"
 _TEMPORARY = re.compile(r"\.tmp-.+-(\d{1,7})-[0-9a-f]{8}\.neaptide")
 
 
 def old_of(directory: Path) -> Path:
-    """Return where the previous checkpoint is while `directory` is replaced."""
+    """Return the path of the previous checkpoint while `directory` is replaced."""
     return directory.with_name(f"{_OLD}{directory.name}")
 
 
 def temporary_of(directory: Path) -> Path:
-    """Return a new name, beside `directory`, that says which process it belongs to."""
+    """Return a new path beside `directory` whose name holds this process's id."""
     unique = f"{os.getpid()}-{secrets.token_hex(4)}"
     return directory.with_name(f".tmp-{directory.name}-{unique}.neaptide")
 
 
 def recover(directory: Path) -> None:
-    """Put the previous checkpoint back at `directory` if a crash came between the two renames.
+    """Rename the previous checkpoint back if a crash happened between the renames of a save.
 
-    Called before loading, by the process that owns the run directory. Raises CheckpointError if it
-    cannot be renamed.
+    The process that owns the run directory calls it before loading. Raises CheckpointError if
+    renaming fails.
     """
     directory = directory.resolve()
     try:
@@ -52,14 +52,14 @@ def recover(directory: Path) -> None:
 
 
 def put_back(directory: Path) -> None:
-    """Do what `recover` does for a resolved path, raising OSErrors."""
+    """Do the same as `recover` for a resolved path, but raise OSError."""
     if not exists(directory) and exists(old_of(directory)):
         old_of(directory).rename(directory)
         sync_directory(directory.parent)
 
 
 def interrupted(root: Path) -> Iterator[Path]:
-    """Yield the directories in `root` whose checkpoint `recover` would put back."""
+    """Yield each directory in `root` that `recover` would rename a checkpoint to."""
     for path in root.glob(f"{_OLD}*"):
         directory = path.with_name(path.name.removeprefix(_OLD))
         if not exists(directory):
@@ -67,9 +67,9 @@ def interrupted(root: Path) -> Iterator[Path]:
 
 
 def discard(directory: Path) -> None:
-    """Delete a checkpoint; a crash in the middle leaves no half of one under its name.
+    """Rename a checkpoint, then delete it, so that a crash leaves no half under its name.
 
-    Raises OSError if it cannot be renamed; what cannot be deleted then, the next save clears.
+    Raises OSError if renaming fails; files that cannot be deleted are left to the next save.
     """
     for path in (old_of(directory), directory):
         if exists(path):
@@ -80,7 +80,7 @@ def discard(directory: Path) -> None:
 
 
 def check_replaceable(directory: Path) -> None:
-    """Raise CheckpointError if `directory`, or its `.old-` one, is there and no checkpoint."""
+    """Raise CheckpointError if `directory` or its `.old-` path exists and is no checkpoint."""
     for path in (directory, old_of(directory)):
         if exists(path) and not _is_checkpoint(path):
             msg = f"{path} exists and is not a checkpoint; move it away or save elsewhere"
@@ -88,13 +88,13 @@ def check_replaceable(directory: Path) -> None:
 
 
 def clear_strays(directory: Path, active: set[Path]) -> None:
-    """Delete what dead processes and replaced checkpoints left beside `directory`.
+    """Delete leftovers of dead processes and replaced checkpoints beside `directory`.
 
-    `active` are the temporaries this process is writing; others that carry its pid are leftovers.
+    `active` are the temporary directories this process writes now; its others are leftovers.
     """
     for path in list(directory.parent.iterdir()):
         replaced = path.name.removeprefix(_OLD)
-        # A stray costs space, never a checkpoint: one that cannot be deleted is no reason to fail.
+        # A leftover only costs space, so an error of deleting it does not fail the save.
         with suppress(OSError):
             if path not in active and _is_abandoned(path.name):
                 _delete(path)
@@ -106,7 +106,7 @@ def clear_strays(directory: Path, active: set[Path]) -> None:
 
 
 def _delete(path: Path) -> None:
-    if path.is_symlink():  # whatever it leads to is not ours
+    if path.is_symlink():  # its target is not ours
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
@@ -122,8 +122,8 @@ def sync_directory(path: Path) -> None:
 
 
 def exists(path: Path) -> bool:
-    """Return whether there is anything at `path`; errors other than its absence are raised."""
-    # pathlib's takes some errors for an absence, and an absence decides what is renamed.
+    """Return whether anything is at `path`; raise every OSError but its absence."""
+    # Path.exists takes some errors for absence; here that could rename the wrong directory.
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -147,7 +147,7 @@ def _is_abandoned(name: str) -> bool:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    # A damaged one is told from a stranger's directory by its name alone.
+    # Only its name distinguishes a damaged checkpoint from any other directory.
     if not path.is_dir():
         return False
     if STEP.fullmatch(path.name.removeprefix(_OLD)) or not any(path.iterdir()):

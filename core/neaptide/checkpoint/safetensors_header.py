@@ -1,4 +1,4 @@
-"""The header of a safetensors file, made and read one tensor at a time in bounded memory.
+"""The header of a safetensors file, written and read in bounded memory.
 
 8 bytes of length (little endian), then a JSON object of `name: {dtype, shape, data_offsets}`
 (https://github.com/huggingface/safetensors, README, "Format").
@@ -48,22 +48,22 @@ _MAX_HEADER = 100_000_000
 _MAX_DIMENSIONS = 64
 _MAX_NAME = 2**16
 _MAX_VALUE = 2**12
-"""Bytes of one tensor's name and description, as JSON."""
+"""Most bytes of one tensor's description, as JSON."""
 _METADATA = "__metadata__"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Only where to cut: what is cut out is read as strict JSON. Possessive, so as not to backtrack.
+# They only find where to cut; each cut is parsed as strict JSON. Possessive: no backtracking.
 _KEY = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
 _VALUE = re.compile(rb"(\{[^{}]*+\})[ \t\n\r]*+")
 
 
 class TensorItem(NamedTuple):
-    """A tensor to be written, known before it is there; a plain tuple will do."""
+    """A tensor to write, described before it is loaded; a plain tuple is accepted, too."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     load: Callable[[], AbstractContextManager[torch.Tensor]]
-    """Gives the tensor, of this dtype and shape on any device, while it is written."""
+    """A context that yields the tensor, of this dtype and shape, on any device."""
 
     def __repr__(self) -> str:
         return called(self, brief(self.name), str(self.dtype), str(self.shape))
@@ -71,7 +71,7 @@ class TensorItem(NamedTuple):
 
 @attrs.frozen
 class TensorEntry:
-    """Where a tensor lies: bytes `start` to `stop` of the data, which follows the header."""
+    """A tensor's place: bytes `start` to `stop` of the data after the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -80,12 +80,12 @@ class TensorEntry:
 
 
 def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the JSON of the header of `items`, whose data follow each other in this order.
+    """Return the header's JSON for `items`, whose data are stored in this order.
 
-    `metadata` is what else to say, at most 4 KiB of it, without braces. Raises CheckpointError for
-    dtypes the format lacks, and names that are bad or repeated.
+    `metadata` is added to it: at most 4 KiB, without braces. Raises CheckpointError for a dtype
+    that the format lacks, and for an invalid or repeated name.
     """
-    # The library's readers in transformers refuse a file that does not say whose tensors it holds.
+    # transformers refuses a file whose metadata does not name the framework: pt is PyTorch.
     described: dict[str, Any] = {_METADATA: {**(metadata or {}), "format": "pt"}}
     said = json.dumps(described[_METADATA])
     if len(said) > _MAX_VALUE or _VALUE.fullmatch(said.encode("ascii")) is None:
@@ -126,10 +126,10 @@ def _check_item(one: TensorItem, taken: Mapping[str, Any]) -> None:
 
 
 def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, TensorEntry], int]:
-    """Return the tensors of an open file of `size` bytes, and where their data begin.
+    """Return the tensors of an open file of `size` bytes, and the offset of their data.
 
-    Raises CheckpointError, which begins with `where`, at the first thing that is not right. Takes
-    memory for the header itself and for the tensors found so far.
+    Raises CheckpointError, which begins with `where`, at the first fault. Needs memory for the
+    header and the returned entries.
     """
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if length > min(size - 8, _MAX_HEADER):
@@ -149,7 +149,7 @@ def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, Tenso
 
 
 def _members(text: bytes, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield the members of a JSON object, none of which holds another."""
+    """Yield name and value of each member of a JSON object without nested objects in values."""
     position, end = 1, b","
     if text[:2] == b"{}":
         position, end = 2, b"}"

@@ -1,6 +1,6 @@
-"""safetensors files written and read one tensor at a time, for models larger than memory.
+"""safetensors files, written and read one tensor at a time for models larger than memory.
 
-After the header come the tensors' bytes in row-major order, without gaps.
+The tensors' bytes follow the header in row-major order, without gaps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PIECE = 16 * 2**20
-"""Bytes copied off a device, or read from a file, at a time."""
+"""Most bytes copied from a device, or read from a file, at a time."""
 
 
 class Sink(Protocol):
-    """What tensors are written to."""
+    """The file that tensors are written to."""
 
     def write(self, data: memoryview, /) -> int:
         """Write all of `data`."""
@@ -40,7 +40,7 @@ ItemTuple = tuple[
 
 
 def resident(name: str, tensor: torch.Tensor) -> TensorItem:
-    """Return the item of a tensor that is there."""
+    """Return the item of a tensor that is in memory."""
     return TensorItem(name, tensor.dtype, tuple(tensor.shape), lambda: nullcontext(tensor))
 
 
@@ -49,13 +49,12 @@ def write_tensors(
     items: Iterable[TensorItem | ItemTuple],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file; every item is loaded once, and its bytes copied in `PIECE`s.
+    """Write a safetensors file; each item is loaded once, and its bytes copied in `PIECE`s.
 
-    Wider dtypes come first, otherwise the given order is kept. `metadata` goes into the header.
-    Raises CheckpointError for dtypes the format lacks, bad or repeated names, and a tensor that is
-    not what its item says.
+    Wider dtypes come first, otherwise the given order is kept. Raises CheckpointError for items or
+    `metadata` that `header` refuses, and for a tensor with another dtype or shape than its item.
     """
-    # Readers map the file and need each tensor aligned to its own width.
+    # Readers map the file, so each tensor must be aligned to its element size.
     ordered = sorted((TensorItem(*one) for one in items), key=lambda one: -one.dtype.itemsize)
     text = header(ordered, metadata)
     file.write(memoryview(len(text).to_bytes(8, "little")))
@@ -65,7 +64,7 @@ def write_tensors(
 
 
 def _write_tensor(file: Sink, one: TensorItem) -> None:
-    # A function, so that nothing here holds the tensor while the next one is loaded.
+    # A function of its own, so that no variable holds the tensor while the next one is loaded.
     with one.load() as tensor:
         if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
             was, should = _kind(tensor.dtype, tensor.shape), _kind(one.dtype, one.shape)
@@ -78,7 +77,7 @@ def _write_tensor(file: Sink, one: TensorItem) -> None:
 def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yield a strided tensor's bytes in row-major order, at most `PIECE` at a time.
 
-    No contiguous copy of the whole is made.
+    Makes no contiguous copy of the whole tensor.
     """
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.numel() == 0:
@@ -95,11 +94,11 @@ def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 
 class TensorFile(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file, each read into CPU memory when it is asked for.
+    """The tensors of a safetensors file, read into CPU memory on access.
 
-    `expected` is the identity of the file that was verified. Raises CheckpointError, before any
-    tensor is allocated, unless the header is well formed and describes exactly the bytes that
-    follow it; and when reading, if the file is no longer the one that was opened.
+    `expected` is the identity of the verified file. Raises CheckpointError, before a tensor is
+    allocated, if the header is invalid or does not describe exactly the bytes after it. Reading
+    raises it if the file has changed since it was opened.
     """
 
     def __init__(self, path: Path, expected: Identity | None = None) -> None:
@@ -108,21 +107,21 @@ class TensorFile(Mapping[str, torch.Tensor]):
             self._entries, self._data = read_header(descriptor, self._identity.bytes, str(path))
 
     def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Return dtype and shape of a tensor, read from the header alone."""
+        """Return a tensor's dtype and shape."""
         entry = self._entries[name]
         return entry.dtype, entry.shape
 
     def outline(self, name: str) -> torch.Tensor:
-        """Return a tensor without values, on the device `meta`, of that dtype and shape."""
+        """Return a tensor of the same dtype and shape on the device `meta`."""
         dtype, shape = self.info(name)
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """Return all tensors, each in memory of its own; the safetensors library reads them."""
+        """Read all tensors, each in its own memory, with the safetensors library."""
         with opened(self._path, self._identity) as (descriptor, _):
             try:
-                # The open file's own name: another one may lie at the path by now. What the library
-                # maps (its default) would change with the file, and count twice once it is copied.
+                # By descriptor: another file may be at the path by now. Not mapped (the default):
+                # mapped tensors change with the file, and copies of them take memory twice.
                 return load_file(f"/dev/fd/{descriptor}", backend="pread")
             except (SafetensorError, OSError) as error:
                 msg = f"{self._path}: the safetensors library cannot read it: {error}"
@@ -135,7 +134,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
         return raw.view(entry.dtype).reshape(entry.shape)
 
     def read_into(self, name: str, into: memoryview, start: int = 0) -> None:
-        """Fill `into`, of bytes, with a tensor's own in row-major order, from byte `start` on."""
+        """Fill `into` with a tensor's bytes in row-major order, from its byte `start` on."""
         entry = self._entries[name]
         if not 0 <= start <= start + len(into) <= entry.stop - entry.start:
             msg = f"{self._path}: tensor {name!r} has no {len(into)} bytes from {start} on"

@@ -1,7 +1,8 @@
-"""Saving and loading a whole checkpoint: sections of state, and streams of large tensors."""
+"""Saving, loading and digests of sections of state; saving of streams of large tensors."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,7 +12,7 @@ from neaptide.errors import CheckpointError, WrongCheckpointError, suggest
 from . import canonical
 from .files import writing
 from .recovery import exists, recover
-from .safetensors_stream import ItemTuple, TensorFile, resident, write_tensors
+from .safetensors_stream import ItemTuple, TensorFile, pieces, resident, write_tensors
 from .tree import GetTensor, flatten, unflatten
 from .verify import Identity, examine, read_bytes
 
@@ -29,9 +30,9 @@ _SHOWN = 5
 
 @attrs.frozen(eq=False)
 class Checkpoint:
-    """A checkpoint whose every byte was verified; tensors are read when asked for.
+    """A verified checkpoint, whose sections and tensors are read on request.
 
-    Reading raises CheckpointError if a file is no longer the one that was verified.
+    Reading raises CheckpointError if a file has changed since it was verified.
     """
 
     directory: Path
@@ -39,11 +40,11 @@ class Checkpoint:
     _identities: dict[str, Identity]
 
     def section(self, name: str) -> Any:
-        """Return the tree saved as the section `name`, its tensors in CPU memory."""
+        """Return the tree of the section `name`, with tensors in CPU memory."""
         return self._tree(name, lambda tensors: tensors.whole().__getitem__)
 
     def outline(self, name: str) -> Any:
-        """Return the section `name` with dtypes and shapes alone: its tensors are on `meta`."""
+        """Return the tree of the section `name`, with tensors on the device `meta`."""
         return self._tree(name, lambda tensors: tensors.outline)
 
     def _tree(self, name: str, how: Callable[[TensorFile], GetTensor]) -> Any:
@@ -62,7 +63,7 @@ class Checkpoint:
             raise CheckpointError(msg) from error
 
     def tensors(self, name: str) -> TensorFile:
-        """Return the tensors of the stream (or section) `name`, each read when it is asked for."""
+        """Return the tensors of the stream (or section) `name`, which are read on access."""
         identity = self._identity(name, _TENSORS)
         return TensorFile(self.directory / f"{name}{_TENSORS}", identity)
 
@@ -90,11 +91,11 @@ def save(
     facts: Mapping[str, Any],
     streams: Mapping[str, Iterable[TensorItem | ItemTuple]] | None = None,
 ) -> None:
-    """Write the checkpoint `directory`, replacing an older one there; see `files.writing`.
+    """Write the checkpoint `directory`, which replaces an older one; see `files.writing`.
 
     A section is a tree (see `tree.flatten`), saved as `<name>.json` and, if it has tensors,
-    `<name>.safetensors`. A stream is one file `<name>.safetensors` whose tensors are loaded one
-    at a time, as the weights of a model larger than memory. Raises CheckpointError.
+    `<name>.safetensors`. A stream is one file `<name>.safetensors`, written one tensor at a time
+    (for models larger than memory). Raises CheckpointError.
     """
     with writing(directory, step, facts) as writer:
         keys = {}
@@ -116,9 +117,9 @@ def save(
 
 
 def load(directory: Path) -> Checkpoint:
-    """Verify every byte of the checkpoint at `directory` and return it, nothing read yet.
+    """Verify every byte of the checkpoint at `directory` and return it.
 
-    Raises WrongCheckpointError where there is none, else CheckpointError that lists what is wrong.
+    Raises WrongCheckpointError if there is none, and CheckpointError if it is damaged.
     """
     recover(directory)
     if not exists(directory):
@@ -131,3 +132,21 @@ def load(directory: Path) -> Checkpoint:
         msg = f"cannot load checkpoint {directory}: {shown}{more}; load an older checkpoint"
         raise CheckpointError(msg)
     return Checkpoint(directory, found.manifest, found.identities)
+
+
+def digest(tree: Any) -> str:
+    """Return the sha256 (64 hexadecimal digits) of a state tree; equal means bitwise equal states.
+
+    Covers types, keys and values, and dtype, shape and bytes of tensors. The order of dict keys,
+    devices, strides, sharing and requires_grad do not matter. Raises CheckpointError for a value
+    that `tree.flatten` refuses.
+    """
+    structure, tensors = flatten(tree)
+    sha256 = hashlib.sha256(canonical.dumps(structure))
+    for name, tensor in sorted(tensors.items()):
+        # A label determines the number of bytes after it, which separates neighbouring tensors.
+        label = [name, str(tensor.dtype), list(tensor.shape)]
+        sha256.update(b"\n" + canonical.dumps(label) + b"\n")
+        for piece in pieces(tensor):
+            sha256.update(piece)
+    return sha256.hexdigest()

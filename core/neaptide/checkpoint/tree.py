@@ -1,6 +1,7 @@
-"""State trees (dicts, lists, numbers, strings, tensors) as JSON plus named tensors, exactly.
+"""Exact conversion of state trees (dicts, lists, numbers, strings, tensors) to JSON and tensors.
 
-What JSON lacks is an object with one key that begins with `$`; such keys of a dict are escaped.
+A type that JSON lacks becomes an object with one key such as `$tuple`; a dict's own keys that begin
+with `$` are escaped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ENCODE: dict[type, Callable[[Any], Any]] = {
     type(None): lambda value: value,
     bool: lambda value: value,
     str: lambda value: value,
-    # Longer ones in hexadecimal: Python refuses to read more than 4,300 decimal digits.
+    # Larger ones in hexadecimal: Python refuses to parse more than 4,300 decimal digits.
     int: lambda value: value if -_WORD <= value < _WORD else {"$int": format(value, "x")},
     float: lambda value: (
         value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
@@ -52,21 +53,21 @@ _TAGS = {"$tensor", "$tuple", "$ordered", *_DECODE}
 
 
 def flatten(tree: Any, where: str = "state") -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return `tree` as JSON in which tensors are references, and the tensors by reference.
+    """Return `tree` as JSON that refers to its tensors, and the tensors by reference.
 
-    A reference is the JSON Pointer (RFC 6901) of its place. A tensor that occurs twice is stored
-    twice. Parameters come back as plain tensors; dict order is kept. Raises CheckpointError, with
-    the path below `where`, for anything else that would not come back with its type and value.
+    A reference is the tensor's JSON Pointer (RFC 6901) in the tree. A tensor that occurs twice is
+    stored twice. Parameters become plain tensors; dict order is kept. Raises CheckpointError, with
+    the path below `where`, for any value that `unflatten` could not restore exactly.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _encode(tree, (), where, tensors), tensors
 
 
 def unflatten(structure: Any, get_tensor: GetTensor) -> Any:
-    """Return the tree that `flatten` took apart; `get_tensor` gives the tensor of a reference.
+    """Return the tree that `flatten` converted; `get_tensor` returns the tensor of a reference.
 
-    Raises CheckpointError if `structure` is not of flatten's making or `get_tensor` raises
-    KeyError.
+    Raises CheckpointError if `flatten` cannot have made `structure`, or on a KeyError of
+    `get_tensor`.
     """
     return _decode(structure, get_tensor, 0)
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's files: no symlink followed, every byte checked, memory bounded."""
+"""Reads a checkpoint's files in bounded memory; checks every byte, follows no symlink."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PIECE = 2**20
-# O_NONBLOCK: opening a named pipe for reading would wait for a writer that never comes.
-# Of these Windows has O_BINARY alone, and nothing else has that one.
+# O_NONBLOCK: without it, opening a named pipe waits for a writer that may never come.
+# Windows has only O_BINARY, other systems have the rest.
 _NAMES = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in _NAMES)
 
 
 @attrs.frozen
 class Identity:
-    """What tells whether a file is still the one read before, and unchanged."""
+    """Facts of an open file that change when it is replaced or modified."""
 
     device: int
     inode: int
@@ -48,10 +48,10 @@ class Identity:
 
 @contextmanager
 def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, Identity]]:
-    """Open a regular file for reading; give its descriptor and identity.
+    """Open a regular file for reading; yield its descriptor and identity.
 
-    Raises CheckpointError if it is missing, a symlink or special, is not the file `expected`, or
-    changed by the end of the context; OSErrors of the body become one too.
+    Raises CheckpointError if the file is missing, a symlink, special, not the `expected` one, or
+    changed inside the context; an OSError of the body becomes a CheckpointError.
     """
     try:
         descriptor = os.open(path, _FLAGS)
@@ -79,7 +79,7 @@ def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, 
 
 
 def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> bytes:
-    """Return a file's content; raises CheckpointError if it has more than `limit` bytes."""
+    """Return a file's content; raise CheckpointError if it has more than `limit` bytes."""
     with opened(path, expected) as (descriptor, identity):
         if identity.bytes > limit:
             msg = f"{path} has {identity.bytes} bytes, at most {limit}"
@@ -88,9 +88,9 @@ def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> byte
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the manifest of the checkpoint at `directory`; its files are not looked at.
+    """Return the manifest of the checkpoint at `directory`, without checking its files.
 
-    Raises CheckpointError if there is none or it is damaged.
+    Raises CheckpointError if the manifest is missing or damaged.
     """
     path = directory / MANIFEST
     return manifest.parse(read_bytes(path, manifest.MAX_BYTES), str(path))
@@ -98,11 +98,11 @@ def read_manifest(directory: Path) -> Manifest:
 
 @attrs.frozen
 class Examined:
-    """A checkpoint whose every file was read: valid if there are no problems."""
+    """The result of `examine`: the checkpoint is valid if `problems` is empty."""
 
     manifest: Manifest | None
     identities: dict[str, Identity]
-    """The data files that matched their digest, as they were when it was taken."""
+    """Of each data file that matches its digest: its identity while it was read."""
     problems: list[str]
 
 
@@ -136,10 +136,7 @@ def examine(directory: Path) -> Examined:
 
 
 def verify(directory: Path) -> list[str]:
-    """Return what is wrong with the checkpoint at `directory`, one line each; empty = valid.
-
-    Every byte is read, in pieces of 1 MiB.
-    """
+    """Read every byte of a checkpoint; return its problems, a line each, none if it is valid."""
     return examine(directory).problems
 
 
@@ -151,7 +148,6 @@ def complete(directory: Path) -> bool:
             (directory / name).lstat().st_size == entry.bytes for name, entry in files.items()
         )
     except (CheckpointError, OSError):
-        # The question is whether it can be relied on, and the answer is no; `verify` says why.
         return False
 
 
@@ -163,7 +159,7 @@ def _sha256(descriptor: int, size: int) -> str:
 
 
 def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
-    # Never past `size`: a file that somebody keeps appending to would be read for ever.
+    # Never past `size`: reading a file that another process appends to might never end.
     while size > 0 and (piece := os.read(descriptor, min(size, _PIECE))):
         size -= len(piece)
         yield piece

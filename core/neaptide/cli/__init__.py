@@ -1,4 +1,4 @@
-"""The command line's frame: the verb `run`, and what finds and serves the verbs shipped."""
+"""The command line: the verb `run`, and the loader of the verbs that distributions ship."""
 
 from .app import main
 

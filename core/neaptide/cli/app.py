@@ -1,4 +1,4 @@
-"""Puts the verbs together and turns errors into one line and an exit code."""
+"""The application: collects the verbs, and turns an error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ The first five minutes:
 
 
 def build_app(given: Sequence[str] = ()) -> App:
-    """Return the application: `run`, and the verbs shipped that `given` can mean."""
+    """Return the application with `run` and the shipped verbs that `given` may use."""
     app = App(
         name="neaptide",
         help=_HELP,
         version=installed_version,
         help_format="markdown",
-        suppress_keyboard_interrupt=False,  # `main` says what it interrupted
+        suppress_keyboard_interrupt=False,  # `main` reports it
     )
     app.command(run)
     add_verbs(app, given)
@@ -55,7 +55,7 @@ def build_app(given: Sequence[str] = ()) -> App:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code."""
+    """Run one command and return its exit code."""
     open_missing()
     given = list(sys.argv[1:] if arguments is None else arguments)
     handler = StderrHandler(logging.WARNING)
@@ -69,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             exit_on_error=False,
             result_action="return_value",
         )
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes an exit code
         text, code = explained(error)
-        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # as asked for: no fault
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # not a fault
         for line in text.splitlines():
             sys.stderr.write(f"{line}\n" if stopped else f"error: {line}\n")
         for note in getattr(error, "__notes__", ()):

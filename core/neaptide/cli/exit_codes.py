@@ -1,6 +1,6 @@
-"""What the command line prints of an error, and the code it exits with.
+"""The message and exit code of an error on the command line.
 
-An error of Neaptide's own has its `exit_code`, see `neaptide.errors`; the others are here.
+Errors of Neaptide have an `exit_code` (see `neaptide.errors`); the codes of others are here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _USAGE, _OUT_OF_MEMORY, _INTERRUPTED, _OTHER = 2, 4, 130, 1
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """Return what to print of an error, and the exit code.
+    """Return an error's message and exit code.
 
-    The traceback of an exception out of a user's or a plugin's code is printed first.
+    If the error comes from code of a user or a plugin, its traceback is printed first.
     """
     if isinstance(error, NeaptideError):
         return str(error), error.exit_code

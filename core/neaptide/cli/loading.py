@@ -1,4 +1,4 @@
-"""The configuration that the arguments of a verb amount to."""
+"""The configuration that a verb's arguments describe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 
 
 def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> LoadedConfig:
-    """Return the combined config with the origin of each setting; nothing is imported."""
+    """Return the combined config with the origin of each setting; no plugin is imported."""
     if not files and preset is None:
         msg = "give a configuration file or --preset NAME (see neaptide presets list)"
         raise ConfigError(msg)

@@ -1,4 +1,4 @@
-"""What verbs are written with, strangers' too: common options, JSON, text and aligned tables."""
+"""Parts that every verb is built from: common options, output of JSON, text and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neaptide.text import one_line, table
 
 @attrs.frozen
 class Offers:
-    """Beside a parameter's type: what a shell completes it with; any other word is taken, too."""
+    """Annotation of a parameter: words a shell offers for it; other words are accepted too."""
 
     words: Callable[[], Iterable[str]]
 
@@ -39,25 +39,25 @@ Sets = Annotated[
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document; numbers that are not finite become strings."""
+    """Print one JSON document; non-finite numbers become strings."""
     print_text(json.dumps(jsonable(value), indent=2))
 
 
 def print_text(text: str) -> None:
-    """Print text as it is, with a newline at its end; NeaptideError if it cannot be written."""
+    """Print text and end it with a newline; raise NeaptideError if that fails."""
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
     except OSError as error:
         discard(sys.stdout)
-        if isinstance(error, BrokenPipeError):  # `| head` has seen enough, and nobody listens
+        if isinstance(error, BrokenPipeError):  # the reader, such as `| head`, has ended
             raise SystemExit(1) from None
         msg = f"cannot write the output: {error.strerror}"
         raise NeaptideError(msg) from error
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns: on a terminal wrapped to its width, elsewhere a line each."""
+    """Print rows in columns: wrapped on a terminal, otherwise one line a row."""
     lines = list(rows)
     if lines and sys.stdout.isatty():
         _print_grid(lines)
@@ -66,7 +66,7 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
 
 
 def _print_grid(rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - pipes and files do without
+    from rich.console import Console  # noqa: PLC0415 - only terminals need it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 

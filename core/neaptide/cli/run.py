@@ -1,4 +1,4 @@
-"""`neaptide run`: train what a configuration names."""
+"""`neaptide run`: train the model of a configuration."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def run(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train what the configuration names, through all its phases.
+    """Train the model of a configuration, through all its phases.
 
-    Several files are combined in order, later ones over earlier ones: TOML, YAML or JSON.
+    Files are TOML, YAML or JSON; the settings of a later file replace those of an earlier one.
 
         neaptide run my.toml                              # into runs/my
         neaptide run base.toml mine.yaml --set optimizer.lr=3e-4
-        neaptide run my.toml --resume auto                # go on after a stop
+        neaptide run my.toml --resume auto                # continue after a stop
         neaptide run runs/my/config.toml --set run.dir=runs/again
     """
     layered = loaded(files, preset, set_)
@@ -63,11 +63,11 @@ def run(
         origins["run.log"] = "--log"
     _check_resume(resume, config, allow_changes=allow_changes)
 
-    from .training import train  # noqa: PLC0415 - imports torch, so it comes after all checks
+    from .training import train  # noqa: PLC0415 - imports torch, so the checks come first
 
-    # So that `my_module:factory` beside the config is found, as python -m finds it.
+    # Like python -m: `my_module:factory` in the current directory can be imported.
     sys.path.insert(0, str(Path.cwd()))
-    # What a user's own code prints would spoil the JSON.
+    # Keeps prints of the user's code out of the JSON on stdout.
     with (
         redirect_stdout(sys.stderr) if json else nullcontext(),
         json_lines() if config.run.log == "json" else nullcontext(),
@@ -94,9 +94,9 @@ def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool)
             msg = "--allow-changes is for resuming; give --resume auto or --resume CHECKPOINT too"
             raise ConfigError(msg)
         return
-    # A crash may have left the checkpoint under its other name, from which loading recovers it.
+    # A crash may have left the checkpoint under its `.old-` name; loading recovers it.
     places = (Path(resume), old_of(Path(resume)))
-    # Path.exists raises for a name that is too long, or that may not be looked at.
+    # Path.exists raises if a name is too long or access is denied.
     if resume != "auto" and not any(os.path.exists(place) for place in places):  # noqa: PTH110 - see above
         msg = (
             f"there is no checkpoint {resume!r} to resume from{suggest(resume, ['auto'])}; "

@@ -1,4 +1,4 @@
-"""The training behind `neaptide run`, and with it the frame's only import of torch."""
+"""The training of `neaptide run`; the command line's only module that imports torch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def train(
     allow_changes: bool,
     style: str,
 ) -> tuple[Summary, dict[str, str]]:
-    """Train what `config` names; return the summary, and the reports of plugins by name.
+    """Train the model of `config`; return the summary, and plugins' reports by plugin name.
 
-    The display, in the given style, goes to what is now stdout. `origins` says where each setting
-    came from, by dotted path; the run directory keeps it.
+    The display of the given `style` goes to the current `sys.stdout`. `origins` gives the origin of
+    each setting by dotted path; it is saved in the run directory.
     """
     with HybridTrainer.from_config(config, origins=origins) as trainer:
         data = assembly.build_data(config, trainer.hooks)
@@ -42,7 +42,7 @@ def _reports(trainer: HybridTrainer) -> dict[str, str]:
     for name in trainer.hooks.plugins:
         try:
             report = trainer.report(name)
-        except Exception as error:  # noqa: BLE001 - the run is done and saved: only its report is lost
+        except Exception as error:  # noqa: BLE001 - the run is saved; only this report is lost
             CONSOLE.warning("plugin %r cannot report: %r", name, error)
             continue
         if report:

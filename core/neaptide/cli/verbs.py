@@ -1,7 +1,7 @@
-"""The verbs that distributions ship: a function or a cyclopts App each, by entry point.
+"""Loads the verbs that distributions ship as entry points: functions or cyclopts Apps.
 
-The entry point's name is the verb's; `config.schema` is `schema` below `config`. Only those that a
-command line can mean are imported, and one that cannot be used leaves the others as they are.
+The entry point's name is the verb's; `config.schema` is `schema` below `config`. Only verbs that
+the command line may use are imported. A verb that cannot be loaded does not affect the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*")
 
 
 def add_verbs(app: App, given: Sequence[str] = ()) -> None:
-    """Add to `app` every verb that the command line `given` can mean; all of them for none."""
+    """Add to `app` every verb that the command line `given` may use; all verbs if it is empty."""
     entries = shipped(GROUP)
     first = given[0] if given else ""
     known = {name for name in app if not name.startswith("-")}
@@ -41,7 +41,7 @@ def add_verbs(app: App, given: Sequence[str] = ()) -> None:
 
 
 def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[str]) -> None:
-    """Add one verb, below those that its name begins with; `absent` are those nobody ships."""
+    """Add one verb below its parents; `absent` collects the parents that no distribution ships."""
     entry, owner = entries[name], "neaptide"
     *above, last = name.split(".")
     try:
@@ -51,7 +51,7 @@ def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[
                 absent.add(path)
                 last = part
                 msg = f"there is no verb {path!r} for it to be below"
-                raise PluginError(msg)  # noqa: TRY301 - told like every other fault
+                raise PluginError(msg)  # noqa: TRY301 - reported below
             owner = entries[path].distribution if path in entries else owner
             home = home[part]
         if last in home:
@@ -61,9 +61,9 @@ def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[
         if not isinstance(verb, App) and not isroutine(verb):
             msg = f"{entry.target!r} must be a function or an App (got {type(verb).__name__})"
             raise PluginError(msg)  # noqa: TRY301
-        # A copy, so that a verb below another's does not stay in it.
+        # A copy: the verbs that are added below it must not stay in the distribution's object.
         home.command(deepcopy(verb), name=last)
-    except Exception as error:  # noqa: BLE001 - what a stranger names may be anything
+    except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
         problem = " ".join(str(error).split())
         if last in home:
             del home[last]

@@ -1,15 +1,13 @@
-"""The configuration of a run: its sections, where values come from, and how they are checked."""
+"""The configuration of a run: its sections, sources, formats and checks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neaptide.config.convert import structure, unstructure
+from neaptide.config.convert import structure, structure_options, unstructure
 from neaptide.config.fields import field
 from neaptide.config.formats import FORMATS, Format, by_name, by_suffix, read_text
-from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
 from neaptide.config.loading import LoadedConfig, load
-from neaptide.config.options import structure_options
 from neaptide.config.schema import RunConfig
 from neaptide.renamed import missing_in
 
@@ -21,20 +19,14 @@ dumps = FORMATS["toml"].dumps
 __all__ = [
     "FORMATS",
     "Format",
-    "Layer",
     "LoadedConfig",
     "RunConfig",
     "by_name",
     "by_suffix",
     "dumps",
     "field",
-    "from_env",
-    "from_files",
-    "from_preset",
-    "from_sets",
     "load",
     "loads",
-    "merge",
     "read_text",
     "structure",
     "structure_options",

@@ -1,4 +1,4 @@
-"""Turns a plain table into a checked `RunConfig`, and a `RunConfig` back into a plain table."""
+"""Converts a plain table to a checked `RunConfig`, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 
     from neaptide.plugin import PluginSpec
 
+T = TypeVar("T")
+
 
 @attrs.frozen(kw_only=True)
 class _Switches:
-    """The keys of a plugin's table that are not its own settings."""
+    """The keys of a plugin's table that every plugin has."""
 
     enabled: bool = True
     preset: str | None = None
@@ -57,17 +59,17 @@ def structure(
 ) -> RunConfig:
     """Check a plain table and return it as a configuration.
 
-    The result lists every plugin that runs, with the values of its preset filled in, and is
-    therefore `plugins_from = "listed"`: it means the same wherever other plugins are installed.
+    The result lists every enabled plugin with the values of its preset, and has `plugins_from =
+    "listed"`, so that it means the same on a machine with other plugins.
 
     Args:
-        data: nested tables of plain values, as TOML has them.
+        data: nested tables of plain values.
         specs: the installed plugins by name.
-        disabled: names of plugins to leave out, whatever `data` says of them.
-        origins: where the value of each dotted path came from, to be named in messages.
+        disabled: names of plugins that are left out although `data` enables them.
+        origins: the origin of each value by dotted path, for messages.
 
     Raises:
-        ConfigError: with every problem there is, one line each.
+        ConfigError: with every problem, one line each.
     """
     if not isinstance(data, Mapping):
         msg = f"expected a table (got {got(data)})"
@@ -89,13 +91,25 @@ def structure(
     return attrs.evolve(config, plugins=done["plugins"], plugins_from="listed")
 
 
+def structure_options(cls: type[T], values: Mapping[str, object], *path: str) -> T:
+    """Return a free table, such as `[model.options]`, as an instance of the attrs class `cls`.
+
+    Raises ConfigError with one line a problem; `path` is the path of the table.
+    """
+    try:
+        return structure_as(dict(values), cls)
+    except Invalid as error:
+        problems = error.problems
+        for key in reversed(path):
+            problems = tuple(problem.under(key) for problem in problems)
+        raise ConfigError(*map(str, problems)) from None
+
+
 def unstructure(config: RunConfig) -> dict[str, Any]:
     """Return the plain table from which `structure` makes an equal configuration, bit for bit.
 
-    Fields that are None are left out, and sets become sorted arrays.
-
-    Raises:
-        ConfigError: for a value TOML cannot hold, which only a configuration built by hand has.
+    Fields that are None are left out, and sets become sorted arrays. Raises ConfigError for a value
+    that TOML lacks, which only a configuration built in Python can have.
     """
     try:
         table: dict[str, Any] = unstructured(config)
@@ -105,14 +119,14 @@ def unstructure(config: RunConfig) -> dict[str, Any]:
 
 
 def plugin_preset(name: str, table: object, specs: Mapping[str, PluginSpec]) -> Mapping[str, Any]:
-    """Return the values of the preset that a plugin's table names, or an empty table."""
+    """Return the values of the preset that a plugin's `table` names; empty if it names none."""
     preset = table.get("preset") if isinstance(table, Mapping) else None
     known = specs[name].presets if name in specs else {}
     return known.get(preset, {}) if isinstance(preset, str) else {}
 
 
 def _check_version(version: object) -> None:
-    # Alone and first: what another version calls its keys is not for this one to judge.
+    # Checked first and alone: another version may have other keys.
     if type(version) is int and version not in VERSIONS:
         read = ", ".join(map(str, VERSIONS))
         msg = f"version {shown(version)} is not one this Neaptide reads (it reads {read}) @ version"
@@ -120,7 +134,7 @@ def _check_version(version: object) -> None:
 
 
 def _line(problem: Problem, origins: Mapping[str, str]) -> str:
-    # The value may lie inside an array, which has one origin, or be a table, which has several.
+    # The value may be inside an array, which has one origin, or be a table, which has several.
     path = dotted(problem.path)
     around = (dotted(problem.path[:end]) for end in range(len(problem.path), 0, -1))
     inside = (known for known in origins if known.startswith(f"{path}."))
@@ -179,7 +193,7 @@ def _naming(plugin: str) -> Iterator[None]:
 
 
 def unstructured(value: Any) -> Any:
-    """Return a value of a config class in plain types; raise Invalid where there are none."""
+    """Return a config class's value in plain types; raise Invalid if it has another type."""
     if attrs.has(type(value)):
         return convert_all(_present(value), unstructured)
     match value:
@@ -198,10 +212,9 @@ def unstructured(value: Any) -> Any:
 
 
 def _present(section: attrs.AttrsInstance) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of an attrs instance that have a value.
+    """Yield each field's alias and value, except None in a field that defaults to None.
 
-    None is left out where it is the default. Elsewhere it goes on, to be refused: without the key,
-    the default would take its place.
+    Any other None is yielded, and refused later; leaving it out would mean the default.
     """
     for field in attrs.fields(type(section)):
         value = getattr(section, field.name)

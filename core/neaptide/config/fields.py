@@ -1,4 +1,4 @@
-"""`field`: an attrs field with a line of help, from which references and schemas are made."""
+"""`field`: an attrs field with a line of help for the generated reference and JSON Schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(repr=False)
 class ConfigSection:
-    """Base of a section: its repr is one line, of the settings that are not its defaults."""
+    """Base class of sections; the repr is one line with the settings that differ from defaults."""
 
     def __repr__(self) -> str:
         values = attrs.asdict(self, recurse=False)
@@ -30,13 +30,13 @@ def field(
     default: Any,
     *,
     validator: Validator | None = None,
-    help: str,  # noqa: A002 - what every settings library calls it
+    help: str,  # noqa: A002 - the usual name in settings libraries
     schema: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return an attrs field with one line of help, from which the reference is generated.
+    """Return an attrs field with one line of help.
 
-    An attrs class as the default makes the field a section, with that class's own defaults.
-    `schema` adds to the JSON Schema what a validator of your own checks; those of attrs are known.
+    An attrs class as the default makes the field a section, with that class's defaults. `schema`
+    describes your own validator in JSON Schema; the validators of attrs need no description.
     """
     if isinstance(default, type) and attrs.has(default):
         default, validator = attrs.Factory(default), instance_of(default)

@@ -1,4 +1,4 @@
-"""The formats a configuration is read from and written in; the suffix of a file says which."""
+"""The formats of configuration files, chosen by the file's suffix."""
 
 from __future__ import annotations
 
@@ -20,31 +20,27 @@ MAX_FILE_BYTES = 1 << 20
 
 @attrs.frozen
 class Format:
-    """One notation for tables of plain values; floats come back from it bit for bit."""
+    """One notation for tables of plain values; floats survive writing and reading bit for bit."""
 
     name: str
     suffixes: tuple[str, ...]
 
     @property
     def _own(self) -> Any:
-        # Imported on first use: most files are TOML, and starting must be quick.
+        # Imported on first use for a quick start: most files are TOML.
         return import_module(f"neaptide.config.{self.name}")
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Read a document's syntax; its values may still be none that a configuration can hold."""
+        """Read a document, without checking that a configuration may hold its values."""
         document: dict[str, Any] = self._own.parse(text)
         return document
-
-    def has_comments(self, text: str) -> bool:
-        """Return whether there are comments in a document that `parse` has read."""
-        return bool(self._own.has_comments(text))
 
     def loads(self, text: str) -> dict[str, Any]:
         """Read a document of plain values; raise ConfigError for anything else."""
         return _checked(self.parse(text))
 
     def dumps(self, table: Mapping[str, Any]) -> str:
-        """Write a table; raise ConfigError if it holds what `loads` would not give back."""
+        """Return a table as text; raise ConfigError for a value that `loads` would not accept."""
         if too_deep(table):
             raise ConfigError(TOO_DEEP)
         return str(self._own.write(_checked(table)))
@@ -58,7 +54,7 @@ FORMATS = {
 
 
 def by_name(name: str) -> Format:
-    """Return a format; raise ConfigError for an unknown name."""
+    """Return a format by name; raise ConfigError if the name is unknown."""
     if name not in FORMATS:
         msg = f"unknown format {shorten(name)!r}{hint(name, FORMATS)}"
         raise ConfigError(msg)
@@ -66,7 +62,7 @@ def by_name(name: str) -> Format:
 
 
 def by_suffix(path: Path) -> Format:
-    """Return the format of a file; raise ConfigError where its suffix is of none."""
+    """Return the format of a file by its suffix; raise ConfigError if no format has it."""
     suffix = path.suffix.lower()
     for entry in FORMATS.values():
         if suffix in entry.suffixes:
@@ -77,14 +73,14 @@ def by_suffix(path: Path) -> Format:
 
 
 def read_text(path: str | Path) -> str:
-    """Return a file's text; raise ConfigError, without its name, if it is no configuration's."""
+    """Return a file's text; raise ConfigError, without the path, if it is no configuration's."""
     content = _content(Path(path))
     by_suffix(Path(path))
     if len(content) > MAX_FILE_BYTES:
         msg = "larger than 1 MiB, which no configuration is"
         raise ConfigError(msg)
     try:
-        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+        return content.decode("utf-8-sig")  # -sig: without a byte order mark
     except UnicodeDecodeError as error:
         msg = f"not UTF-8 text (byte {content[error.start]:#04x} at offset {error.start})"
         raise ConfigError(msg) from error
@@ -109,7 +105,7 @@ def _content(path: Path) -> bytes:
 
 
 def _refuse_special(mode: int) -> None:
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would be waited for
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a pipe may wait for ever
         msg = "expected a file, found a pipe, a socket or a device"
         raise ConfigError(msg)
 

@@ -1,4 +1,4 @@
-"""Strict conversion of plain values to the types of config classes: nothing is rounded or guessed.
+"""Strict conversion of plain values to config classes: no value is rounded or guessed.
 
 A config class may use bool, int, float, str, Path, Literal, Enum, unions, lists, tuples, sets,
 mappings with string keys, `Any`, and further attrs classes.
@@ -30,7 +30,6 @@ from neaptide.config.values import (
     shorten,
     shown,
 )
-from neaptide.config.violations import one_line, violations
 from neaptide.errors import suggest
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LONGEST_MESSAGE = 240
 _NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 _ARRAYS: dict[Any, Callable[[Any], Any]] = {
     list: list,
@@ -50,11 +50,11 @@ _ARRAYS: dict[Any, Callable[[Any], Any]] = {
 
 
 def structure_as(value: object, type_: type[T]) -> T:
-    """Convert a plain value; raise Invalid with every problem in it, each with its path."""
+    """Convert a plain value to `type_`; raise Invalid with every problem and its path."""
     try:
         return _converter.structure(value, type_)
     except ValueError as error:  # from the constructor of an Enum
-        reject(one_line(error))
+        reject(_one_line(error))
 
 
 def _refuse(type_: Any, value: object) -> NoReturn:
@@ -118,7 +118,7 @@ def _union(value: Any, type_: Any) -> Any:
     if value is None and NoneType in get_args(type_):
         return None
     arms = [arm for arm in get_args(type_) if arm is not NoneType]
-    # The value's own type comes first, so that 3 stays an integer in `float | int`.
+    # The value's own type is tried first, so that 3 stays an integer in `float | int`.
     arms.sort(key=lambda arm: arm is not type(value))
     failures = []
     for arm in arms:
@@ -174,7 +174,7 @@ def _attrs(value: Any, cls: Any) -> Any:
     try:
         built = cls(**values)
     except (ValueError, TypeError) as error:
-        problems += violations(cls, values) or _unexplained(error, missing + wrong_types)
+        problems += _violations(cls, values) or _unexplained(error, missing + wrong_types)
     if problems:
         raise Invalid(*problems)
     return built
@@ -188,8 +188,59 @@ def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
 
 
 def _unexplained(error: Exception, known: list[Problem]) -> list[Problem]:
-    # Without a value for every field the class cannot be made, and says so in Python's own terms.
-    return [] if known else [Problem(one_line(error))]
+    # If values are missing or wrong, the constructor's TypeError only repeats that.
+    return [] if known else [Problem(_one_line(error))]
+
+
+def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
+    """Run every validator and return all violations; attrs stops at the first."""
+    given = [field for field in attrs.fields(cls) if field.alias in values]
+    draft = _draft(cls, values)
+    problems = []
+    for field in given:
+        value = values[field.alias]
+        try:
+            if field.validator is not None:
+                field.validator(draft, field, value)
+        except AttributeError:  # it reads a field that has no value
+            continue
+        except (ValueError, TypeError) as error:
+            problems.append(Problem(_violation(field.name, value, error), (field.alias,)))
+    return problems
+
+
+def _draft(cls: Any, values: Mapping[str, Any]) -> Any:
+    """Return an unvalidated instance; fields without a value or default are not set."""
+    draft = object.__new__(cls)
+    for field in attrs.fields(cls):
+        if field.alias in values:
+            value = values[field.alias]
+        elif isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # a class to attrs
+            made_of = (draft,) if field.default.takes_self else ()
+            value = field.default.factory(*made_of)
+        else:
+            value = field.default
+        if value is not attrs.NOTHING:
+            object.__setattr__(draft, field.name, value)  # the class may be frozen
+    return draft
+
+
+def _violation(name: str, value: object, error: Exception) -> str:
+    # Unify attrs' texts: "must be in [1] (got 2)", "must be >= 1: 0", "(got 2 that is …)."
+    text = _one_line(error).removesuffix(f": {value}").rstrip(".")
+    if repr(name) not in text:
+        text = f"{name!r}: {text}"
+    if "(got " in text:
+        return text
+    found = shown(value) if isinstance(value, str | int | float) else got(value)
+    return f"{text} (got {found})"
+
+
+def _one_line(error: Exception) -> str:
+    """Return an error's message, shortened and without line breaks."""
+    # args[0] only: attrs' validators add the attribute and the value as further arguments.
+    text = str(error.args[0]) if error.args else type(error).__name__
+    return shorten(" ".join(text.split()), _LONGEST_MESSAGE)
 
 
 def _has_origin(origins: AbstractSet[Any], type_: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Reads and writes JSON strictly: no key twice, and numbers as `values.plain` takes them."""
+"""Reads and writes JSON strictly: a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from neaptide.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# A string before a colon is a key; braces in strings are passed over with them.
+# A string before a colon is a key; other strings are matched to skip the braces in them.
 _TOKEN = re.compile(r"""(?P<key>"(?:[^"\\]|\\.)*+")\s*:|"(?:[^"\\]|\\.)*+"|[{}]""")
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read a document's syntax and leave its values as JSON has them (null, NaN).
+    """Read a document; values may be null or NaN.
 
-    Raises:
-        ConfigError: with line and column, for a syntax error or keys written twice; for too deep a
-            nesting, or a document that is no table.
+    Raises ConfigError, with line and column where known, for a syntax error, a repeated key,
+    nesting that is too deep, and a document that is no table.
     """
     try:
         document = json.loads(text)
@@ -44,18 +43,13 @@ def parse(text: str) -> dict[str, Any]:
     return document
 
 
-def has_comments(_: str) -> bool:
-    """Return False: JSON has no comments."""
-    return False
-
-
 def write(table: Mapping[str, Any]) -> str:
-    """Write a table of plain values, its keys in their order."""
+    """Return a table of plain values as JSON; the order of keys is kept."""
     return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
 
 def _repeated(text: str) -> Iterator[str]:
-    """Yield a line for each key that a table of valid JSON holds a second time."""
+    """Yield a message for each repeated key in the valid JSON `text`."""
     tables: list[Counter[str]] = []
     for token in _TOKEN.finditer(text):
         match token[0][0]:
@@ -71,6 +65,6 @@ def _repeated(text: str) -> Iterator[str]:
 
 
 def place(text: str, position: int) -> str:
-    """Return the line and column of a position in `text`, as messages end with them."""
+    """Return the end of a message: line and column of a position in `text`."""
     line = text.count("\n", 0, position) + 1
     return f"(at line {line}, column {position - text.rfind(chr(10), 0, position)})"

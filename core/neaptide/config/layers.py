@@ -1,10 +1,10 @@
-"""Where settings come from (preset, files, environment, command line) and how they combine."""
+"""The sources of settings (preset, files, environment, command line) and their combination."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -15,11 +15,13 @@ from neaptide.config.values import TOO_DEEP, dotted, shown, too_deep
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from neaptide.config.values import KeyPath
 
 ENV_PREFIX = "NEAPTIDE__"
+
+T = TypeVar("T")
 
 _KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _SETTING = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=(.*)", re.DOTALL)
@@ -27,20 +29,17 @@ _SETTING = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=(.*)", re.DOTALL)
 
 @attrs.frozen
 class Layer:
-    """Settings of one origin: a nested table, and a name for messages such as `base.toml`."""
+    """The settings of one origin, such as `base.toml`: a nested table."""
 
     origin: str
     values: dict[str, Any]
 
 
 def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Lay each layer over those before it: tables merge, every other value is replaced.
+    """Lay each layer over the earlier ones: tables merge, every other value is replaced.
 
-    Returns:
-        The combined table, and for the dotted path of each value in it the origin that set it.
-
-    Raises:
-        ConfigError: if a layer nests deeper than `values.MAX_DEPTH`.
+    Returns the combined table, and the origin of each of its values by dotted path. Raises
+    ConfigError if a layer nests deeper than `values.MAX_DEPTH`.
     """
     values: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
@@ -50,7 +49,7 @@ def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
             raise ConfigError(msg)
         values = overlay(values, layer.values)
         origins.update(dict.fromkeys(leaves(layer.values), layer.origin))
-    # A table that replaced a value, or the other way round, leaves paths that are no longer there.
+    # Only paths that still exist: a table may have replaced a value, or a value a table.
     return values, {dotted(path): origins[path] for path in leaves(values)}
 
 
@@ -61,17 +60,7 @@ def from_preset(name: str) -> Layer:
 
 def from_files(paths: Iterable[str | Path]) -> list[Layer]:
     """Read files, one layer each; raise ConfigError with one line for each unusable file."""
-    layers: list[Layer] = []
-    problems: list[str] = []
-    for path in paths:
-        name = _printable(str(path))
-        try:
-            layers.append(Layer(name, _settings(path)))
-        except ConfigError as error:
-            problems += [f"{problem} @ {name}" for problem in error.problems]
-    if problems:
-        raise ConfigError(*problems)
-    return layers
+    return _layers(_from_file, paths)
 
 
 def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[Layer]:
@@ -81,33 +70,35 @@ def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[La
     `[plugins]`: `NEAPTIDE__PLUGINS__LAYER_DROP__RATE` sets `plugins.layer-drop.rate`.
     """
     by_variable = {name.replace("-", "_"): name for name in plugins}
-    layers: list[Layer] = []
-    problems: list[str] = []
-    for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
+
+    def read(variable: str) -> Layer:
         keys = variable.removeprefix(ENV_PREFIX).lower().split("__")
         if not all(keys):
-            problems.append(
+            msg = (
                 f"expected keys joined by two underscores, such as {ENV_PREFIX}TRAIN__STEPS "
                 f"(got {shown(variable)})"
             )
-            continue
+            raise ConfigError(msg)
         if keys[0] == "plugins" and len(keys) > 1:
             keys[1] = by_variable.get(keys[1], keys[1])
-        layers.append(
-            Layer(_printable(variable), nested(keys, toml.parse_value(environ[variable])))
-        )
-    if problems:
-        raise ConfigError(*problems)
-    return layers
+        values = nested(keys, toml.parse_value(environ[variable]))
+        return Layer(_printable(variable), values)
+
+    return _layers(read, sorted(name for name in environ if name.startswith(ENV_PREFIX)))
 
 
 def from_sets(settings: Iterable[str]) -> list[Layer]:
     """Read `--set` arguments such as `train.steps=100`, one layer each; keys may be quoted."""
+    return _layers(lambda setting: Layer("--set", _setting(setting)), settings)
+
+
+def _layers(read: Callable[[T], Layer], sources: Iterable[T]) -> list[Layer]:
+    """Read every source; raise ConfigError with the problems of all of them if there is any."""
     layers: list[Layer] = []
     problems: list[str] = []
-    for setting in settings:
+    for source in sources:
         try:
-            layers.append(Layer("--set", _setting(setting)))
+            layers.append(read(source))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -115,10 +106,18 @@ def from_sets(settings: Iterable[str]) -> list[Layer]:
     return layers
 
 
+def _from_file(path: str | Path) -> Layer:
+    name = _printable(str(path))
+    try:
+        return Layer(name, _settings(path))
+    except ConfigError as error:
+        raise ConfigError(*(f"{problem} @ {name}" for problem in error.problems)) from error
+
+
 def _settings(path: str | Path) -> dict[str, Any]:
     text = read_text(path)
     table = by_suffix(Path(path)).parse(text)
-    # JSON has no comments, so that `$schema` is how a document tells an editor its schema.
+    # `$schema` names the schema for editors; it is no setting.
     if isinstance(table.get("$schema"), str):
         table = {key: value for key, value in table.items() if key != "$schema"}
     return table

@@ -1,4 +1,4 @@
-"""Loads a configuration from all its sources, and remembers where each value came from."""
+"""Loads a configuration from all sources and records the origin of each value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class LoadedConfig:
-    """A configuration, and the origin of each of its values by dotted path (or `default`)."""
+    """A configuration, and the origin of each value by dotted path (`default` if none set it)."""
 
     config: RunConfig
     origins: Mapping[str, str]
@@ -44,21 +44,21 @@ def load(
     Args:
         files: TOML, YAML or JSON files.
         specs: the installed plugins by name.
-        preset: name of a preset that ships with Neaptide.
+        preset: the name of an installed preset.
         sets: `key=value` settings of the command line.
-        environ: variables to look for `NEAPTIDE__A__B` in; none where left out.
-        disabled: names of plugins to leave out, whatever the sources say.
+        environ: environment variables, of which those like `NEAPTIDE__A__B` are read.
+        disabled: names of plugins that are left out although a source enables them.
 
     Raises:
-        ConfigError: with every problem of the first source that cannot be read, or else with
-            every problem of the combined configuration.
+        ConfigError: with every problem of the first kind of source that cannot be read, otherwise
+            with every problem of the combined configuration.
     """
     layers = [] if preset is None else [from_preset(preset)]
     layers += from_files(files)
     layers += from_env(environ or {}, specs)
     layers += from_sets(sets)
     values, origins = merge(layers)
-    # With a single source, the path alone says where to look.
+    # With a single source, messages need not name it.
     named = origins if len(layers) > 1 else None
     config = structure(values, specs, disabled=disabled, origins=named)
     explicit = _preset_origins(config, values.get("plugins", {}), specs) | origins

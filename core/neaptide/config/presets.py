@@ -1,4 +1,4 @@
-"""Finds presets: TOML files in the packages that distributions name as `neaptide.presets`."""
+"""Presets: TOML files in packages that distributions list as entry points `neaptide.presets`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GROUP = "neaptide.presets"
 
 @cache
 def offered() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the TOML of each preset by name, and what is wrong with others by name.
+    """Return the TOML text of each usable preset by name, and the problem of each other one.
 
-    What is wrong with a package is there under its distribution, `"name version"`.
+    The key of a whole package's problem is its distribution, `"name version"`.
     """
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}
@@ -26,7 +26,7 @@ def offered() -> tuple[dict[str, str], dict[str, str]]:
             package = one.load()
             if not hasattr(package, "__path__"):
                 msg = f"{one.target!r} is no package"
-                raise PluginError(msg)  # noqa: TRY301 - told like every other fault
+                raise PluginError(msg)  # noqa: TRY301 - reported below
             entries = [entry for entry in files(package).iterdir() if entry.name.endswith(".toml")]
         except (PluginError, OSError) as error:
             problems[one.distribution] = str(error)
@@ -49,7 +49,7 @@ def names() -> list[str]:
 
 
 def text(name: str) -> str:
-    """Return a preset's TOML, comments included; ConfigError for an unknown or unusable name."""
+    """Return a preset's TOML text; raise ConfigError if it is unknown or unusable."""
     texts, problems = offered()
     if name in problems:
         msg = f"preset {name!r} cannot be used: {problems[name]}"

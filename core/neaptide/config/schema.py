@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen sections whose every field has a default, a check and help."""
+"""The configuration of a run: frozen sections; each field has a default, a check and help."""
 
 # ruff: noqa: RUF009 - `field` is `attrs.field` with a line of help
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neaptide.config.fields import Validator
 
 VERSIONS = (1,)
-"""Versions of the configuration format this Neaptide reads."""
+"""The versions of the configuration format that this Neaptide reads."""
 
 _BUILT = {"pattern": "^([^:]+:[\\s\\S]+)?$"}
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")

@@ -1,4 +1,4 @@
-"""Nested tables: laid over each other, and walked by path."""
+"""Nested tables: merging them, and access by path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `over` laid on top: tables merge, every other value is replaced."""
+    """Return `base` overlaid by `over`: tables merge, every other value is replaced."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -24,7 +24,7 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(table: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the path of every value that is no table, and of every empty table."""
+    """Yield the path of every value that is not a table, and of every empty table."""
     for key, value in table.items():
         path = (*prefix, key)
         if isinstance(value, Mapping) and value:
@@ -34,7 +34,7 @@ def leaves(table: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def at(table: Mapping[str, Any], path: KeyPath) -> Any:
-    """Return the value at a path; KeyError where there is none."""
+    """Return the value at a path; raise KeyError if there is none."""
     value: Any = table
     for key in path:
         value = value[key]
@@ -42,7 +42,7 @@ def at(table: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 def nested(keys: Sequence[str | int], value: Any) -> dict[str, Any]:
-    """Return the table that has `value` at a path and nothing else."""
+    """Return a table with `value` at the path `keys`, and no other value."""
     for key in reversed(keys):
         value = {key: value}
     table: dict[str, Any] = value

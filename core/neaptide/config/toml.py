@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# A part of a key; strings and comments are matched as well, so that dots in them are passed over.
+# A part of a key. `TOKEN` also matches strings and comments, to skip the dots in them.
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r'''"""(?:[^"\\]|\\.|"(?!""))*+(?:"""|\Z)|'''
     r"""'''(?:[^']|'(?!''))*+(?:'''|\Z)|"""
     rf"#[^\n]*+|(?P<deep>{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH},}})|{_PART}",
@@ -37,13 +37,12 @@ _TWICE = re.compile(
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read a document's syntax and leave its values as TOML has them (nan, dates).
+    """Read a document; values may be nan or dates.
 
-    Raises:
-        ConfigError: for a syntax error, with line and column, or too deep a nesting.
+    Raises ConfigError for a syntax error, with line and column, and for nesting that is too deep.
     """
-    if any(token["deep"] for token in _TOKEN.finditer(text)):
-        # tomllib takes a time that grows with the square of a key's parts, minutes for 1 MiB.
+    if any(token["deep"] for token in TOKEN.finditer(text)):
+        # tomllib's time grows with the square of a key's parts: minutes for 1 MiB.
         raise ConfigError(TOO_DEEP)
     try:
         document = tomllib.loads(text)
@@ -59,7 +58,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _said(problem: str, text: str) -> str:
-    """Return what tomllib says of keys and tables written twice in words that name them."""
+    """Return tomllib's message; one about a repeated key or table is rewritten to name it."""
     match = _TWICE.fullmatch(problem)
     if match is None:
         return problem
@@ -78,16 +77,11 @@ def _said(problem: str, text: str) -> str:
     return f"the key {key} is written twice {match['place']}"
 
 
-def has_comments(text: str) -> bool:
-    """Return whether there is a comment in a document that `parse` has read."""
-    return any(token[0].startswith("#") for token in _TOKEN.finditer(text))
-
-
 def parse_value(text: str) -> Any:
-    """Read one value as it stands after `key =`; what is no TOML value is itself, a string.
+    """Return the TOML value of `text`; text that is no TOML value is returned as a string.
 
-    So `3`, `true`, `[1, 2]` and `{a = 1}` need no quotes, and neither does `runs/x`. Dates stay
-    strings: no setting is a date, but a directory may well be named after one.
+    So neither `3`, `true`, `[1, 2]` and `{a = 1}` nor `runs/x` need quotes. A date is returned as a
+    string, too: no setting is a date, but a directory's name may look like one.
     """
     text = text.strip()
     try:
@@ -95,20 +89,20 @@ def parse_value(text: str) -> Any:
     except ConfigError:
         return text
     value = document["value"]
-    # A line break in `text` would have begun a second setting, or a table.
+    # More than one key: a line break in `text` began a second setting or a table.
     return text if len(document) > 1 or isinstance(value, date | time) else value
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """Write a table of plain values in the order of its keys; tables come after all else.
+    """Return a table of plain values as TOML in the order of its keys, with tables last.
 
-    Reading the text and writing it again gives the same text.
+    Reading the text and writing the result gives the same text.
     """
     return tomlkit.dumps(_tables_last(table))
 
 
 def _tables_last(value: Any) -> Any:
-    # TOML demands the order; tomlkit's own way there leaves the blank lines of the old order.
+    # TOML demands this order; tomlkit's own sorting keeps the blank lines of the old order.
     match value:
         case dict():
             items = sorted(value.items(), key=lambda item: _rank(item[1]))
@@ -119,7 +113,7 @@ def _tables_last(value: Any) -> Any:
 
 
 def _rank(value: Any) -> int:
-    """Return 0 for what stands behind `key =`, 1 for an array of tables, 2 for a table."""
+    """Return 2 for a table, 1 for an array of tables, 0 for any other value."""
     if isinstance(value, dict):
         return 2
     return 1 if value and isinstance(value, list) and all(isinstance(v, dict) for v in value) else 0

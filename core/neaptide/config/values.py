@@ -1,4 +1,4 @@
-"""Plain configuration values: what TOML can hold, where a value lies, and what is wrong with it."""
+"""Plain configuration values: the types of TOML, paths of values, and problems with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MAX_DEPTH = 50
-"""How deep tables and arrays may nest; far below where recursion would fail."""
+"""Most levels of nested tables and arrays; far below Python's limit of recursion."""
 TOO_DEEP = f"tables and arrays may nest at most {MAX_DEPTH} deep"
 TOO_LONG = "an integer has too many digits; at most 64 bits fit"
 
@@ -28,7 +28,7 @@ K = TypeVar("K", str, int)
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KINDS: tuple[tuple[Any, str], ...] = (
-    (bool, "a boolean"),  # before int, which it is too
+    (bool, "a boolean"),  # before int, of which bool is a subclass
     (str, "a string"),
     (int, "an integer"),
     (float, "a float"),
@@ -41,21 +41,21 @@ _INT64 = 2**63
 
 @attrs.frozen
 class Problem:
-    """One thing that is wrong, and the path of the value it is about."""
+    """One problem, and the path of the value that has it."""
 
     message: str
     path: KeyPath = ()
 
     def under(self, key: str | int) -> Problem:
-        """Return the same problem seen from the table or array that holds it at `key`."""
+        """Return the same problem with its path prefixed by `key`."""
         return attrs.evolve(self, path=(key, *self.path))
 
     def __str__(self) -> str:
         return f"{self.message} @ {dotted(self.path)}" if self.path else self.message
 
 
-class Invalid(Exception):  # noqa: N818 - never leaves this package: it becomes a ConfigError
-    """Carries every problem of one value up to the table that holds it."""
+class Invalid(Exception):  # noqa: N818 - internal: it becomes a ConfigError
+    """All problems of one value, raised to the table or array that contains it."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*map(str, problems))
@@ -63,20 +63,20 @@ class Invalid(Exception):  # noqa: N818 - never leaves this package: it becomes 
 
 
 def reject(message: str) -> NoReturn:
-    """Raise Invalid for one problem with the value at hand."""
+    """Raise Invalid with one problem without a path."""
     raise Invalid(Problem(message))
 
 
 def reject_table(value: object) -> NoReturn:
-    """Raise Invalid for a value that stands where a table should."""
-    # In YAML `name:` with nothing behind it is null.
+    """Raise Invalid for a value that should be a table."""
+    # In YAML, `name:` without a value is null.
     way_out = "; write {} for an empty one" if value is None else ""
     reject(f"expected a table (got {got(value)}){way_out}")
 
 
 @contextmanager
 def gathering(problems: list[Problem]) -> Iterator[None]:
-    """Add the problems of what fails inside the block to `problems`, and go on after it."""
+    """Catch Invalid from the block and add its problems to `problems`."""
     try:
         yield
     except Invalid as error:
@@ -86,7 +86,7 @@ def gathering(problems: list[Problem]) -> Iterator[None]:
 def collect(
     items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]
 ) -> tuple[dict[K, Any], list[Problem]]:
-    """Convert every value; return those that could be, and the problems of those that could not."""
+    """Convert every value; return the converted ones by key, and the problems of the others."""
     done: dict[K, Any] = {}
     problems: list[Problem] = []
     for key, value in items:
@@ -98,7 +98,7 @@ def collect(
 
 
 def convert_all(items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]) -> dict[K, Any]:
-    """Convert every value; raise Invalid with all problems if there is any."""
+    """Convert every value; raise Invalid with all problems, if any."""
     done, problems = collect(items, convert)
     if problems:
         raise Invalid(*problems)
@@ -106,7 +106,7 @@ def convert_all(items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]) -
 
 
 def dotted(path: KeyPath) -> str:
-    """Write a path as TOML writes keys: `plugins."odd name".sizes[2]`."""
+    """Return a path in TOML's notation: `plugins."odd name".sizes[2]`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -118,14 +118,14 @@ def dotted(path: KeyPath) -> str:
 
 
 def got(value: object) -> str:
-    """Describe a value that is not what it should be: `"3", a string`."""
+    """Describe an unexpected value for a message: `"3", a string`."""
     other = f"an object of type {type(value).__name__}"
     kind = next((noun for types, noun in _KINDS if isinstance(value, types)), other)
     return f"{shown(value)}, {kind}" if isinstance(value, str | int | float) else kind
 
 
 def shown(value: str | float) -> str:
-    """Write a string, boolean or number as TOML does, on one line of bearable length."""
+    """Return a string, boolean or number as in TOML, on one line; long ones are shortened."""
     match value:
         case bool():
             return str(value).lower()
@@ -138,23 +138,22 @@ def shown(value: str | float) -> str:
 
 
 def shorten(text: str, limit: int = 80) -> str:
-    """Return `text`, its middle left out where it is longer than `limit` characters."""
+    """Return `text`, with its middle left out if it is longer than `limit` characters."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
 
 
 def hint(name: str, known: Iterable[str], label: str = "known") -> str:
-    """Return the closest of `known`, or all of them, to end a message with."""
+    """Return the end of a message: the closest name of `known`, otherwise all of them."""
     names = list(known)
     return suggest(name, names) or (f" ({label}: {', '.join(names)})" if names else "")
 
 
 def plain(value: object) -> Any:
-    """Return a copy of `value` in the types TOML and JSON share: the ones a config may hold.
+    """Return a copy of `value` in the types that TOML and JSON share.
 
-    Raises:
-        Invalid: nan, inf, an integer beyond 64 bits, NUL or a lone surrogate in a string, a key
-            that is no string, a date, None, or any other object, wherever it lies.
+    Raises Invalid if it contains nan, inf, an integer beyond 64 bits, NUL or a lone surrogate in a
+    string, a key that is no string, a date, None, or any other object.
     """
     match value:
         case bool():
@@ -175,7 +174,7 @@ def plain(value: object) -> Any:
 
 
 def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
-    """Return the items of a table whose keys are usable strings; raise Invalid for another key."""
+    """Return the items of a table; raise Invalid if a key is no string, or an unusable one."""
     for key in table:
         if not isinstance(key, str):
             reject(f"expected a string as the key (got {got(key)})")
@@ -187,7 +186,7 @@ def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def too_deep(value: object) -> bool:
-    """Return whether `value` nests deeper than `MAX_DEPTH`, as one that contains itself does."""
+    """Return whether `value` nests deeper than `MAX_DEPTH`; a cycle does."""
     stack = [(value, 1)]
     while stack:
         item, depth = stack.pop()
@@ -220,5 +219,5 @@ def _finite(value: float) -> float:
 
 
 def _quote(text: str) -> str:
-    # Escaping everything beyond ASCII keeps what would break the line, or the output's encoding.
+    # Unprintable characters are escaped; they could break the line or the output's encoding.
     return json.dumps(text, ensure_ascii=not text.isprintable())

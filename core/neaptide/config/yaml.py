@@ -1,6 +1,6 @@
-"""Reads and writes YAML 1.2 by its core schema, less what can surprise: anchors, tags, merge keys.
+"""Reads and writes YAML by the core schema of YAML 1.2, without anchors, tags and merge keys.
 
-PyYAML's safe loader and dumper with other types: by YAML 1.1 `2e-5` is a string and `no` is false.
+PyYAML's own types follow YAML 1.1, in which `2e-5` is a string and `no` is false.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CORE_SCHEMA = {
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 }
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-# What readers of YAML 1.1 take for something else; quotes keep a written file safe with them too.
+# Words that YAML 1.1 reads as booleans or null; they are written in quotes.
 _WORDS_OF_1_1 = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _ANCHORS = "anchors and aliases (&name, *name) are not read; write the value out"
 _TAGS = "tags such as !!int are not read; write the plain value"
@@ -63,11 +63,11 @@ class _Loader(yaml.SafeLoader):
     def construct_yaml_int(self, node: Any) -> int:
         try:
             return int(node.value, 0 if node.value[:2] in {"0o", "0x"} else 10)
-        except ValueError:  # Python reads no decimal integers of several thousand digits
+        except ValueError:  # Python refuses decimal integers of several thousand digits
             raise yaml.MarkedYAMLError(problem=TOO_LONG, problem_mark=node.start_mark) from None
 
 
-_Loader.yaml_implicit_resolvers = {}  # none of YAML 1.1's
+_Loader.yaml_implicit_resolvers = {}  # remove those of YAML 1.1
 for _name, _pattern in _CORE_SCHEMA.items():
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), None)
 _Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
@@ -79,7 +79,7 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_sequence(self, tag: str, sequence: Any, _: Any = None) -> yaml.SequenceNode:
         node = super().represent_sequence(tag, sequence)
-        # An array is written on one line unless it holds a filled table, however deep.
+        # One line for an array, unless it contains a table that is not empty, at any depth.
         node.flow_style = all(getattr(one, "flow_style", 1) or not one.value for one in node.value)
         return node
 
@@ -89,12 +89,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read a document; an empty one is an empty table. Values stay as YAML has them (null, nan).
+    """Read a document; an empty one is an empty table. Values may be null or nan.
 
-    Raises:
-        ConfigError: with line and column, for a syntax error, a key that is written twice or is no
-            string, an anchor, alias, tag, merge key or second document; for too deep a nesting, or
-            a document that is no table.
+    Raises ConfigError, with line and column where known, for a syntax error, a repeated key, a key
+    that is no string, an anchor, alias, tag, merge key or second document, nesting that is too
+    deep, and a document that is no table.
     """
     try:
         loader = _Loader(text)
@@ -109,7 +108,7 @@ def parse(text: str) -> dict[str, Any]:
     except yaml.reader.ReaderError as error:
         msg = f"the character {error.character:#06x} is not allowed {place(text, error.position)}"
         raise ConfigError(msg) from error
-    except (ValueError, OverflowError) as error:  # of escapes and versions that are no numbers
+    except (ValueError, OverflowError) as error:  # invalid numbers in escapes and versions
         raise ConfigError(shorten(str(error), 200)) from error
     if not isinstance(document, dict):
         msg = f"expected a table (got {got(document)})"
@@ -117,20 +116,8 @@ def parse(text: str) -> dict[str, Any]:
     return document
 
 
-def has_comments(text: str) -> bool:
-    """Return whether there is a comment in a document that `parse` has read."""
-    between, end = "", 0  # what stands outside of keys and values
-    for token in yaml.scan(text, Loader=yaml.SafeLoader):
-        if isinstance(token, yaml.ScalarToken):
-            before, begin, end = end, token.start_mark.index, token.end_mark.index
-            # A block's first line holds its indicator, and after that nothing but a comment.
-            header = text[begin:end].partition("\n")[0] if token.style in {"|", ">"} else ""
-            between += text[before:begin] + header
-    return "#" in between + text[end:]
-
-
 def write(table: Mapping[str, Any]) -> str:
-    """Write a table of plain values, its keys in their order."""
+    """Return a table of plain values as YAML; the order of keys is kept."""
     return yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
 
 

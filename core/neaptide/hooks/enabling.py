@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import config as configs
-from neaptide.config import RunConfig
-from neaptide.config.options import structure_options
+from neaptide.config import RunConfig, structure_options
 from neaptide.errors import ConfigError, suggest
 from neaptide.plugin import PluginSpec
 

@@ -1,4 +1,4 @@
-"""A file that grows by whole lines: kept open, never left with half a line, found again if gone."""
+"""A file that grows by whole lines: kept open, and opened anew if it was moved or deleted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line with its end. Whoever reads a run may leave longer ones out."""
+"""Bytes of a line with its line feed. Readers of a run may skip longer lines."""
 
 
 class AppendedFile:
-    """Appends lines to the file at `path`, each with one write that nothing buffers.
+    """Appends lines to the file at `path`, each with one unbuffered write.
 
-    A kill loses no line, and what a full disk cuts short is taken back. When the file is no longer
-    at its path (the directory was removed, or another file put in its place) it is opened anew.
+    A killed process loses no line. A line that a full disk cuts short is removed. If `path` no
+    longer leads to the open file, the file is opened anew.
     """
 
     def __init__(self, path: Path, header: str = "") -> None:
@@ -28,7 +28,7 @@ class AppendedFile:
         self._file: FileIO | None = None
 
     def append(self, line: str) -> None:
-        """Write `line`, below the header in an empty file; OSError where that cannot be done."""
+        """Write `line`, after the header if the file is empty; raise OSError if that fails."""
         file = self._opened()
         before = os.fstat(file.fileno()).st_size
         text = f"{line}\n" if before or not self._header else f"{self._header}\n{line}\n"

@@ -1,4 +1,4 @@
-"""Any value as JSON can hold it."""
+"""Conversion of any value to plain JSON values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as JSON can hold it: non-finite floats and unknown objects become strings."""
+    """Return `value` in JSON's types: non-finite floats and unknown objects become strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Locks on open files: held until the file is closed, or the process is gone."""
+"""Locks on open files: held until the file is closed or the process ends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import IO, Any
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing is locked there, and who needs a lock is told so
+except ImportError:  # Windows: `lock` returns False
     fcntl = None  # type: ignore[assignment]
 
 
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock `file`; return False where the system has no such locks.
+    """Lock `file`; return False if the system has no such locks.
 
-    Raises BlockingIOError where another process holds it, unless `wait`ing for that one to end.
+    With `wait`, wait until no other process holds the lock; without, raise BlockingIOError.
     """
     if fcntl is None:
         return False

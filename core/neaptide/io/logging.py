@@ -1,7 +1,6 @@
-"""Where events go: to the run's sink, and through the standard logger `neaptide` to the console.
+"""Routes events to the run's sink and, through the standard logger `neaptide`, to the console.
 
-structlog is used without ever being configured, and only the logger `neaptide` is touched: a
-program's own logging stays as it is.
+structlog's global configuration and all other loggers of the program stay unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONSOLE = logging.getLogger("neaptide")
 
 
 class _SinkLogger:
-    """The end of structlog's chain: hands each event to the sink and to the standard logger."""
+    """The logger that structlog wraps: passes each event to the sink and the standard logger."""
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
@@ -57,17 +56,17 @@ class _SinkLogger:
 
 
 def said(error: BaseException) -> str:
-    """Return an error as events tell it: its type and text, in a line of about 300 characters."""
+    """Return an error's type and text for an event, in one line of about 300 characters."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - a stranger's class may raise anything
+    except Exception:  # noqa: BLE001 - the `__str__` of a foreign class may raise anything
         text = ""
     kind = type(error).__name__
     return shorten(f"{kind}: {text}" if text else kind, _LONGEST_ERROR)
 
 
 def readable(event: Mapping[str, Any]) -> str:
-    """Return an event in one line: its name, and the fields that say something."""
+    """Return an event in one line: its name, and each field that is neither None nor empty."""
     fields = [
         f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in event.items()
@@ -86,15 +85,15 @@ def run_logger(sink: Sink | None = None) -> Any:
 
 
 class StderrHandler(logging.Handler):
-    """Writes to whatever stderr is at the time: a live display puts itself in its place."""
+    """Writes to the current `sys.stderr`, which a live display may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; one that cannot be written is lost, whatever it was to say."""
+        """Write a line; a line that cannot be written is lost."""
         stream = Tolerant(sys.stderr)
         try:
             stream.write(f"{self.format(record)}\n")
             stream.flush()
-        except Exception:  # noqa: BLE001 - as every handler: a line that cannot be made ends no run
+        except Exception:  # noqa: BLE001 - as in every handler, no error of formatting ends the run
             self.handleError(record)
 
 
@@ -114,9 +113,9 @@ class JsonFormatter(logging.Formatter):
 
 @contextmanager
 def json_lines(level: int = logging.INFO) -> Iterator[None]:
-    """Write Neaptide's events from `level` on to stderr meanwhile, each as one line of JSON.
+    """Inside the context, write Neaptide's events of at least `level` to stderr as lines of JSON.
 
-    Other handlers get none of them meanwhile.
+    The logger's other handlers get no events until the context ends.
     """
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter())

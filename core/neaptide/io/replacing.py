@@ -1,4 +1,4 @@
-"""Replaces a file as a whole: written beside it, then renamed over it."""
+"""Atomic replacement of a file: write a temporary file beside it, then rename."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Have the file at `path` hold `content`, at every moment and after a crash the old or the new.
+    """Replace the file at `path` by `content`; a crash leaves the old or the new content.
 
-    Raises OSError, and leaves nothing beside the old file then.
+    On an OSError the old file stays and the temporary one is removed.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

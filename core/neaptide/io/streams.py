@@ -1,4 +1,4 @@
-"""Streams that may fail: a reader that has gone, a full disk, a terminal that was closed."""
+"""Streams that may fail: a closed pipe or terminal, a full disk."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import IO, Any
 
 
 def open_missing() -> None:
-    """Give the process the standard streams it was started without (`>&-`): nothing, to nowhere.
+    """Open the null device for each standard stream that the process was started without (`>&-`).
 
-    The descriptors are taken as well, or the next file that is opened would be what libraries
-    print to.
+    Otherwise the next file that is opened would get the descriptor, and libraries print into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - for the process's whole life
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - stays open until the process ends
 
 
 def discard(stream: IO[str]) -> None:
-    """Let everything written to `stream` from here on go nowhere.
+    """Redirect a stream that failed to the null device.
 
-    For a stream that failed: what it could not write is still in its buffer, and would fail once
-    more when Python exits. One without a descriptor (a notebook's, a `StringIO`) is left as it is.
+    Its buffer still holds the text that it could not write; without this, Python's exit would fail
+    on that text again. A stream without a descriptor (a notebook's, a `StringIO`) stays unchanged.
     """
     try:
         descriptor = stream.fileno()
@@ -34,7 +33,7 @@ def discard(stream: IO[str]) -> None:
 
 
 class Tolerant:
-    """A stream that is given up when it fails, so that what watches a run never ends it."""
+    """A stream that is discarded when it fails, so that a failing display never ends a run."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -43,7 +42,7 @@ class Tolerant:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or discard from here on."""
+        """Write `text`; if that fails, discard the stream."""
         try:
             return self._stream.write(text)
         except OSError:
@@ -51,7 +50,7 @@ class Tolerant:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, or discard from here on."""
+        """Flush; if that fails, discard the stream."""
         try:
             self._stream.flush()
         except OSError:

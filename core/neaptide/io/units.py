@@ -1,4 +1,4 @@
-"""Bytes and seconds, written for people."""
+"""Bytes and seconds as readable text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(nbytes: float, digits: int = 1) -> str:
-    """Write bytes for people, with `digits` after the point of a larger unit: `1.5 GiB`."""
+    """Return a number of bytes as text such as `1.5 GiB`; `digits` follow the decimal point."""
     power = _power(nbytes, digits)
     return f"{nbytes / 1024**power:.{digits if power else 0}f} {_UNITS[power]}"
 
 
 def size_of(nbytes: float, limit: float | None) -> str:
-    """Write bytes against a limit, in its unit: `0.42/23.5 GiB`."""
+    """Return bytes and their limit in the limit's unit: `0.42/23.5 GiB`."""
     if limit is None:
         return size(nbytes)
     power = _power(limit, 1)
@@ -22,8 +22,8 @@ def size_of(nbytes: float, limit: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a time for people: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
-    # What a unit rounds up to its whole is written in the next one: 59.97 s is 1:00.
+    """Return a time as text: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
+    # A time that rounds up to the next unit is written in that unit: 59.97 s is 1:00.
     if round(seconds * 1000) < 1000:  # noqa: PLR2004 - a second
         return f"{seconds * 1000:.0f} ms"
     if round(seconds, 1) < 60:  # noqa: PLR2004 - a minute

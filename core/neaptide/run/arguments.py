@@ -1,4 +1,4 @@
-"""What Python code hands to a trainer, checked before anything is done with it."""
+"""Checks of the arguments that Python code passes to a trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_trained(model: object, optimizer: object, stateful: object) -> None:
-    """Raise TypeError unless a trainer can take these."""
+    """Raise TypeError unless these arguments have the types that a trainer needs."""
     if not isinstance(model, torch.nn.Module):
         msg = f"model must be a torch.nn.Module (got {_kind(model)})"
         raise TypeError(msg)
@@ -60,14 +60,14 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 def check_resume(resume: object) -> None:
-    """Raise TypeError unless this can name a checkpoint."""
+    """Raise TypeError unless `resume` is None, a string or a path."""
     if not isinstance(resume, str | os.PathLike | None):
         msg = f"resume must be 'auto' or the path of a checkpoint (got {_kind(resume)})"
         raise TypeError(msg)
 
 
 def phase_named(name: str) -> Phase:
-    """Return a phase; raise ValueError for an unknown name."""
+    """Return a phase by name; raise ValueError if the name is unknown."""
     if name not in PHASES:
         msg = f"phase must be one of {', '.join(PHASES)} (got {name!r}){suggest(str(name), PHASES)}"
         raise ValueError(msg)

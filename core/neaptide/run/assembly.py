@@ -1,4 +1,4 @@
-"""Puts a run together: creates the plugins and has them build model, data and optimizer."""
+"""Assembles a run: creates the plugins, which build model, data and optimizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -> HookManager:
-    """Import the classes, give each its config, and register them all."""
+    """Import the plugins' classes, create each with its config, and register them."""
     created: list[tuple[PluginSpec, Plugin[Any]]] = []
     for spec in ordered:
         cls = load_class(spec)
@@ -47,7 +47,7 @@ def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -
 
 
 def kernel_scope() -> KernelScope:
-    """Open the kernel registry that is installed; PluginError where there is none, or two."""
+    """Open the installed kernel registry; raise PluginError unless there is exactly one."""
     entries = shipped(KERNEL_GROUP)
     if len(entries) != 1:
         found = ", ".join(entry.distribution for entry in entries.values()) or "none"
@@ -73,7 +73,7 @@ def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule
 
 
 def choose_device(name: str, model: nn.Module | None) -> torch.device:
-    """Return the device: the model's own for `auto`, else the first GPU, else the CPU."""
+    """Return the device `name`; `auto` is the model's, otherwise the first GPU, else the CPU."""
     if name == "auto":
         parameter = next(model.parameters(), None) if model is not None else None
         if parameter is not None:
@@ -86,12 +86,12 @@ def choose_device(name: str, model: nn.Module | None) -> torch.device:
 
 
 def is_placed(hooks: HookManager) -> bool:
-    """Return whether a plugin brings the model's parts to the device, instead of the core."""
+    """Return whether a plugin, not the core, moves the model to the device."""
     return any(PLACEMENT in spec.claims for spec in hooks.specs.values())
 
 
 def build_task(config: RunConfig, hooks: HookManager) -> Task:
-    """Build the model `[model]` names; nothing of it is on the device yet."""
+    """Build the model of `[model]`, without moving it to the device."""
     if not config.model.name:
         msg = "name a model: 'builtin:byte-gpt' or 'package.module:factory' @ model.name"
         raise ConfigError(msg)
@@ -105,7 +105,7 @@ def build_task(config: RunConfig, hooks: HookManager) -> Task:
 
 
 def build_data(config: RunConfig, hooks: HookManager) -> Data:
-    """Build the batches `[data]` names."""
+    """Build the batches of `[data]`."""
     if not config.data.name:
         msg = "name the data: 'builtin:python-stdlib' or 'package.module:factory' @ data.name"
         raise ConfigError(msg)
@@ -128,7 +128,7 @@ def build_data(config: RunConfig, hooks: HookManager) -> Data:
 def build_optimizer(
     config: RunConfig, model: nn.Module, hooks: HookManager
 ) -> torch.optim.Optimizer:
-    """Build the optimizer `[optimizer]` names."""
+    """Build the optimizer of `[optimizer]`."""
     section = config.optimizer
     optimizer: torch.optim.Optimizer = hooks.first(
         "configure_optimizer",
@@ -142,9 +142,9 @@ def build_optimizer(
 
 
 def base_ledger(store: ParameterStore, phase: Phase) -> Ledger:
-    """Return what the core itself holds in `phase`, by the spans of the store.
+    """Return the memory of the core in `phase`: weights, gradients, optimizer state, rollback.
 
-    Activations are not in it: they depend on the batch.
+    Activations depend on the batch and are left out.
     """
     spans = store.spans()
     trainable = sum(span.bytes for span in spans if span.trainable)

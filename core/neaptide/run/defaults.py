@@ -1,4 +1,4 @@
-"""The core's own answers to the firstresult hooks: asked last, so that any plugin comes before."""
+"""The core's implementations of the firstresult hooks, called after those of all plugins."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ _default = pluggy.HookimplMarker(PROJECT)(trylast=True)
 
 
 class Defaults:
-    """Plain torch: models and data from `package.module:factory`, torch.optim, resident weights."""
+    """Defaults: models and data from `package.module:factory`, torch.optim, a resident store."""
 
     @_default
     def build_model(self, spec: ModelSpec) -> nn.Module | Task | None:
         """Call the factory with `[model.options]`."""
         if spec.scheme:
             return None
-        built = call_factory(spec.name, spec.options, "model.name")
+        factory = import_factory(spec.name, spec.options, "model.name")
+        built = _called(factory, spec.options, spec.name, "model.name")
         if isinstance(built, tuple) and len(built) == 2:  # noqa: PLR2004 - (module, loss_fn)
             built = Task(*built)
         if not isinstance(built, torch.nn.Module | Task):
@@ -50,7 +51,7 @@ class Defaults:
 
     @_default
     def build_data(self, spec: DataSpec) -> Data | None:
-        """Call the factory with `[data.options]`, and what else of the spec it names."""
+        """Call the factory with `[data.options]` and each setting that it has a parameter for."""
         if spec.scheme:
             return None
         factory = import_factory(spec.name, spec.options, "data.name")
@@ -60,7 +61,7 @@ class Defaults:
             "seed": spec.seed,
         }
         named = {key: value for key, value in known.items() if _takes(factory, key)}
-        built = called(factory, {**named, **spec.options}, spec.name, "data.name")
+        built = _called(factory, {**named, **spec.options}, spec.name, "data.name")
         if isinstance(built, tuple) and len(built) == 2:  # noqa: PLR2004 - (train, validation)
             built = Data(*built)
         elif not isinstance(built, Data):
@@ -77,7 +78,7 @@ class Defaults:
     def configure_optimizer(
         self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        """Build a torch.optim class by its name in any case, or `package.module:Class`."""
+        """Build an optimizer of torch.optim (its name in any case) or of `package.module:Class`."""
         found = _optimizer_class(name)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
@@ -93,37 +94,32 @@ class Defaults:
     def provide_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> ParameterStore:
-        """Keep everything where the module has it."""
+        """Return a ResidentStore, which moves no tensor."""
         return ResidentStore(model, optimizer)
 
     @_default
     def select_phase(self, schedule: PhaseSchedule, history: History) -> Phase:
-        """Follow the fixed cycle of the config."""
+        """Return the phase that the schedule of the config demands."""
         del history
         return schedule.due()
 
 
-def call_factory(name: str, options: Mapping[str, Any], where: str) -> Any:
-    """Import `package.module:factory` and call it with `options`; ConfigError if it has none."""
-    return called(import_factory(name, options, where), options, name, where)
-
-
-def called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
-    """Call `factory` with `options`; what it raises says that `name` was called, for `where`."""
+def _called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
+    """Call `factory` with `options`; note `name` and the setting `where` on its errors."""
     with _naming(name, where):
         return factory(**options)
 
 
 def _takes(factory: Callable[..., Any], argument: str) -> bool:
-    """Return whether `factory` names this argument."""
+    """Return whether `factory` has a parameter of this name."""
     try:
         return argument in inspect.signature(factory).parameters
-    except ValueError:  # a builtin without a signature names none
+    except ValueError:  # a builtin without a signature
         return False
 
 
 def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callable[..., Any]:
-    """Import `package.module:factory`; ConfigError where it is not there or lacks an option."""
+    """Import `package.module:factory`; raise ConfigError if it is missing or lacks an option."""
     factory = import_object(name, where)
     if not callable(factory):
         msg = f"{name!r} must be callable (got {type(factory).__name__}) @ {where}"
@@ -134,7 +130,7 @@ def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callabl
 
 
 def import_object(name: str, where: str) -> Any:
-    """Import `"package.module:attribute"`; ConfigError naming what is missing."""
+    """Import `package.module:attribute`; raise ConfigError with the name that is missing."""
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         msg = f"name it as 'package.module:attribute' (got {name!r}) @ {where}"
@@ -156,7 +152,7 @@ def import_object(name: str, where: str) -> Any:
 
 @contextmanager
 def _naming(called: str, where: str) -> Iterator[None]:
-    """Have what a user's own code raises say what was called, and for which setting."""
+    """Add a note to errors of the user's code: the called name and the setting it came from."""
     try:
         yield
     except SystemExit as error:
@@ -168,7 +164,7 @@ def _naming(called: str, where: str) -> Iterator[None]:
 
 
 def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for the first option `function` does not take, with a suggestion."""
+    """Raise ConfigError for the first option that `function` does not take, with a suggestion."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a builtin without a signature checks its arguments itself
@@ -182,9 +178,9 @@ def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> No
 
 
 def try_optimizer(name: str, lr: float, options: Mapping[str, Any]) -> None:
-    """Make one update of a single 2x2 weight with the optimizer `[optimizer]` names.
+    """Make one update of a 2x2 weight with the optimizer of `[optimizer]`.
 
-    Settings that only fail at the first step fail here with a ConfigError, before a model is built.
+    Settings that fail only at the first step raise ConfigError here, before a model is built.
     """
     found = _optimizer_class(name)
     weight = torch.nn.Parameter(torch.zeros(2, 2))
@@ -224,9 +220,9 @@ def _optimizer_class(name: str) -> Any:
         if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
     }
     known.pop("optimizer")
-    # It asks for a closure that runs the model again; a step here is one forward and backward.
+    # LBFGS needs a closure that runs the model again; a step here is one forward and backward.
     known.pop("lbfgs")
-    # It takes sparse gradients only, which hardly a whole model has.
+    # SparseAdam takes sparse gradients only; hardly any model has only those.
     known.pop("sparseadam")
     if name.lower() not in known:
         msg = (

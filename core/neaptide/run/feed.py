@@ -1,4 +1,4 @@
-"""Endless batches from finite data, and the place in it that a checkpoint keeps."""
+"""Endless batches from finite data, and the position in the data for checkpoints."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Cursor:
-    """Where in the data a run is, for data that cannot say so itself.
+    """The position of a run in data that has no `state_dict`.
 
-    Such data is iterated again from the state of the random generators at the start of the pass,
-    and the batches already used are skipped.
+    To resume, the random state of the start of the pass is restored, the data is iterated anew, and
+    the used batches are skipped.
     """
 
     used: int = 0
-    """Batches taken from the pass in progress."""
+    """Batches taken from the current pass."""
     started_with: dict[str, Any] | None = None
-    """Random state in which the pass began."""
+    """The random state at the start of the pass."""
 
 
 class Feed:
-    """Endless batches from `Data.train`, and their place in it as a tree.
+    """Endless batches from `Data.train`, and the position in it as a tree.
 
-    Raises DataError where the data gives no batch (any more), or raises itself.
+    Iterating raises DataError if the data yields no batch (any more) or raises an error.
     """
 
     def __init__(self, train: Any, state: dict[str, Any] | None) -> None:
@@ -42,7 +42,7 @@ class Feed:
         self._resumable = hasattr(train, "state_dict") and hasattr(train, "load_state_dict")
         self._cursor = Cursor()
         self._given = 0  # by this object, in all passes
-        # Resumable data may stand at the end of a pass: then the first one gives nothing.
+        # Resumable data may be at the end of a pass; its first pass then yields no batch.
         self._may_be_empty = state is not None and self._resumable
         if state is None:
             return
@@ -55,7 +55,7 @@ class Feed:
             self._cursor = Cursor(**state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch taken."""
+        """Return the position after the last batch taken."""
         if self._resumable:
             return {"own": self._train.state_dict()}
         return attrs.asdict(self._cursor, recurse=False)
@@ -108,9 +108,9 @@ class Feed:
 
 
 def guarded(batches: Iterable[Any], kind: str) -> Iterator[Any]:
-    """Iterate over a user's batches; what they raise becomes a DataError that says where.
+    """Iterate over a user's batches; an error becomes a DataError with the batch's number.
 
-    `kind` is what they are for: `"training"` or `"validation"`.
+    `kind` is the use of the batches: `"training"` or `"validation"`.
     """
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         msg = (
@@ -147,9 +147,9 @@ def _keeps_its_type(error: Exception) -> bool:
 
 
 def _described(error: Exception) -> str:
-    """Return an exception in one line: its type, what it says, and the file and line."""
+    """Return an exception in one line: its type, message, file and line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # An exception out of a DataLoader's worker is a whole traceback: its last line says what.
+    # The message of a DataLoader worker's error is a whole traceback; its last line is the error.
     said = f": {lines[-1]}" if lines else ""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}{said} ({Path(frame.filename).name}:{frame.lineno})"

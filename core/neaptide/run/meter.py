@@ -1,4 +1,4 @@
-"""What the process holds now, and its peaks since a mark."""
+"""Measures the memory of the process: now, and peaks since a reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neaptide.api.memory import MemorySample
 
 
 def sample(device: torch.device) -> MemorySample:
-    """Measure now; costs a few microseconds."""
+    """Measure the memory in use now; takes a few microseconds."""
     allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
     return MemorySample(allocated, _resident_bytes())
 
@@ -29,7 +29,7 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _statm() -> int | None:
-    """Return a descriptor that stays open: a tenth of the time it takes to open it anew."""
+    """Return a descriptor that stays open; opening it for each sample takes ten times as long."""
     try:
         return os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:  # not Linux
@@ -37,14 +37,14 @@ def _statm() -> int | None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_statm.cache_clear)  # it tells of the parent
+    os.register_at_fork(after_in_child=_statm.cache_clear)  # it is of the parent's memory
 
 
 class PeakMeter:
-    """Highest device and host bytes since `reset`, where the system keeps such a mark.
+    """Highest device and host bytes since `reset`.
 
-    On Linux the kernel's own high-water mark is reset and read, so short spikes between two
-    samples count; elsewhere the highest sample stands in and says so through `exact_host`.
+    On Linux the host's peak is the kernel's high-water mark, which includes short spikes
+    (`exact_host` is True); elsewhere it is the highest sample.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,7 +64,7 @@ class PeakMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def note(self, memory: MemorySample) -> None:
-        """Take a sample into account."""
+        """Include a sample in the peak."""
         self._sampled = max(self._sampled, memory.host_bytes)
 
     def read(self) -> MemorySample:

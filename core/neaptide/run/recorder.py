@@ -1,4 +1,4 @@
-"""Writes what happens into the run directory, and keeps the peaks by phase for the summary."""
+"""Writes the records of a run into its directory, and keeps memory peaks by phase."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ FACTS_GROUP = "neaptide.facts"
 
 
 class Recorder:
-    """Writes the run directory's files as they fill up, and shows observers what it writes."""
+    """Writes rows, metrics and events as they occur, and passes them to observing plugins."""
 
     def __init__(self, config: RunConfig, origins: Mapping[str, str] | None = None) -> None:
         self._origins = origins
         self._config, self._every = config, config.run.log_every
         self._files = RunDirectory(Path(config.run.dir)) if config.run.dir else None
         self._hooks: HookManager | None = None
-        self._read = False  # whether anybody reads the records
+        self._metrics_read = False
+        self._read = False  # whether a file or a plugin takes records
         self._optimizer: torch.optim.Optimizer | None = None
         self._meter: PeakMeter | None = None
         self._phase: Phase | None = None
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
         self._early: list[MutableMapping[str, Any]] | None = []
-        """Events of the assembly: they wait until it is known whether the run starts anew."""
+        """Events before `begin`, which may delete events.jsonl; written after it."""
         self.summed_up = False
-        """Whether the run has ended with its summary."""
+        """Whether the summary was written, which ends a run."""
         self._started = time.perf_counter()
-        self._recorded = 0  # update whose row is the last one in the file
+        self._recorded = 0  # update of the last row in the file
 
     @property
     def directory(self) -> Path | None:
@@ -64,20 +65,21 @@ class Recorder:
 
     @property
     def checkpoints(self) -> Path | None:
-        """Where the run's checkpoints lie, or None."""
+        """The directory of the run's checkpoints, or None."""
         return self._files.checkpoints if self._files else None
 
     def attach(
         self, hooks: HookManager, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> None:
-        """Begin to show records to `hooks`, and to meter memory peaks on `device`."""
+        """Pass records to `hooks` and measure memory peaks on `device` from now on."""
         self._hooks, self._optimizer = hooks, optimizer
         self._read = self._files is not None or hooks.implements("on_record")
+        self._metrics_read = self._files is not None or hooks.implements("on_metrics")
         if self._files:
             self._meter = PeakMeter(device)
 
     def begin(self, resumed: TrainState | None) -> None:
-        """Prepare the files: continue them where `resumed` stands, or start anew."""
+        """Prepare the files: continue them after the update of `resumed`, or start anew."""
         if resumed is not None and resumed.history.losses:
             self.final_loss = resumed.history.losses[-1]
         if self._files is None:
@@ -97,7 +99,7 @@ class Recorder:
         self._write_early()
 
     def event(self, event: MutableMapping[str, Any]) -> None:
-        """Append to events.jsonl."""
+        """Append an event to events.jsonl."""
         if self._files is None:
             return
         if self._early is None:
@@ -111,7 +113,7 @@ class Recorder:
             self.event(event)
 
     def trained(self, settled: Pending) -> None:
-        """Record an ordinary update, once its loss has reached the host."""
+        """Record an ordinary update, whose loss is read from the device here."""
         self.final_loss = settled.read_loss()
         if self._read and settled.step > self._recorded:
             self._record(
@@ -127,7 +129,7 @@ class Recorder:
             )
 
     def stepped(self, result: StepResult) -> None:
-        """Record an accepted jump and the metrics that are due, and note the peaks."""
+        """Record an accepted jump and the metrics that are due; include the step in the peak."""
         jump = result.jump
         if self._read and jump is not None and jump.accepted:
             self._record(
@@ -143,14 +145,14 @@ class Recorder:
             )
         changed = result.phase is not self._phase
         due = result.step % self._every == 0 and result.outcome is not Outcome.DEFERRED
-        if (changed or due) and (self._files or self._listeners("on_metrics")):
+        if (changed or due) and self._metrics_read:
             self._collect(result)
         if self._meter is not None and result.memory is not None:
             self._meter.note(result.memory)
         self._phase = result.phase
 
     def phase_ends(self, phase: Phase | None) -> None:
-        """Keep the peak of the phase that ends, None before the first, and begin another."""
+        """Keep the peak of the phase that ends (None before the first), and reset the meter."""
         if self._meter is None:
             return
         if phase is not None:
@@ -160,41 +162,36 @@ class Recorder:
         self._meter.reset()
 
     def metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
-        """Append to metrics.jsonl."""
+        """Append values to metrics.jsonl."""
         if not values:
             return
         if self._files:
             self._files.line("metrics.jsonl", {"step": step, "phase": phase.name, **values})
-        hooks = self._listeners("on_metrics")
-        if hooks is not None:
-            hooks.notify("on_metrics", step=step, phase=phase, metrics=dict(values))
+        if self._hooks is not None:
+            self._hooks.notify("on_metrics", step=step, phase=phase, metrics=dict(values))
 
     def forget_evaluation(self, step: int) -> None:
-        """Drop the validation loss recorded for update `step`."""
+        """Remove the validation loss of update `step`."""
         if self._files:
             self._files.forget_evaluation(step)
-
-    def _listeners(self, hook: str) -> HookManager | None:
-        return self._hooks if self._hooks is not None and self._hooks.implements(hook) else None
 
     def _record(self, record: StepRecord) -> None:
         if self._files:
             self._files.row(record)
-        hooks = self._listeners("on_record")
-        if hooks is not None:
-            hooks.notify("on_record", record=record)
+        if self._hooks is not None:
+            self._hooks.notify("on_record", record=record)
 
     def _collect(self, result: StepResult) -> None:
         assert self._hooks is not None, "attached before the first step"
         assert self._optimizer is not None, "attached before the first step"
         lr = self._optimizer.param_groups[0]["lr"]
-        # One that lives on a device is left out: reading it would wait for the device.
+        # A learning rate on a device is left out: reading it would wait for the device.
         rate = {} if getattr(lr, "is_cuda", False) else {"lr": float(lr)}
         collected = self._hooks.collect_metrics(result.step, result.phase)
         self.metrics(result.step, result.phase, {**rate, **collected})
 
     def summary(self, state: TrainState, val_loss: float | None, digest: str) -> Summary:
-        """Return the summary and write summary.json."""
+        """Return the summary and write it to summary.json."""
         self.phase_ends(state.phase)
         summary = Summary(
             {
@@ -215,7 +212,7 @@ class Recorder:
         return summary
 
     def close(self) -> None:
-        """Give the directory back."""
+        """Write waiting events and release the run directory."""
         self._write_early()
         if self._files:
             self._files.close()

@@ -1,4 +1,4 @@
-"""The run directory: one process at a time, rows as they come, files whole after a crash."""
+"""The run directory: locked by one process, and written so that a crash damages no file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from neaptide.api.records import StepRecord
 
 _cells = attrgetter(*COLUMNS)
-_DIGITS = 15  # of a step; a longer number is damage
-_LONGEST_TEXT = 1000  # in a line that is too long
+_DIGITS = 15  # most digits of a step; a longer number is damage
+_LONGEST_TEXT = 1000  # characters of a value in a line that would be too long
 _RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 
 
 class RunDirectory:
-    """Holds the lock on a run directory and writes its files.
+    """Locks a run directory and writes its files.
 
-    A full disk does not end a run: the row is lost with one warning, and the next is tried again.
+    An error of writing (a full disk) loses the row, but not the run; only the first one warns.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,19 +45,19 @@ class RunDirectory:
         self._process = os.getpid()
         self._warned = False
         self._appended: dict[str, AppendedFile] = {}
-        # Looked for now: by the first step the plugins of this run may have files of their own.
+        # Listed now: until the first step, plugins of this run may write files of their own.
         self._earlier = _kept_files(self.path)
 
     def close(self) -> None:
-        """Give the directory back."""
+        """Close the files and release the lock."""
         for file in self._appended.values():
             file.close()
         self._lock.close()
 
     def rewind(self, step: int) -> int:
-        """Drop what was written after update `step`, so that a resumed run continues the files.
+        """Remove all rows and lines after update `step`, so that a resumed run can append.
 
-        Returns the last update that still has a row.
+        Returns the last update that has a row.
         """
         with _prepared(self.path):
             rows = _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
@@ -66,16 +66,16 @@ class RunDirectory:
         return max([0, *(int(_csv_step(row)) for row in rows if ",true," not in row)])
 
     def peaks_of(self, step: int) -> dict[str, MemorySample]:
-        """Return the peaks by phase that a run which ended at update `step` has summed up."""
+        """Return the peaks by phase in the summary of a run that ended at update `step`."""
         try:
             summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
             peaks = summary["peak_bytes"].items() if summary["steps"] == step else ()
             return {phase: MemorySample(**peak) for phase, peak in peaks}
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return {}  # no run ended here, or something else has written the file
+            return {}  # no run ended at this step, or the file is damaged
 
     def forget_evaluation(self, step: int) -> None:
-        """Drop the validation loss of update `step`, which is about to be measured anew."""
+        """Remove the validation loss of update `step`, which will be measured anew."""
         path = self.path / "metrics.jsonl"
 
         def forget() -> None:
@@ -84,10 +84,10 @@ class RunDirectory:
         self._contained(path, forget)
 
     def start_afresh(self) -> Path | None:
-        """Remove the records of an earlier run; its checkpoints must be gone or refused before.
+        """Remove the records of an earlier run, which must have no checkpoints.
 
-        Its report and its plugins' files are moved aside, into the folder `earlier-1` or the next
-        that is free. Returns the folder, None where there was nothing to move.
+        Its report and its plugins' files are moved to a new folder `earlier-N`. Returns the folder,
+        or None if there was nothing to move.
         """
         with _prepared(self.path):
             for name in (*_RECORDS, "origins.json", "summary.json"):
@@ -96,7 +96,8 @@ class RunDirectory:
             earlier = [path for path, file in self._earlier.items() if now.get(path) == file]
             if not earlier:
                 return None
-            aside = _first_free(self.path / f"earlier-{number}" for number in count(1))
+            folders = (self.path / f"earlier-{number}" for number in count(1))
+            aside = next(folder for folder in folders if not os.path.lexists(folder))
             for path in earlier:
                 target = aside / path.relative_to(self.path)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -104,12 +105,12 @@ class RunDirectory:
         return aside
 
     def row(self, record: StepRecord) -> None:
-        """Append a row to steps.csv, of a value that has its columns; None stays empty."""
-        # No cell needs quoting: they are numbers and names of phases.
+        """Append a row to steps.csv; None becomes an empty cell."""
+        # No cell needs quotes: cells are numbers and names of phases.
         self._append("steps.csv", ",".join(map(_cell, _cells(record))))
 
     def line(self, name: str, values: Mapping[str, Any]) -> None:
-        """Append one JSON line to the file `name`; texts are cut where it is too long to read."""
+        """Append one JSON line to the file `name`; if it is too long, its values are shortened."""
         plain = jsonable(values)
         line = json.dumps(plain)
         if len(line) >= LONGEST_LINE:
@@ -129,7 +130,7 @@ class RunDirectory:
 
     def _contained(self, path: Path, write: Callable[[], None]) -> None:
         if os.getpid() != self._process:
-            return  # a forked child: the run, and so its records, is the parent's
+            return  # a forked child: only the parent writes
         try:
             write()
         except OSError as error:
@@ -141,15 +142,11 @@ class RunDirectory:
 
 
 def _kept_files(directory: Path) -> dict[Path, tuple[int, int]]:
-    """Return what tells the report and each file of a plugin from one that replaces it."""
-    # A folder that is a link is somebody's own arrangement, and may lead to another disk.
+    """Return device and inode, by path, of the report and of each file of a plugin."""
+    # A folder that is a link is the user's own, and may be on another disk.
     of_plugins = (path for path in directory.glob("plugins/*/*") if not path.parent.is_symlink())
     stats = {path: path.lstat() for path in (*directory.glob("report.html"), *of_plugins)}
     return {path: (stat.st_dev, stat.st_ino) for path, stat in stats.items()}
-
-
-def _first_free(paths: Iterator[Path]) -> Path:
-    return next(path for path in paths if not os.path.lexists(path))
 
 
 def _cut(value: Any) -> Any:
@@ -186,7 +183,7 @@ def _locked(path: Path) -> IO[str]:
         raise RunDirectoryError(msg) from None
     if not held:
         CONSOLE.warning("this system locks no files: let no other process train in %s", path)
-    with suppress(OSError):  # held all the same: who holds it is for the message above
+    with suppress(OSError):  # the lock is held anyway; the process id is only for the message above
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), f"{os.getpid()}\n".encode())
     return file
@@ -195,7 +192,7 @@ def _locked(path: Path) -> IO[str]:
 def _keep(path: Path, wanted: Callable[[str], bool]) -> list[str]:
     if not path.exists():
         return []
-    # Bytes that are no text come from damage: they are for `wanted` to judge, not to fail on.
+    # Damage may have left bytes that are not UTF-8; `wanted` judges their lines.
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     kept = [line for line in lines if wanted(line)]
     text = "".join(f"{line}\n" for line in kept)
@@ -207,7 +204,7 @@ def _csv_step(line: str) -> float:
     first = line.split(",", 1)[0]
     if first == COLUMNS[0]:
         return -1
-    # A row cut short by a kill has too few commas: it goes, whatever number it starts with.
+    # A row with too few commas was cut by a kill: inf makes the caller remove it.
     whole = first.isdecimal() and len(first) <= _DIGITS and line.count(",") == len(COLUMNS) - 1
     return int(first) if whole else math.inf
 

@@ -1,7 +1,7 @@
-"""The form of what a checkpoint holds: checked whole, before anything of a run is changed.
+"""Checks the form of all sections of a checkpoint before loading changes anything of a run.
 
-The manifest's digests say that bytes are those that were written. This says that they are what this
-Neaptide takes back: every section decodes, and has the names, kinds and shapes it should have.
+The digests in the manifest prove that no byte has changed. These checks prove that this version can
+load the sections: each can be decoded, and has the right names, types and shapes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Number = int | float
 
 @contextmanager
 def formed(loaded: Checkpoint, section: str) -> Iterator[None]:
-    """Raise CheckpointError, naming `section`, for whatever its form raises within."""
+    """Turn any error of the block into a CheckpointError about the form of `section`."""
     try:
         yield
     except CheckpointError:
@@ -42,7 +42,7 @@ def formed(loaded: Checkpoint, section: str) -> Iterator[None]:
 
 
 def small_sections(loaded: Checkpoint) -> dict[str, Any]:
-    """Return `training`, `rng`, `data`, `optimizer` and `buffers`, checked."""
+    """Check and return `training`, `rng`, `data`, `optimizer` and `buffers`."""
     checks = {
         "training": _check_training,
         "rng": rng.rehearse,
@@ -59,7 +59,7 @@ def small_sections(loaded: Checkpoint) -> dict[str, Any]:
 
 
 def check_large_sections(loaded: Checkpoint, store: ParameterStore, plugins: Iterable[str]) -> None:
-    """Check `gradients`, `plugins` and `extra`, none of whose tensors are read for it."""
+    """Check `gradients`, `plugins` and `extra` without reading their tensors."""
     with formed(loaded, "gradients"):
         _check_gradients(loaded.outline("gradients"), store)
     with formed(loaded, "plugins"):

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, how it is put together, and how it is taken back."""
+"""Saving a run to a checkpoint, and loading it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from neaptide.api import rng
 from neaptide.checkpoint import store as checkpoints
-from neaptide.checkpoint.digests import digest as digest_of
 from neaptide.checkpoint.safetensors_header import TensorItem
 from neaptide.config import unstructure
 from neaptide.errors import WrongCheckpointError
@@ -21,6 +20,7 @@ from .saved_form import check_large_sections, formed, small_sections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from torch import nn
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from neaptide.loop.state import TrainState
 
 _FREE = ("run", "train.device", "eval")
-"""Settings that may differ on resume: they do not change what is computed."""
+"""Settings that may differ on resume, as they do not change the computation."""
 
 
 @attrs.frozen(eq=False)
 class Parts:
-    """Everything of a run that has state."""
+    """All parts of a run that have state."""
 
     model: nn.Module
     store: ParameterStore
@@ -44,16 +44,16 @@ class Parts:
     state: TrainState
     config: RunConfig
     extra: Mapping[str, Any]
-    """The user's own objects with `state_dict` and `load_state_dict`."""
+    """The user's objects with `state_dict` and `load_state_dict`, by name."""
 
 
 @contextmanager
 def sections(parts: Parts, data: Any) -> Iterator[dict[str, Any]]:
-    """Lend all state but the weights, as trees by section."""
+    """Yield all state except the weights, as trees by section."""
     state = parts.state
     with parts.store.compute(), parts.store.optimizer_state() as optimizer:
         yield {
-            "buffers": dict(buffers(parts.model)),
+            "buffers": dict(parts.model.named_buffers()),
             "gradients": _gradients(parts.store) if state.accumulation.pieces else {},
             "optimizer": optimizer,
             "training": state.state_dict(),
@@ -68,7 +68,7 @@ def sections(parts: Parts, data: Any) -> Iterator[dict[str, Any]]:
 
 
 def save(directory: Path, parts: Parts, data: Any) -> Path:
-    """Write a checkpoint of everything into `directory`, atomically."""
+    """Write a checkpoint of all parts into `directory`, atomically."""
     store = parts.store
     with sections(parts, data) as trees:
         trees["config"] = unstructure(parts.config)
@@ -85,12 +85,11 @@ def save(directory: Path, parts: Parts, data: Any) -> Path:
 
 
 def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
-    """Take a checkpoint back into `parts`; return the data's state.
+    """Load a checkpoint into `parts`; return the data's state.
 
-    Before anything is touched it raises CheckpointError when the checkpoint is damaged or a section
-    is not of the form that is saved, and its WrongCheckpointError when there is none or it
-    belongs to another config, model or set of plugins; `allow_changes` lets the config and plugins
-    differ.
+    Before anything is changed, raises CheckpointError if the checkpoint is damaged or a section has
+    another form than `save` writes, and WrongCheckpointError if there is none or it is of another
+    config, model or set of plugins. With `allow_changes` the config and plugins may differ.
     """
     loaded = checkpoints.load(directory)
     with formed(loaded, "manifest"):
@@ -101,12 +100,15 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     weights, small = loaded.tensors("weights"), small_sections(loaded)
     _check_weights(weights, parts.store)
     _check_optimizer(small["optimizer"], parts.store.optimizer)
-    _check_buffers(small["buffers"], dict(buffers(parts.model)), allow_changes=allow_changes)
+    _check_buffers(small["buffers"], dict(parts.model.named_buffers()), allow_changes=allow_changes)
     both = loaded.manifest.facts["plugins"].keys() & parts.hooks.plugins.keys()
     check_large_sections(loaded, parts.store, both)
 
     store = parts.store
-    _leave_phase(parts)
+    # Plugins that hold weights in another form in this phase restore them: the saved may differ.
+    phase, parts.state.phase = parts.state.phase, None
+    if phase is not None:
+        parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
     _load_tensors(parts, weights, small["buffers"], loaded.section("gradients"))
     with store.compute():
         store.load_optimizer_state_dict(small["optimizer"])
@@ -120,13 +122,6 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
             parts.extra[name].load_state_dict(state)
     rng.restore(small["rng"])
     return small["data"]
-
-
-def _leave_phase(parts: Parts) -> None:
-    # Who has weights in another form in this phase puts them back: it may not be the saved one.
-    phase, parts.state.phase = parts.state.phase, None
-    if phase is not None:
-        parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
 
 
 def _load_tensors(
@@ -143,7 +138,7 @@ def _load_tensors(
         if span.name in gradients:
             with store.loan(span, "write", of="gradient") as gradient:
                 gradient.copy_(gradients[span.name])
-    for name, buffer in buffers(parts.model):
+    for name, buffer in parts.model.named_buffers():
         if name in saved_buffers:
             buffer.copy_(saved_buffers[name])
 
@@ -151,8 +146,8 @@ def _load_tensors(
 def digest(parts: Parts, data: Any) -> str:
     """Return the sha256 of weights, buffers, optimizer, plugins, schedule, RNG and data cursor.
 
-    Two runs that computed the same have the same digest: times are no part of it, nor are plugins
-    and objects of the user without state.
+    Runs with equal computations have equal digests: times, and plugins and objects of the user
+    without state, are left out.
     """
     store = parts.store
     with sections(parts, data) as trees:
@@ -161,8 +156,8 @@ def digest(parts: Parts, data: Any) -> str:
         weights = {}
         for span in store.spans():
             with store.loan(span, "read") as weight:
-                weights[span.name] = digest_of(weight)
-        return digest_of({**trees, "weights": weights})
+                weights[span.name] = checkpoints.digest(weight)
+        return checkpoints.digest({**trees, "weights": weights})
 
 
 def _of_plugin(name: str, where: str, call: Callable[[], Any]) -> Any:
@@ -171,11 +166,6 @@ def _of_plugin(name: str, where: str, call: Callable[[], Any]) -> Any:
     except BaseException as error:
         blame(error, name, where)
         raise
-
-
-def buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return every buffer with its name, non-persistent ones too, for exactness."""
-    return list(model.named_buffers())
 
 
 def _gradients(store: ParameterStore) -> dict[str, torch.Tensor]:
@@ -234,11 +224,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def _check_weights(weights: Any, store: ParameterStore) -> None:
     spans = {span.name: span for span in store.spans()}
-    saved = set(weights)
-    for name in sorted(saved ^ spans.keys()):
-        where = "the checkpoint" if name in saved else "the model"
-        msg = f"parameter {name!r} is only in {where}; load it into the model it was saved from"
-        raise WrongCheckpointError(msg)
+    _check_names("parameter", weights.keys(), spans.keys())
     for name, span in spans.items():
         dtype, shape = weights.info(name)
         if (dtype, tuple(shape)) != (span.dtype, span.shape):
@@ -247,6 +233,13 @@ def _check_weights(weights: Any, store: ParameterStore) -> None:
                 f"{span.shape} in the model"
             )
             raise WrongCheckpointError(msg)
+
+
+def _check_names(kind: str, saved: AbstractSet[str], here: AbstractSet[str]) -> None:
+    for name in sorted(saved ^ here):
+        where = "the checkpoint" if name in saved else "the model"
+        msg = f"{kind} {name!r} is only in {where}; load it into the model it was saved from"
+        raise WrongCheckpointError(msg)
 
 
 def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
@@ -258,7 +251,7 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
             f"build it the same way"
         )
         raise WrongCheckpointError(msg)
-    # Classes differ in their settings; one more that was saved came from a scheduler.
+    # Optimizer classes differ in their settings; a scheduler may have added more to the saved.
     for group, settings in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         missing = sorted(settings.keys() - group.keys())
         if missing:
@@ -272,11 +265,8 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
 def _check_buffers(
     saved: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor], *, allow_changes: bool
 ) -> None:
-    for name in sorted(saved.keys() ^ here.keys()):
-        if not allow_changes:  # another plugin may have brought or taken it
-            where = "the checkpoint" if name in saved else "the model"
-            msg = f"buffer {name!r} is only in {where}; load it into the model it was saved from"
-            raise WrongCheckpointError(msg)
+    if not allow_changes:  # other plugins may have added or removed buffers
+        _check_names("buffer", saved.keys(), here.keys())
     for name in sorted(saved.keys() & here.keys()):
         if saved[name].shape != here[name].shape:
             msg = (

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """What a trainer and a fit drive. Assembly that fails undoes what it has done.
+    """One run, driven by `HybridTrainer` and `Fit`; if assembly fails, it is undone.
 
-    `ordered` are the enabled plugins in resolved order; `build` makes model and loss, once they
-    exist. Without `optimizer` the config's is built. The rest is as in `HybridTrainer`.
+    `ordered` are the enabled plugins in resolved order; `build` makes model and loss once the
+    plugins exist. Without `optimizer`, the config's is built. The rest is as in `HybridTrainer`.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Session:
         self.config = config
         self.recorder = Recorder(config, origins)
         self.data_state: Any = None
-        """The place in the data, as a checkpoint keeps it."""
+        """The position in the data, as saved in checkpoints."""
         self.error: BaseException | None = None
-        """What ends the run: what the last step raised, or the user's own code."""
+        """The error that ends the run, of the last step or of the user's code."""
         self._closed = self._begun = self._loaded = self._stepping = False
         self._kernels: KernelScope | None = None
         if config.train.deterministic:
@@ -97,7 +97,11 @@ class Session:
             run=self.run,
         )
         hooks.notify(
-            "on_run_start", run=self.run, model=self.model, store=self.store, probe=self._probe
+            "on_run_start",
+            run=self.run,
+            model=self.model,
+            store=self.store,
+            probe=self._probe,
         )
         self.recorder.attach(hooks, self.store.optimizer, device)
         self.loop = Loop(
@@ -122,16 +126,14 @@ class Session:
     def _probe(self, batch: Any) -> float:
         return self.loop.probe(batch)
 
-    # -- training -------------------------------------------------------------------------------
-
     def begin(self) -> None:
-        """Prepare the run directory, before the first step; idempotent."""
+        """Prepare the run directory before the first step. Idempotent."""
         if not self._begun:
             self._begun = True
             self.recorder.begin(self.state if self._loaded else None)
 
     def step(self, batch: Any, phase: str | None = None) -> StepResult:
-        """Train on one batch, after a jump where one is due; `phase` forces the choice."""
+        """Train on one batch, after a jump if one is due; `phase` overrides the schedule."""
         if self._closed:
             msg = "this trainer is closed; make a new one"
             raise RuntimeError(msg)
@@ -149,14 +151,12 @@ class Session:
             raise
         finally:
             self._stepping = False
-        self.error = None  # whatever an earlier step raised, the run went on
+        self.error = None  # the run continued after an earlier step's error
         self.recorder.stepped(result)
         return result
 
-    # -- state ----------------------------------------------------------------------------------
-
     def save(self, directory: Path) -> Path:
-        """Write a checkpoint, inside what plugins put around it."""
+        """Write a checkpoint, inside the plugins' middleware `around_save`."""
         path: Path = self._save(directory=directory)
         return path
 
@@ -164,19 +164,17 @@ class Session:
         return saving.save(directory, self._parts, self.data_state)
 
     def load(self, directory: Path, *, allow_changes: bool) -> None:
-        """Take a checkpoint back."""
+        """Load a checkpoint."""
         self._check_not_stepping("load")
         self.data_state = saving.load(directory, self._parts, allow_changes=allow_changes)
         self._begun, self._loaded = False, True
 
     def digest(self) -> str:
-        """Return the sha256 over everything a result may depend on."""
+        """Return the sha256 of all state that a result may depend on."""
         return saving.digest(self._parts, self.data_state)
 
-    # -- end ------------------------------------------------------------------------------------
-
     def close(self) -> None:
-        """End the run, by `error` if there is one. Idempotent."""
+        """End the run, with `error` as the reason if it is set. Idempotent."""
         if not self._closed:
             self._check_not_stepping("close")
             try:
@@ -204,7 +202,7 @@ class Session:
         if hasattr(self, "store"):
             try:
                 self.store.close()
-            except BaseException as failed:  # noqa: BLE001 - raised with the others below
+            except BaseException as failed:  # noqa: BLE001 - raised below
                 errors.append(failed)
         if self._kernels is not None:
             self._kernels.close()
@@ -215,7 +213,7 @@ class Session:
 
 
 _users: list[tuple[bool, bool]] = []
-"""torch's setting as the user had it, once for every deterministic session that lives."""
+"""The user's setting of torch (mode, warn only), one entry per open deterministic session."""
 
 
 def _begin_deterministic() -> None:
@@ -231,7 +229,7 @@ def _end_deterministic() -> None:
 
 
 def _log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) -> None:
-    """Write the event of a run that failed, or was closed; whoever saw a signal told of it."""
+    """Log that the run failed or was closed; `Fit` has logged a stop by a signal."""
     if error is None:
         if closed:
             log.info("run.closed", step=step)
@@ -240,12 +238,12 @@ def _log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) 
 
 
 def _raise_teardown(errors: list[BaseException], error: BaseException | None) -> None:
-    """Raise what went wrong at the end of a run, or note it on the error that ended the run."""
+    """Raise the errors of a teardown, or add them as a note to the error that ended the run."""
     if not errors:
         return
     msg = "plugins failed while the run ended"
     interrupts = [one for one in errors if not isinstance(one, Exception)]
-    if interrupts:  # a Ctrl-C, say, is not to be hidden in a group
+    if interrupts:  # such as Ctrl-C, which a group would hide
         interrupts[0].add_note(f"{msg}: {errors}")
         raise interrupts[0]
     if error is None:

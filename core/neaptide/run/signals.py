@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM ask the run to save and stop; a second one leaves at once."""
+"""SIGINT and SIGTERM make a run save and stop; a second signal ends the process at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_END = b"\0"  # in the pipe, where no signal has this number
+_END = b"\0"  # ends `_watch`; no signal has this number
 _ACTIVE: set[int] = set()  # the pipe's writing end, while signals are caught
 
 
-class Interrupted(NeaptideError):  # noqa: N818 - not a fault: the run was asked to stop, and saved
+class Interrupted(NeaptideError):  # noqa: N818 - no fault: the run was saved
     """The run stopped at a signal after saving; `exit_code` is 128 + the signal's number."""
 
     def __init__(self, received: int, message: str) -> None:
@@ -29,7 +29,7 @@ class Interrupted(NeaptideError):  # noqa: N818 - not a fault: the run was asked
 
 
 class StopRequest:
-    """Whether a signal has arrived."""
+    """Signal handler that notes the first signal in `received`."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -45,10 +45,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM meanwhile and put the handlers back afterwards.
+    """Catch SIGINT and SIGTERM inside the context.
 
-    A second signal ends the process at once, without saving, with status 128 + its number.
-    Outside the main thread Python cannot install handlers: then nothing is caught.
+    A second signal ends the process at once, without saving, with status 128 + its number. Outside
+    the main thread no signal is caught, as Python cannot install handlers there.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -65,8 +65,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @contextmanager
 def _leave_at_the_second() -> Iterator[None]:
-    # Python runs handlers between two bytecodes of the main thread, which may be minutes away in a
-    # kernel or in a read that hangs. The number of a signal is written to this pipe at once.
+    # Python runs a handler between two bytecodes of the main thread: during a long kernel or a
+    # blocked read that is minutes late. The signal's number is written to this pipe at once.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -78,7 +78,7 @@ def _leave_at_the_second() -> Iterator[None]:
     finally:
         _ACTIVE.discard(writing)
         signal.set_wakeup_fd(before)
-        os.write(writing, _END)  # closing it would not end the watch: forked workers hold it too
+        os.write(writing, _END)  # closing is not enough: forked workers have it open, too
         watch.join()
         os.close(writing)
         os.close(reading)
@@ -97,7 +97,7 @@ def _watch(reading: int) -> None:
 
 
 def _forget_in_child() -> None:
-    # Or a Ctrl-C, which a terminal sends to the workers of a loader as well, would count twice.
+    # A terminal sends Ctrl-C to forked workers, too; with the pipe it would count twice.
     if _ACTIVE:
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from neaptide.run.resident.layout import is_dense
+from neaptide.run.resident.storages import is_dense
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
 _CODED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

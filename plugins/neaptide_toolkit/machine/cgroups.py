@@ -1,4 +1,4 @@
-"""What the control groups around this process (cgroup v1 and v2) leave it of memory and CPU."""
+"""Memory and CPU limits of this process's control groups (cgroup v1 and v2)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import attrs
 
 ROOT = Path("/")
 _UNLIMITED = 1 << 62
-"""cgroup v1 writes the largest multiple of a page below 2^63 where there is no limit."""
+"""cgroup v1 writes the largest multiple of a page below 2^63 to mean no limit."""
 
 
 @attrs.frozen
 class MemoryGroup:
-    """The tightest of the groups that limit memory, in bytes."""
+    """The tightest memory limit of all groups, in bytes."""
 
     limit: int
-    """The smallest limit of all groups this process is in."""
+    """The smallest limit of the groups this process is in."""
     room: int
-    """What may still be allocated before one is full; file cache that can be dropped is room."""
+    """Bytes that can be allocated before a group is full; droppable file cache counts as free."""
 
 
 @attrs.frozen
@@ -27,7 +27,7 @@ class Mount:
     """A line of `/proc/self/mountinfo`."""
 
     source: str
-    """The directory of the file system that is mounted, `/` for all of it."""
+    """The mounted directory of the file system; `/` is the whole file system."""
     point: str
     kind: str
     """The file system's type, such as `ext4`."""
@@ -35,11 +35,7 @@ class Mount:
 
 
 def memory(root: Path = ROOT) -> MemoryGroup | None:
-    """Return the tightest memory limit, or None where no group limits it.
-
-    Args:
-        root: the directory that holds `proc` and `sys`.
-    """
+    """Return the tightest memory limit, or None; `root` holds `proc` and `sys`."""
     limits, rooms = [], []
     for group in _groups(root, "memory"):
         limit, room = _memory_of(group)
@@ -49,13 +45,13 @@ def memory(root: Path = ROOT) -> MemoryGroup | None:
 
 
 def cpus(root: Path = ROOT) -> float | None:
-    """Return the smallest CPU quota, in CPUs, or None where no group sets one."""
+    """Return the smallest CPU quota, in CPUs, or None if no group sets one."""
     quotas = [_quota_of(group) for group in _groups(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def mounts(root: Path = ROOT) -> list[Mount]:
-    """Return what is mounted, in order; nothing where `/proc` is not there."""
+    """Return all mounts in the order of mounting; empty without `/proc`."""
     found = []
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
@@ -82,7 +78,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
 
 
 def _own_paths(root: Path) -> dict[str, str]:
-    """Return the process's group by v1 controller; `""` stands for the v2 hierarchy."""
+    """Return the process's group by v1 controller; the key `""` is the v2 hierarchy."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -91,7 +87,7 @@ def _own_paths(root: Path) -> dict[str, str]:
 
 
 def _below(path: str, source: str) -> str:
-    # In a container the mount may begin at the container's own group, or show another's.
+    # In a container the mount may begin at the container's own group, or at another group.
     prefix = source.rstrip("/")
     inside = path == prefix or path.startswith(f"{prefix}/")
     return path[len(prefix) :].strip("/") if inside and ".." not in path else ""
@@ -111,7 +107,7 @@ def _memory_of(group: Path) -> tuple[int | None, int | None]:
         limit = _bytes(group / "memory.limit_in_bytes")
         used, unused_key = _bytes(group / "memory.usage_in_bytes"), "total_inactive_file"
     statistics = _statistics(group / "memory.stat")
-    # Groups above the one that a container shows are seen in this line only.
+    # A container does not show the groups above its own; only this line has their limit.
     inherited = statistics.get("hierarchical_memory_limit", _UNLIMITED)
     smallest = min(_UNLIMITED if limit is None else limit, inherited)
     if smallest >= _UNLIMITED:
@@ -141,7 +137,7 @@ def _bytes(path: Path) -> int | None:
 
 
 def _lines(path: Path) -> list[str]:
-    # The kernel escapes spaces and line feeds in names, but nothing else that splits for Python.
+    # Not splitlines: the kernel escapes line feeds in names, but not Python's other line ends.
     return list(filter(None, (_text(path) or "").split("\n")))
 
 

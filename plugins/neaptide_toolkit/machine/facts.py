@@ -1,6 +1,7 @@
-"""Facts about this machine: processor, memory, Python, torch and its devices. No torch until asked.
+"""Facts about this machine: processor, memory, Python, torch and its devices.
 
-Nothing here raises for what cannot be found out: it is None, or missing from a list.
+A fact that cannot be found out is None, or missing from a list; it raises nothing. torch is
+imported by `torch_facts` and `facts` only.
 """
 
 from __future__ import annotations
@@ -20,29 +21,27 @@ from neaptide.hooks.registry import installed_plugins
 
 try:
     import resource
-except ImportError:  # Windows: a process has no such limits there
+except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
 from . import cgroups
 
-_MAIN_REQUIREMENTS = ("torch", "numpy", "triton")
-
 
 @attrs.frozen
 class Processor:
-    """The CPUs: what is there, and how much of it this process may use."""
+    """The machine's CPUs, and how much of them this process may use."""
 
     model: str | None
     count: int | None
     """Logical CPUs of the machine."""
     affinity: int | None
-    """Those this process may run on."""
+    """Logical CPUs this process may run on."""
     quota: float | None
-    """CPUs' worth of time the tightest cgroup grants; None without a limit."""
+    """CPU time per second that the tightest cgroup grants, in CPUs; None without a limit."""
 
     @property
     def usable(self) -> float | None:
-        """Return how many CPUs' worth of time there is for this process."""
+        """Return the CPU time per second that this process can use, in CPUs."""
         known = [float(n) for n in (self.affinity or self.count, self.quota) if n]
         return min(known, default=None)
 
@@ -53,15 +52,15 @@ class Memory:
 
     total: int | None
     available: int | None
-    """What can be allocated without swapping, by the system's own estimate."""
+    """Bytes that can be allocated without swapping, as the system estimates."""
     group: cgroups.MemoryGroup | None
     """The tightest cgroup limit; None without one."""
     swap_total: int | None
     swap_free: int | None
     locked_limit: int | None
-    """How much a process may lock (RLIMIT_MEMLOCK); None without a limit."""
+    """Bytes a process may lock (RLIMIT_MEMLOCK); None without a limit."""
     process_room: int | None = None
-    """What RLIMIT_DATA and RLIMIT_AS leave this process; None without them."""
+    """Bytes that RLIMIT_DATA and RLIMIT_AS still allow this process; None without them."""
 
     @property
     def limit(self) -> int | None:
@@ -70,14 +69,14 @@ class Memory:
 
     @property
     def room(self) -> int | None:
-        """Return what this process can still allocate, within its own limits and its cgroup's."""
+        """Return the bytes this process can still allocate within its and its cgroup's limits."""
         group = self.group.room if self.group else None
         return _smallest(self.available, group, self.process_room)
 
 
 @attrs.frozen
 class Gpu:
-    """One CUDA (or ROCm) device, by torch's index."""
+    """One CUDA (or ROCm) device; `index` is torch's."""
 
     index: int
     name: str
@@ -88,20 +87,20 @@ class Gpu:
 
 @attrs.frozen
 class Torch:
-    """The imported torch and what it finds."""
+    """The imported torch and the GPUs it finds."""
 
     version: str
     build: str
-    """`CPU`, `CUDA 13.0` or `ROCm 6.4`: what it was compiled for."""
+    """The platform torch was compiled for: `CPU`, `CUDA 13.0` or `ROCm 6.4`."""
     threads: int
-    """Threads of one CPU operation."""
+    """Threads that one CPU operation uses."""
     gpus: tuple[Gpu, ...]
     problem: str | None
-    """Why a build for GPUs finds none of them; None otherwise."""
+    """The reason why a build for GPUs finds no GPU; None otherwise."""
 
 
 def processor(root: Path = cgroups.ROOT) -> Processor:
-    """Return the CPUs; `root` holds `proc` and `sys`."""
+    """Return facts about the CPUs; `root` holds `proc` and `sys`."""
     affinity = None
     if hasattr(os, "sched_getaffinity"):
         affinity = len(os.sched_getaffinity(0))
@@ -109,7 +108,7 @@ def processor(root: Path = cgroups.ROOT) -> Processor:
 
 
 def memory(root: Path = cgroups.ROOT) -> Memory:
-    """Return the host's memory; `root` holds `proc` and `sys` of the cgroups."""
+    """Return facts about the host's memory; `root` holds `proc` and `sys` of the cgroups."""
     total = available = swap_total = swap_free = None
     with suppress(OSError, RuntimeError, ValueError, KeyError):  # psutil without /proc
         now = psutil.virtual_memory()
@@ -154,30 +153,31 @@ def driver_version(root: Path = cgroups.ROOT) -> str | None:
 
 
 def torch_facts(*, initialize: bool = True) -> Torch:
-    """Import torch and return what it finds; raises whatever its import raises.
+    """Import torch and return facts about it; raise any error of the import.
 
-    GPUs are looked for where CUDA is in use already, or if it may be initialized for it.
+    GPUs are counted if CUDA is initialized already, or if `initialize` permits to do it.
     """
-    import torch  # noqa: PLC0415 - this module is for those who read without it, too
+    import torch  # noqa: PLC0415 - the other facts need no torch
 
     version = torch.version
     hip = getattr(version, "hip", None)
     build = f"ROCm {hip}" if hip else f"CUDA {version.cuda}" if version.cuda else "CPU"
     gpus: tuple[Gpu, ...] = ()
     problem = None
-    if build != "CPU" and (initialize or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # torch leaves it so
+    if build != "CPU" and (initialize or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # torch has no types here
         try:
-            torch.cuda.current_device()  # initializes, or says why it cannot
-            gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count()))
+            torch.cuda.current_device()  # initializes CUDA; the error says why that fails
+            properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+            gpus = tuple(_gpu(index, found) for index, found in enumerate(properties))
         except (RuntimeError, AssertionError) as error:
             problem = str(error).strip().partition("\n")[0]
     return Torch(str(torch.__version__), build, torch.get_num_threads(), gpus, problem)
 
 
 def facts() -> dict[str, Any]:
-    """Return what a run records of its machine, as JSON can hold it; imports torch.
+    """Import torch and return the content of a run's machine.json.
 
-    Nothing in it names the host, a user or a path. A run on the CPU leaves CUDA alone: no GPUs.
+    It names no host, user or path. A run on the CPU does not initialize CUDA: no GPUs are listed.
     """
     framework = attrs.asdict(torch_facts(initialize=False))
     gpus = framework.pop("gpus")
@@ -185,7 +185,7 @@ def facts() -> dict[str, Any]:
 
 
 def host_facts() -> dict[str, Any]:
-    """Return the part of `facts` that needs no torch."""
+    """Return the part of `facts` that does not need torch."""
     ram = memory()
     return {
         "python": platform.python_version(),
@@ -203,10 +203,10 @@ def host_facts() -> dict[str, Any]:
 
 
 def distributions() -> dict[str, str]:
-    """Return the versions of neaptide, torch, numpy, triton and all that ship a plugin, by name."""
+    """Return the versions of neaptide, torch, numpy, triton and each plugin's distribution."""
     shipping = (found.distribution.split() for found in installed_plugins().installed.values())
     plugins = dict(shipped for shipped in shipping if len(shipped) == len(("name", "version")))
-    named = {name: installed(name) for name in ("neaptide", *_MAIN_REQUIREMENTS)}
+    named = {name: installed(name) for name in ("neaptide", "torch", "numpy", "triton")}
     return {**plugins, **{name: version for name, version in named.items() if version}}
 
 
@@ -218,10 +218,7 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def _gpu(index: int) -> Gpu:
-    import torch  # noqa: PLC0415 - as above
-
-    found = torch.cuda.get_device_properties(index)
+def _gpu(index: int, found: Any) -> Gpu:
     return Gpu(index, found.name, int(found.total_memory), f"{found.major}.{found.minor}")
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from neaptide.renamed import missing_in
 from neaptide.run.resident.evicted import (
+    ALIGNMENT,
     Evictions,
     InRam,
     Moved,
@@ -11,12 +12,11 @@ from neaptide.run.resident.evicted import (
     places,
     rebind,
 )
-from neaptide.run.resident.layout import ALIGNMENT, BufferLayout, Place
 from neaptide.run.resident.lending import evictable_state, evictable_weights, lent_entry
-from neaptide.run.resident.pages import lies_in_slab, mapped_slabs, slab_bytes
+from neaptide.run.resident.pages import mapped_slabs
 from neaptide.run.resident.storages import as_bytes, evictable, tensors_in, users
 
-from .host_memory import PIECE, Slab
+from .host_memory import PIECE, Slab, lies_in_slab, slab_bytes
 from .lanes import (
     DONE,
     Lane,
@@ -28,6 +28,7 @@ from .lanes import (
     current,
     lane_for,
 )
+from .layout import BufferLayout, Place
 
 __all__ = [
     "ALIGNMENT",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from neaptide.io.units import size as written
-from neaptide.run.resident.pages import Pages, mapped
+from neaptide.run.resident.pages import Pages, mapped, mapped_slabs
 from neaptide.text import called
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 PIECE = 4 * 2**30
 """Bytes registered at a time, where there are places to cut."""
@@ -140,6 +140,17 @@ class _RegisteredPages(Pages):
 
     def __del__(self) -> None:
         self._unregister()
+
+
+def slab_bytes(beyond: Container[object] = ()) -> int:
+    """Return the bytes of all pages that are mapped now, except those in `beyond`."""
+    return sum(len(pages) for pages in mapped_slabs() if pages not in beyond)
+
+
+def lies_in_slab(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory is in pages that are mapped now."""
+    address = tensor.data_ptr()
+    return any(pages.address <= address < pages.address + len(pages) for pages in mapped_slabs())
 
 
 def _ends(size: int, cuts: Iterable[int], piece: int) -> Iterator[int]:

@@ -18,6 +18,8 @@ from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 from neaptide_toolkit.files import COMMENTS, write_new
 
+from .comments import has_comments
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -63,7 +65,7 @@ def convert(
         with _naming(source, "in"):
             _check(table)
     remarks: list[dict[str, Any]] = []
-    notes = [COMMENTS] if read_as.has_comments(text) else []
+    notes = [COMMENTS] if has_comments(text, read_as.name) else []
     if from_ is not None:
         from .foreign import translate  # noqa: PLC0415 - most conversions do without
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neaptide.config import Layer, by_suffix, from_env, from_files, from_preset, from_sets, merge
+from neaptide.config import by_suffix
+from neaptide.config.layers import Layer, from_env, from_files, from_preset, from_sets, merge
 from neaptide.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""The default parameter store: everything stays on the device."""
+"""The default parameter store, which leaves every tensor on the device."""

@@ -1,4 +1,4 @@
-"""Tensors that are off the device for a while: the move to RAM and back, and who has to wait."""
+"""Evicted tensors: moving their storages to RAM and back."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 
 from neaptide.text import called, one_line
 
-from .layout import ALIGNMENT, is_dense
 from .pages import Pages, mapped
-from .storages import as_bytes, moved_in
+from .storages import as_bytes, is_dense, moved_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,21 +18,25 @@ if TYPE_CHECKING:
     from neaptide.api.spans import Evictable, Refuge, SharedStorage
 
 
+ALIGNMENT = 256
+"""Bytes; CUDA's own allocator aligns to as many, so that no kernel takes a slower path."""
+
+
 @attrs.define(eq=False)
 class Moved:
-    """One storage's bytes on the host, and the tensors that lie there."""
+    """One storage's bytes on the host, and the tensors that use them."""
 
     host: torch.Tensor
     """uint8 `[bytes]`, a view of the buffer."""
     tensors: tuple[torch.Tensor, ...]
     firsts: tuple[int, ...]
-    """The first element of each in its storage."""
+    """Each tensor's storage offset, in elements."""
     device: torch.device
 
     __repr__ = one_line
 
     def put_back(self, storage: torch.UntypedStorage) -> None:
-        """Let the tensors lie in `storage`, but for those that were given other memory since."""
+        """Rebind the tensors to `storage`, except those that got other memory since."""
         here = self.host.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity
         for tensor, first in zip(self.tensors, self.firsts, strict=True):
             if tensor.untyped_storage()._cdata == here:  # noqa: SLF001 - as above
@@ -50,9 +53,9 @@ def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
 
 
 def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Moved]) -> None:
-    """Let the tensors lie in `flat`, which holds their bytes at `places`; note them in `into`.
+    """Rebind the tensors to `flat`, which holds their bytes at `places`; add them to `into`.
 
-    All of them or, where this raises or is interrupted, none.
+    If this raises or is interrupted, no tensor is rebound.
     """
     offsets, _ = places(storages)
     into += [
@@ -77,7 +80,7 @@ def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Mov
 
 
 class InRam:
-    """The refuge of a store that is given none: pageable memory, copied while everybody waits."""
+    """The default refuge: pageable RAM, with synchronous copies."""
 
     readable = True
 
@@ -88,7 +91,7 @@ class InRam:
         return called(self, f"{len(self._moved)} storages")
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Copy the storages to a buffer of their own, whose pages live as long as its tensors."""
+        """Copy the storages to a new buffer, whose pages live as long as its tensors."""
         offsets, size = places(storages)
         _, flat = mapped(size, Pages)
         for offset, shared in zip(offsets, storages, strict=True):
@@ -96,7 +99,7 @@ class InRam:
         rebind(storages, flat, self._moved)
 
     def give_back(self) -> None:
-        """Copy them back. Raises what allocating raises; call it again for those still away."""
+        """Copy the storages back; if an allocation raises, another call moves the others."""
         while self._moved:
             moved = self._moved[-1]
             room = torch.empty(moved.host.nbytes, dtype=torch.uint8, device=moved.device)
@@ -105,36 +108,36 @@ class InRam:
 
 
 class Evictions:
-    """What a store has evicted. State comes back before the optimizer steps or loads."""
+    """A store's evicted tensors. State is moved back before the optimizer steps or loads."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._homes: dict[torch.Tensor, torch.device] = {}
         self._state: list[Refuge] = []
         self._open: list[Callable[[], None]] = []
-        """What brings evicted weights back."""
+        """Functions that move evicted weights back."""
         self._hooks: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return called(self, f"{len(self._homes)} weights", f"{len(self._state)} of state")
 
     def __contains__(self, weight: torch.Tensor) -> bool:
-        """Return whether a weight is away."""
+        """Return whether a weight is evicted."""
         return weight in self._homes
 
     def home(self, weight: torch.Tensor) -> torch.device:
-        """Return the device on which a weight is, or was before it left."""
+        """Return the device of a weight, or its device before it was evicted."""
         return self._homes.get(weight, weight.device)
 
     def weights(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
-        """Send weights away; return what brings them back."""
+        """Evict weights; return a function that moves them back."""
         kept = refuge or InRam()
         homes = {each: each.device for shared in found.storages for each in shared.tensors}
         kept.take(found.storages)
         self._homes |= homes
 
         def back() -> None:
-            if homes:  # called again, it leaves alone what was evicted since
+            if homes:  # a second call must not move weights evicted since
                 kept.give_back()
                 for each in homes:
                     del self._homes[each]
@@ -146,7 +149,7 @@ class Evictions:
         return back
 
     def state(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
-        """Send state away; return what brings it back, if it is not back before."""
+        """Evict state; return a function that moves it back, unless that has happened already."""
         kept = refuge or InRam()
         kept.take(found.storages)
         self._state.append(kept)
@@ -165,7 +168,7 @@ class Evictions:
         return back
 
     def close(self) -> None:
-        """Bring everything back, and let go of the optimizer."""
+        """Move everything back and remove the hooks from the optimizer."""
         self._all_back()
         for back in reversed(tuple(self._open)):
             back()
@@ -173,7 +176,7 @@ class Evictions:
             self._hooks.pop()()
 
     def show(self, *_: object) -> None:
-        """Bring back what cannot be read where it is."""
+        """Move back the state in refuges whose tensors cannot be read."""
         self._all_back(readable=False)
 
     def _all_back(self, *_: object, readable: bool = True) -> None:
@@ -182,7 +185,7 @@ class Evictions:
                 self._back(refuge)
 
     def _back(self, refuge: Refuge) -> None:
-        self._state.remove(refuge)  # first: giving back may ask for loans
+        self._state.remove(refuge)  # before `give_back`, which may lend state and so return here
         try:
             refuge.give_back()
         except BaseException:
@@ -191,7 +194,7 @@ class Evictions:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether `tensor` is a plain one over all of its memory, whoever else may see that."""
+    """Return whether `tensor` is a plain one that uses all of its storage; views may share it."""
     if type(tensor.data) is not torch.Tensor or tensor.layout != torch.strided:
         return False
     own = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""The optimizer's state of one parameter as a loan, and what of a store may be evicted."""
+"""Loans of the optimizer's state of one parameter, and the storages that can be evicted."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ def lent_entry(
 ) -> Iterator[dict[str, Any]]:
     """Lend the optimizer's entry of `parameter`: itself, or copies of its tensors on `on`.
 
-    A parameter without one gets it when something was written; one that is left empty goes.
+    After writing, a new entry is added to the optimizer, and an empty one is removed.
     """
     entry: dict[str, Any] = optimizer.state.get(parameter, {})
     lent = entry if mode == "write" else dict(entry)
     if on is not None:
-        lent = {key: _on(value, on) for key, value in entry.items()}
+        lent = {
+            key: value.to(on) if isinstance(value, torch.Tensor) else value
+            for key, value in entry.items()
+        }
     yield lent
     if mode == "read":
         return
@@ -41,9 +44,8 @@ def lent_entry(
         for key, value in lent.items():
             before = entry.get(key)
             if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor):
-                lent[key] = (
-                    before.copy_(value) if _alike(before, value) else value.to(before.device)
-                )
+                alike = (before.shape, before.dtype) == (value.shape, value.dtype)
+                lent[key] = before.copy_(value) if alike else value.to(before.device)
         entry.clear()
         entry.update(lent)
     if entry:
@@ -55,7 +57,7 @@ def lent_entry(
 def evictable_state(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], away: Evictions
 ) -> Evictable:
-    """Return the storages with the state of `parameters` on the device where each belongs."""
+    """Return the storages with state of `parameters` that is on the parameter's device."""
     own = dict.fromkeys(parameters)
     tensors = [
         tensor
@@ -71,11 +73,3 @@ def evictable_state(
 def evictable_weights(parameters: Iterable[nn.Parameter]) -> Evictable:
     """Return the storages of plain weights."""
     return evictable(each for each in parameters if type(each.data) is torch.Tensor)
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -1,4 +1,4 @@
-"""The storages in which tensors lie, and whether nothing else lies there."""
+"""Storages of tensors, and whether any other tensor uses them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import nn
 from neaptide.api.spans import Evictable, SharedStorage
 
 SMALLEST = 1024
-"""Bytes; a smaller tensor of an optimizer's state stays: moving it costs more than it frees."""
+"""Bytes; smaller state of an optimizer is not evicted: moving it costs more than it frees."""
 
 _SHARED = "used by other tensors, too"
 _ALIGNED = 64
-"""Bytes to which torch aligns what it allocates on a CPU."""
+"""Bytes to which torch aligns its allocations on a CPU."""
 _HANDLE = 1
-"""What `users` is asked with uses the storage, too."""
+"""Users of a storage that `users` itself adds: its argument."""
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer)
 
@@ -27,10 +27,10 @@ _NOT_STATE = (nn.Module, torch.optim.Optimizer)
 def evictable(
     tensors: Iterable[torch.Tensor], others: Iterable[torch.Tensor] = (), smallest: int = 0
 ) -> Evictable:
-    """Return the storages that `tensors` share with nobody, at least `smallest` bytes each.
+    """Return the storages of at least `smallest` bytes that only `tensors` use.
 
-    A tensor of another layout than strided stays, and so does memory that any other tensor uses, or
-    one of `others`.
+    Left out are storages that any other tensor (also one of `others`) uses, and tensors whose
+    layout is not strided.
     """
     foreign = {_identity(tensor) for tensor in others if _has_storage(tensor)}
     members: dict[int, dict[int, torch.Tensor]] = {}
@@ -56,9 +56,9 @@ def evictable(
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:
     """Yield each tensor once: in mappings, sequences, sets, attributes and wrapper tensors.
 
-    A module or another optimizer that the state refers to is not looked into.
+    Modules and optimizers in the tree are skipped.
     """
-    seen: dict[int, object] = {}  # the objects themselves, so that no id is used again
+    seen: dict[int, object] = {}  # keeps the objects alive, so that no id is reused
     queue = deque([tree])
     while queue:
         value = queue.popleft()
@@ -74,15 +74,15 @@ def tensors_in(tree: object) -> Iterator[torch.Tensor]:
 
 
 def users(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors use `storage`, in all of the process; saved for backward included."""
-    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no other way to ask
+    """Return how many tensors of the process use `storage`, those saved for backward included."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no public way
     return count - _HANDLE
 
 
 def moved_in(tensor: torch.Tensor, storage: torch.UntypedStorage, first: int) -> None:
-    """Let `tensor` begin at the element `first` of another storage; shape and strides stay.
+    """Rebind `tensor` to another storage from its element `first` on; shape and strides stay.
 
-    It remains the same object, and so do its views' ties to it.
+    `tensor` remains the same object and the base of its views.
     """
     with torch.no_grad():
         there = torch.empty(0, dtype=tensor.dtype, device=storage.device)
@@ -91,13 +91,24 @@ def moved_in(tensor: torch.Tensor, storage: torch.UntypedStorage, first: int) ->
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return all of a storage as uint8 `[nbytes]`."""
+    """Return a whole storage as uint8 `[nbytes]`."""
     with torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill their memory without gaps and overlaps, in any order."""
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
 def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors of which a wrapper subclass consists; none for any other."""
+    """Return the inner tensors of a wrapper subclass; none for other tensors."""
     flatten: Any = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return []
@@ -111,7 +122,7 @@ def _children(value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         return (*value.keys(), *value.values())
     sequence = isinstance(value, list | tuple | set | frozenset | deque)
-    found: list[object] = list(value) if sequence else []  # type: ignore[call-overload]  # just asked
+    found: list[object] = list(value) if sequence else []  # type: ignore[call-overload]  # `sequence` is true
     found.extend(getattr(value, "__dict__", {}).values())
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -121,11 +132,11 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _shared(tensors: list[torch.Tensor]) -> SharedStorage:
-    # A base that only its views keep alive is one more tensor in the storage.
+    # A base that only its views keep alive is one more tensor that uses the storage.
     bases = {
         id(base): base
         for tensor in tensors
-        if (base := tensor._base) is not None  # noqa: SLF001 - torch names no other way
+        if (base := tensor._base) is not None  # noqa: SLF001 - as above
         and _identity(base) == _identity(tensor)
     }
     own = {id(tensor) for tensor in tensors}
@@ -134,11 +145,10 @@ def _shared(tensors: list[torch.Tensor]) -> SharedStorage:
 
 
 def _held(shared: SharedStorage) -> str | None:
-    """Return why a storage cannot go."""
+    """Return why a storage cannot be evicted; None if it can."""
     if any(t.is_conj() or t.is_neg() or t.is_inference() for t in shared.tensors):
         return "of tensors that cannot be rebound"
-    # Asking whether a storage can be resized would not do: `numpy()`, which writing a checkpoint
-    # calls, makes it fixed for good.
+    # Not `resizable()`: `numpy()`, which saving a checkpoint calls, makes it False for ever.
     on_cpu = shared.storage.device.type == "cpu"
     if on_cpu and (shared.storage.is_shared() or shared.storage.data_ptr() % _ALIGNED):
         return "in memory that is not torch's own"
@@ -152,5 +162,5 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def _identity(tensor: torch.Tensor) -> int:
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - two handles have one
+    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - equal for all handles of a storage
     return identity

@@ -1,4 +1,4 @@
-"""The default store: weights, gradients and optimizer state stay where the module has them."""
+"""The default parameter store."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ONE = torch.ones(())
 
 
 class ResidentStore(ParameterStore):
-    """The default: weights, gradients and optimizer state stay where the module has them."""
+    """The default store: weights, gradients and optimizer state stay on the module's device."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
-        self._found = torch.zeros(1)  # of the finite check, which only ever adds to it
+        self._found = torch.zeros(1)  # found_inf of the finite check, which only adds to it
         self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
         self._ordered = [self.parameters[name] for name in sorted(self.parameters)]
         self._evicted = Evictions(optimizer)
@@ -42,7 +42,7 @@ class ResidentStore(ParameterStore):
         return [self._span(parameter, device) for parameter in self.names]
 
     def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
-        # Asked for after every update; all that a user may still change is compared each time.
+        # Called after every update; spans are cached until a fact that a user may change differs.
         away = parameter in self._evicted
         now = (
             parameter.requires_grad,
@@ -75,7 +75,7 @@ class ResidentStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend the parameter's own tensor, or a copy on `on` that is written back."""
+        """Lend the parameter's tensor itself, or a copy on `on` that is written back."""
         parameter = self.parameters[span.name]
         if of == "gradient":
             if parameter.grad is None:
@@ -101,13 +101,13 @@ class ResidentStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's own entry, or a copy on `on` that is written back."""
+        """Lend the optimizer's entry itself, or a copy on `on` that is written back."""
         self._evicted.show()
         with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
             yield state
 
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
-        """Return the storages in which only weights, or only state, of `spans` lie."""
+        """Return the storages that only weights, or only state, of `spans` use."""
         parameters = dict.fromkeys(self.parameters[span.name] for span in spans)
         if of == "state":
             return evictable_state(self.optimizer, parameters, self._evicted)
@@ -122,18 +122,18 @@ class ResidentStore(ParameterStore):
         of: Leaves = "weight",
         refuge: Refuge | None = None,
     ) -> Callable[[], None]:
-        """Move what is `evictable` to the refuge; the rest stays."""
+        """Move the storages that are `evictable` to the refuge; the others stay."""
         send = self._evicted.state if of == "state" else self._evicted.weights
         return send(self.evictable(spans, of=of), refuge)
 
     def close(self) -> None:
-        """Bring back what is still evicted."""
+        """Move all evicted tensors back."""
         self._evicted.close()
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
-        """Leave the parameter a single NaN for all its elements.
+        """Replace the parameter's memory by a single NaN for all elements.
 
-        Who still holds its memory, as a state dict does, has the values of now.
+        Other holders of that memory, such as a state dict, keep the present values.
         """
         parameter = self.parameters[span.name]
         if parameter in self._evicted or parameter in self._kept or not is_whole(parameter):
@@ -143,14 +143,14 @@ class ResidentStore(ParameterStore):
         self._kept[parameter] = keeper
 
         def back() -> None:
-            if self._kept.get(parameter) is keeper:  # called again, it has nothing newer
+            if self._kept.get(parameter) is keeper:  # a second call does nothing
                 parameter.data = keeper.read()
                 del self._kept[parameter]
 
         return back
 
     def step(self) -> None:
-        """Let the optimizer update every weight, those that are kept for the update only."""
+        """Make the optimizer update every weight; kept ones are materialized for the update."""
         lent: list[tuple[nn.Parameter, Keeper]] = []
         try:
             for parameter, keeper in self._kept.items():
@@ -163,7 +163,7 @@ class ResidentStore(ParameterStore):
                 parameter.data = _hollow(parameter)
 
     def notify_update(self, change: Change) -> None:
-        """Call every callback without a loan a span: the weights are where they are."""
+        """Call every callback with each weight, without the cost of a loan per span."""
         if not self._on_update:
             return
         with torch.no_grad():
@@ -184,7 +184,7 @@ class ResidentStore(ParameterStore):
             parameter.grad = None
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm, in a few fused launches instead of a loan a span."""
+        """Return the global L2 norm, in a few fused launches instead of a loan per span."""
         gradients = self._gradients()
         if any(map(_is_slow_fused, gradients)):
             return total_norm(list(map(norm_of, gradients)))
@@ -196,13 +196,13 @@ class ResidentStore(ParameterStore):
         return total_norm(norms)
 
     def has_nonfinite_gradients(self) -> bool:
-        """Look at every gradient: on a CPU in one fused call, elsewhere through their norm."""
+        """Check every gradient: on a CPU in one fused call, elsewhere through the norm."""
         gradients = self._gradients()
         if False in [gradient.is_cpu for gradient in gradients]:
             return super().has_nonfinite_gradients()
         found = self._found
         try:
-            # The gradient scaler's own check; multiplying by one leaves every value as it is.
+            # The check of torch's GradScaler; multiplying by one changes no value.
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, _ONE)
         except NotImplementedError:  # sparse and complex gradients
             self._found = torch.zeros(1)
@@ -216,7 +216,7 @@ class ResidentStore(ParameterStore):
         return [grad for parameter in self._ordered if (grad := parameter.grad) is not None]
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
-        """Multiply the gradients in fused launches, one group a device."""
+        """Multiply the gradients in fused launches, one group per device."""
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for parameter in self._ordered:
             if parameter.grad is not None:
@@ -226,14 +226,11 @@ class ResidentStore(ParameterStore):
 
 
 def _hollow(parameter: nn.Parameter) -> torch.Tensor:
-    """Return what has a parameter's shape, dtype and device, and next to no memory.
-
-    NaN, so that whoever computes with it in spite of that does not do so unnoticed.
-    """
+    """Return one NaN expanded to a parameter's shape, so that using it is noticed."""
     one = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
     return one.expand(parameter.shape)
 
 
 def _is_slow_fused(gradient: torch.Tensor) -> bool:
-    # The fused norm takes no sparse gradients, and on a CPU it reads bf16 ten times slower.
+    # The fused norm does not support sparse gradients, and is ten times slower for bf16 on a CPU.
     return gradient.is_sparse or (gradient.is_cpu and gradient.dtype.itemsize < 4)  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""Where each tensor of a group lies in one flat buffer of bytes."""
+"""The place of each tensor of a group in one flat buffer of bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.run.resident.evicted import ALIGNMENT
+from neaptide.run.resident.storages import is_dense
 from neaptide.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-ALIGNMENT = 256
-"""Bytes; what CUDA's own allocator aligns to, so that no kernel takes a slower path."""
 
 
 @attrs.frozen
@@ -75,14 +74,3 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
         strides.append(step)
         step *= max(1, size)
     return strides[::-1]
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill their memory without gaps or overlaps, in any order."""
-    step = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != step:
-                return False
-            step *= size
-    return True

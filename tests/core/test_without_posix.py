@@ -72,7 +72,7 @@ def test_every_module_is_imported(tmp_path: Path) -> None:
 def test_a_run_has_its_directory_and_says_that_nothing_holds_it(tmp_path: Path) -> None:
     status, errors = said(RUNNING, tmp_path)
     assert "finished" == status
-    warning = f"this system locks no files: let no other process train in {tmp_path / 'run'}"
+    warning = f"this system has no file locks: do not start a second process in {tmp_path / 'run'}"
     assert 1 == errors.count(warning)
     assert {"steps.csv", "summary.json", "machine.json"} <= {
         path.name for path in (tmp_path / "run").iterdir()

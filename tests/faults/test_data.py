@@ -171,8 +171,7 @@ def test_what_is_no_iterable_is_one_line() -> None:
     with trainer, pytest.raises(DataError) as caught:
         trainer.fit(7)  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "the training data is no iterable of batches: 'int' object is not iterable; pass a list "
-        "or a DataLoader"
+        "the training data is not iterable (got 'int'); pass a list or a DataLoader"
     )
 
 

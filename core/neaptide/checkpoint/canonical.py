@@ -81,7 +81,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> Any:
-    msg = f"{constant} is not a number of JSON"
+    msg = f"{constant} is not a JSON number"
     raise ValueError(msg)
 
 

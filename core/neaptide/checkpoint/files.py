@@ -110,7 +110,7 @@ class Writer:
         Raises CheckpointError if `check_name` refuses the name, or it is taken.
         """
         if name in self._files:
-            msg = f"a checkpoint has one file {name!r}; choose another name"
+            msg = f"the checkpoint already has a file {name!r}; choose another name"
             raise CheckpointError(msg)
         self._files[name] = HashedFile(self._directory / check_name(name))
         return self._files[name]

@@ -185,9 +185,7 @@ def _entry(name: str, value: Any, where: str) -> TensorEntry:
 
 
 def _not_described(name: str, where: str) -> CheckpointError:
-    return CheckpointError(
-        f"{where}: tensor {name!r:.100}: dtype, shape and offsets are no description of a tensor"
-    )
+    return CheckpointError(f"{where}: tensor {name!r:.100}: invalid dtype, shape or offsets")
 
 
 def _check_layout(entries: Mapping[str, TensorEntry], size: int, where: str) -> None:

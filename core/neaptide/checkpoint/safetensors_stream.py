@@ -68,7 +68,7 @@ def _write_tensor(file: Sink, one: TensorItem) -> None:
     with one.load() as tensor:
         if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
             was, should = _kind(tensor.dtype, tensor.shape), _kind(one.dtype, one.shape)
-            msg = f"tensor {one.name!r} is {was}, but was announced as {should}"
+            msg = f"tensor {one.name!r} is {was}, but its item declares {should}"
             raise CheckpointError(msg)
         for piece in pieces(tensor):
             file.write(piece)

@@ -121,7 +121,7 @@ def _tagged(tag: str, body: Any, get_tensor: GetTensor, depth: int) -> Any:
     try:
         return _DECODE[tag](body)
     except (ValueError, TypeError, KeyError, struct.error) as error:
-        msg = f"a saved state holds {body!r:.100} as {tag!r}, which stands for nothing"
+        msg = f"a saved state holds {body!r:.100} as {tag!r}, which is invalid"
         raise CheckpointError(msg) from error
 
 
@@ -163,7 +163,7 @@ def _original(name: str) -> str | int:
         return name[1:]
     if _INT_KEY.fullmatch(name):
         return int(name[1:])
-    msg = f"a saved state has the key {name!r:.100}, which stands for nothing"
+    msg = f"a saved state has the invalid key {name!r:.100}"
     raise CheckpointError(msg)
 
 

@@ -85,5 +85,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _refuse_empty(given: Sequence[str]) -> None:
     if "" in given:
-        msg = "one of the arguments is empty (a variable that is not set?)"
+        msg = "an argument is empty (an unset shell variable?)"
         raise ConfigError(msg)

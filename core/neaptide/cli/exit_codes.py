@@ -26,13 +26,13 @@ def explained(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     text = one_line(str(error))
     if isinstance(error, CycloptsError):
-        missing = "its metadata, which names the verbs, is missing; pip install neaptide"
+        missing = "Neaptide's metadata, which lists the verbs, is missing; pip install neaptide"
         way_out = "see neaptide --help" if shipped(GROUP) else missing
         return f"{text.rstrip(' .,')}; {way_out}", _USAGE
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted while no update was under way", _INTERRUPTED
+        return "interrupted outside of an update", _INTERRUPTED
     if is_out_of_memory(error):
-        text = f"out of memory: {text or 'the host has no more'}"
+        text = f"out of memory: {text or 'the host has none left'}"
         advice = "lower train.batch_size, or enable a plugin that saves memory"
         return f"{text}; {advice}", _OUT_OF_MEMORY
     traceback.print_exception(error)

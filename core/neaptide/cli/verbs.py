@@ -35,7 +35,7 @@ def add_verbs(app: App, given: Sequence[str] = ()) -> None:
     absent: set[str] = set()
     for name, entry in entries.items():
         if not _NAME.fullmatch(name):
-            CONSOLE.warning("%s: no verb can be called %r", entry.distribution, name)
+            CONSOLE.warning("%s: %r cannot name a verb", entry.distribution, name)
         elif first not in known or first == name.partition(".")[0]:
             _add(app, name, entries, absent)
 
@@ -50,7 +50,7 @@ def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[
             if part not in home or path in absent:
                 absent.add(path)
                 last = part
-                msg = f"there is no verb {path!r} for it to be below"
+                msg = f"its parent verb {path!r} does not exist"
                 raise PluginError(msg)  # noqa: TRY301 - reported below
             owner = entries[path].distribution if path in entries else owner
             home = home[part]

@@ -77,7 +77,7 @@ def read_text(path: str | Path) -> str:
     content = _content(Path(path))
     by_suffix(Path(path))
     if len(content) > MAX_FILE_BYTES:
-        msg = "larger than 1 MiB, which no configuration is"
+        msg = "larger than 1 MiB, the most for a configuration"
         raise ConfigError(msg)
     try:
         return content.decode("utf-8-sig")  # -sig: without a byte order mark

@@ -183,7 +183,7 @@ def _attrs(value: Any, cls: Any) -> Any:
 def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
     section = isinstance(field.type, type) and attrs.has(field.type)
     if value is None and field.default is not None and not section:
-        reject("there is no null here; leave the key out for its default")
+        reject("null is not allowed; leave the key out for its default")
     return structure_as(value, Any if field.type is None else field.type)
 
 

@@ -25,7 +25,7 @@ def offered() -> tuple[dict[str, str], dict[str, str]]:
         try:
             package = one.load()
             if not hasattr(package, "__path__"):
-                msg = f"{one.target!r} is no package"
+                msg = f"{one.target!r} is not a package"
                 raise PluginError(msg)  # noqa: TRY301 - reported below
             entries = [entry for entry in files(package).iterdir() if entry.name.endswith(".toml")]
         except (PluginError, OSError) as error:

@@ -42,7 +42,7 @@ def check_trained(model: object, optimizer: object, stateful: object) -> None:
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Raise ConfigError unless the optimizer can train the model."""
     if isinstance(optimizer, torch.optim.LBFGS):
-        msg = "LBFGS runs the model several times a step, which a Neaptide step does not; use AdamW"
+        msg = "LBFGS runs the model several times a step, which a run does not support; use AdamW"
         raise ConfigError(msg)
     named = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, tensor in named if torch.nn.parameter.is_lazy(tensor)]

@@ -52,7 +52,7 @@ def kernel_scope() -> KernelScope:
     if len(entries) != 1:
         found = ", ".join(entry.distribution for entry in entries.values()) or "none"
         msg = (
-            f"plugins bring kernels, and exactly one distribution must have an entry point of "
+            f"plugins register kernels: exactly one distribution must have an entry point of "
             f"{KERNEL_GROUP!r} (got {found})"
         )
         raise PluginError(msg)

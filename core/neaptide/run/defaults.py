@@ -156,7 +156,7 @@ def _naming(called: str, where: str) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        msg = f"{called!r} left Python with SystemExit({error.code!r}) @ {where}"
+        msg = f"{called!r} raised SystemExit({error.code!r}) @ {where}"
         raise NeaptideError(msg) from error
     except Exception as error:
         error.add_note(f"raised by {called!r} @ {where}")

@@ -113,17 +113,15 @@ def guarded(batches: Iterable[Any], kind: str) -> Iterator[Any]:
     `kind` is the use of the batches: `"training"` or `"validation"`.
     """
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
-        msg = (
-            f"the {kind} data is no iterable of batches: {type(batches).__name__!r} object is not "
-            f"iterable; pass a list or a DataLoader"
-        )
+        found = type(batches).__name__
+        msg = f"the {kind} data is not iterable (got {found!r}); pass a list or a DataLoader"
         raise DataError(msg)
     try:
         iterator = iter(batches)
     except Exception as error:
         if _keeps_its_type(error):
             raise
-        msg = f"the {kind} data raised {_described(error)} when its batches were asked for"
+        msg = f"the {kind} data raised {_described(error)} before its first batch"
         raise DataError(msg) from error
     return _guarded(iterator, kind)
 

@@ -87,7 +87,7 @@ class Recorder:
         if resumed is None:
             moved = self._files.start_afresh()
             if moved is not None:
-                CONSOLE.warning("files of an earlier run's plugins and its report are in %s", moved)
+                CONSOLE.warning("report and plugins' files of an earlier run are now in %s", moved)
         else:
             self._recorded = self._files.rewind(resumed.step)
             self._phase = (resumed.pending or resumed.schedule).phase

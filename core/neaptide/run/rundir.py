@@ -182,7 +182,7 @@ def _locked(path: Path) -> IO[str]:
         msg = f"another process (pid {holder}) trains in {path}; wait for it or set run.dir"
         raise RunDirectoryError(msg) from None
     if not held:
-        CONSOLE.warning("this system locks no files: let no other process train in %s", path)
+        CONSOLE.warning("this system has no file locks: do not start a second process in %s", path)
     with suppress(OSError):  # the lock is held anyway; the process id is only for the message above
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), f"{os.getpid()}\n".encode())

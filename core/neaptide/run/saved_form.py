@@ -35,8 +35,8 @@ def formed(loaded: Checkpoint, section: str) -> Iterator[None]:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         msg = (
-            f"cannot load checkpoint {loaded.directory}: section {section!r} is not of the form "
-            f"that is saved ({said:.200}); load an older checkpoint"
+            f"cannot load checkpoint {loaded.directory}: section {section!r} has an invalid form "
+            f"({said:.200}); load an older checkpoint"
         )
         raise CheckpointError(msg) from error
 
@@ -84,7 +84,7 @@ def _check_training(tree: Any) -> None:
             _check_accumulation(waiting)
             _check_pending(pending)
         case _:
-            msg = "not the state of a run's training"
+            msg = "not the state of a training"
             raise ValueError(msg)
 
 
@@ -92,7 +92,7 @@ def _check_accumulation(tree: dict[Any, Any]) -> None:
     fields = {"pieces", "reference", "weight", "loss"}
     numbers = all(isinstance(value, _Number | torch.Tensor) for value in tree.values())
     if tree.keys() != fields or not numbers or not isinstance(tree["pieces"], int):
-        msg = f"an accumulation has the numbers {sorted(fields)}"
+        msg = f"an accumulation must have exactly the numbers {sorted(fields)}"
         raise ValueError(msg)
 
 
@@ -109,7 +109,7 @@ def _check_pending(tree: Any) -> None:
             **more,
         } if phase in PHASES and not more:
             return
-    msg = "not an update whose loss is still to be read"
+    msg = "not a pending update"
     raise ValueError(msg)
 
 
@@ -123,7 +123,7 @@ def _check_data(tree: Any) -> None:
             if started is not None:
                 rng.rehearse(started)
             return
-    msg = "not a place in the data"
+    msg = "not a position in the data"
     raise ValueError(msg)
 
 
@@ -164,7 +164,7 @@ def _check_plugins(tree: Any, expected: Iterable[str]) -> None:
 
 def _mapping(tree: Any) -> Mapping[Any, Any]:
     if not isinstance(tree, Mapping):
-        msg = f"{type(tree).__name__} where there should be a mapping"
+        msg = f"expected a mapping (got {type(tree).__name__})"
         raise TypeError(msg)
     return tree
 
@@ -172,7 +172,7 @@ def _mapping(tree: Any) -> Mapping[Any, Any]:
 def _names(tree: Any) -> Mapping[str, Any]:
     for key in _mapping(tree):
         if not isinstance(key, str):
-            msg = f"the key {key!r} is no name"
+            msg = f"expected a string as the key (got {key!r})"
             raise TypeError(msg)
     return _mapping(tree)
 

@@ -45,8 +45,8 @@ def test_negative_zero_keeps_its_sign() -> None:
     [
         (b'{"a": 1, "a": 2}', "a key occurs twice"),
         (b'[{"b": {"a": 1, "a": 1}}]', "a key occurs twice"),
-        (b"NaN", "NaN is not a number of JSON"),
-        (b"[-Infinity]", "-Infinity is not a number of JSON"),
+        (b"NaN", "NaN is not a JSON number"),
+        (b"[-Infinity]", "-Infinity is not a JSON number"),
         (b"1e400", "1e400 overflows"),
         (b"", "Expecting value"),
         (b"{} {}", "Extra data"),

@@ -184,11 +184,11 @@ def test_wider_dtypes_come_first_so_that_all_are_aligned(tmp_path: Path) -> None
         (resident("x", torch.zeros([1] * 65)), "65 dimensions, at most 64"),
         (
             TensorItem("x", torch.float32, (2,), resident("x", torch.zeros(3)).load),
-            r"is float32 \[3\], but was announced as float32 \[2\]",
+            r"is float32 \[3\], but its item declares float32 \[2\]",
         ),
         (
             TensorItem("x", torch.float32, (2,), resident("x", torch.zeros(2).half()).load),
-            r"is float16 \[2\], but was announced as float32 \[2\]",
+            r"is float16 \[2\], but its item declares float32 \[2\]",
         ),
         (resident("x" * 2**16, torch.zeros(2)), "longer than 65536 bytes; shorten it"),
     ],

@@ -60,7 +60,7 @@ def test_ctrl_c_before_the_training_is_one_line(start: Any) -> None:
             break
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
-    assert (130, "interrupted while no update was under way\n") == (
+    assert (130, "interrupted outside of an update\n") == (
         process.returncode,
         errors,
     )

@@ -189,14 +189,14 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
         (
             ["model.name=tiny_task:leaving"],
             1,
-            "'tiny_task:leaving' left Python with SystemExit(7) @ model.name",
+            "'tiny_task:leaving' raised SystemExit(7) @ model.name",
         ),
         (["model.name=tiny_task:too_large"], 4, "out of memory: [enforce fail at"),
         (
             ["model.name=tiny_task:out_of_host_memory"],
             4,
             (
-                "out of memory: the host has no more; lower train.batch_size, or enable a plugin "
+                "out of memory: the host has none left; lower train.batch_size, or enable a plugin "
                 "that saves memory"
             ),
         ),

@@ -106,7 +106,7 @@ def test_a_wrong_command_line_is_one_line_with_a_suggestion(
 
 def test_an_empty_argument_is_one_line(neaptide: Any) -> None:
     done = neaptide("config", "check", "")
-    expected = "error: one of the arguments is empty (a variable that is not set?)\n"
+    expected = "error: an argument is empty (an unset shell variable?)\n"
     assert (2, "", expected) == (done.code, done.out, done.err)
 
 

@@ -58,11 +58,11 @@ BROKEN = {
     "x-class": ("x_guest:Verb", "'x_guest:Verb' must be a function or an App (got type)"),
     "x-module": ("x_guest", "'x_guest' must be a function or an App (got module)"),
     "x-unknown": ("x_guest:unknown", "name 'NoSuchType' is not defined"),
-    "x-lost.part": ("x_guest:below", "there is no verb 'x-lost' for it to be below"),
-    "x-lost.other": ("x_guest:below", "there is no verb 'x-lost' for it to be below"),
+    "x-lost.part": ("x_guest:below", "its parent verb 'x-lost' does not exist"),
+    "x-lost.other": ("x_guest:below", "its parent verb 'x-lost' does not exist"),
     "config.x-lost.part": (
         "x_guest:below",
-        "there is no verb 'config.x-lost' for it to be below",
+        "its parent verb 'config.x-lost' does not exist",
     ),
 }
 BAD = {
@@ -213,7 +213,10 @@ def test_what_cannot_be_a_verbs_name_is_said_and_left_out(
 ) -> None:
     install(guest, "x-odd", {"neaptide.verbs": {name: "x_guest:below"}})
     done = command("--help")
-    assert (0, f"WARNING: x-odd 1.0: no verb can be called {name!r}\n") == (done.code, done.err)
+    assert (0, f"WARNING: x-odd 1.0: {name!r} cannot name a verb\n") == (
+        done.code,
+        done.err,
+    )
     assert "Usage: neaptide COMMAND" in done.out
 
 

@@ -82,7 +82,7 @@ def test_an_empty_table_is_the_defaults(specs: dict[str, PluginSpec]) -> None:
         ),
         (
             {"optimizer": {"lr": None}},
-            "there is no null here; leave the key out for its default @ optimizer.lr",
+            "null is not allowed; leave the key out for its default @ optimizer.lr",
         ),
         (
             {"schedule": {"name": "cosin"}},
@@ -438,7 +438,7 @@ def test_private_fields_are_set_by_their_public_name() -> None:
         (
             "short",
             None,
-            "there is no null here; leave the key out for its default @ plugins.rich.short",
+            "null is not allowed; leave the key out for its default @ plugins.rich.short",
         ),
     ],
 )

@@ -136,5 +136,5 @@ def test_no_more_than_the_limit_is_read(tmp_path: Path, suffix: str) -> None:
     problems = read(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert [f"larger than 1 MiB, which no configuration is @ {path}"] == problems
+    assert [f"larger than 1 MiB, the most for a configuration @ {path}"] == problems
     assert peak < 4 * MAX_FILE_BYTES

@@ -79,8 +79,8 @@ PACKAGES = {
     "x-gone 1.0": "importing 'x_nowhere' raised ModuleNotFoundError: No module named 'x_nowhere'",
     "x-raises 1.0": "importing 'x_raises' raised OSError: out of paper",
     "x-exits 1.0": "importing 'x_exits' raised SystemExit: 3",
-    "x-value 1.0": "'x_value:VALUE' is no package",
-    "x-module 1.0": "'x_module' is no package",
+    "x-value 1.0": "'x_value:VALUE' is not a package",
+    "x-module 1.0": "'x_module' is not a package",
 }
 
 

@@ -156,7 +156,7 @@ def test_a_kept_parameter_shows_nan_and_whoever_held_its_memory_has_it_still() -
     back = store.keep(span, Copied(model.weight))
     assert model.weight.isnan().all()
     assert torch.equal(expected, held["weight"])
-    with pytest.raises(ValueError, match="'weight' is a part of other memory, or it is taken"):
+    with pytest.raises(ValueError, match="'weight' shares its memory, or is already"):
         store.keep(span, Copied(model.weight))
     back()
     assert torch.equal(expected, model.weight)

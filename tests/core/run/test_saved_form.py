@@ -138,7 +138,7 @@ def test_what_no_plugin_says_in_the_manifest_changes_nothing(
     manifest = attrs.evolve(read_manifest(directory), facts={})
     (directory / "manifest.json").write_bytes(render(manifest))
     before = other.digest()
-    with pytest.raises(CheckpointError, match="'manifest' is not of the form"):
+    with pytest.raises(CheckpointError, match="'manifest' has an invalid form"):
         other.load(directory)
     assert before == other.digest()
 

@@ -116,7 +116,7 @@ def test_findings_are_named_after_all_that_is_compared(neaptide: Any) -> None:
         (("--seeds", "3,3"), "each seed may be given once (got 3 twice) @ --seeds"),
         (("--seeds", "0,1"), "seed 0 is what both sides are tuned on"),
         (("--seeds", "4", "--tuning-seeds", "3,4"), "seed 4 is what both sides are tuned on"),
-        (("--tuning-seeds", ""), "one of the arguments is empty"),
+        (("--tuning-seeds", ""), "an argument is empty"),
         (("--tuning-seeds", "a"), "(got 'a') @ --tuning-seeds"),
         (("--set", "plugins.predictor-drift.enabled=false"), "no enabled plugin claims"),
         (("--against", "tiny.toml"), "are the same: nothing to compare @ --against"),

@@ -69,7 +69,7 @@ def test_a_run_in_the_place_of_another_has_its_own_report(
     without = ("--set", "plugins.profiler.enabled=false", "--set", "run.dir=run", "--quiet")
     assert 0 == neaptide("run", "tiny.toml", *without).code
     assert [
-        f"files of an earlier run's plugins and its report are in {Path.cwd()}/run/earlier-1"
+        f"report and plugins' files of an earlier run are now in {Path.cwd()}/run/earlier-1"
     ] == [record.getMessage() for record in caplog.records]
     assert old == {name: (trained / "earlier-1" / name).read_bytes() for name in old}
     found = json.loads(neaptide("report", trained, "--json").out)

@@ -137,7 +137,7 @@ class ResidentStore(ParameterStore):
         """
         parameter = self.parameters[span.name]
         if parameter in self._evicted or parameter in self._kept or not is_whole(parameter):
-            msg = f"{span.name!r} is a part of other memory, or it is taken already"
+            msg = f"{span.name!r} shares its memory, or is already evicted or kept"
             raise ValueError(msg)
         parameter.data = _hollow(parameter)
         self._kept[parameter] = keeper

@@ -131,7 +131,7 @@ def test_bad_names(tmp_path: Path, name: str) -> None:
 def test_a_name_twice(tmp_path: Path) -> None:
     with writing(tmp_path / "a", 1, {}) as writer:
         writer.file("x")
-        with pytest.raises(CheckpointError, match="one file 'x'"):
+        with pytest.raises(CheckpointError, match="already has a file 'x'"):
             writer.file("x")
 
 

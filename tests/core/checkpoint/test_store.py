@@ -130,7 +130,7 @@ def test_an_interrupted_save_is_recovered(tmp_path: Path) -> None:
 def test_a_section_and_a_stream_of_one_name(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
 
-    with pytest.raises(CheckpointError, match=r"one file 'model\.safetensors'"):
+    with pytest.raises(CheckpointError, match=r"already has a file 'model\.safetensors'"):
         save(tmp_path / "c", {"model": model.state_dict()}, 1, {}, {"model": weights(model)})
 
 

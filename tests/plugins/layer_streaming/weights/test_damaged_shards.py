@@ -24,8 +24,8 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     [
         (b"", b"", "describes no tensors"),
         (json.dumps({"x": ONE}).encode(), b"123", "do not match the 3 bytes"),
-        (json.dumps({"x": {**ONE, "shape": [2**40]}}).encode(), b"1234", "no description"),
-        (json.dumps({"x": {**ONE, "dtype": "F33"}}).encode(), b"1234", "no description"),
+        (json.dumps({"x": {**ONE, "shape": [2**40]}}).encode(), b"1234", "invalid dtype"),
+        (json.dumps({"x": {**ONE, "dtype": "F33"}}).encode(), b"1234", "invalid dtype"),
         (json.dumps({"x": ONE, "y": ONE}).encode(), b"1234", "overlap"),
         (b'{"x":' + json.dumps(ONE).encode() + b"," * 1_100_000, b"1234", "JSON values, at most"),
     ],

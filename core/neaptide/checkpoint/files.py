@@ -175,7 +175,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
 
 
 def _check_not_led_away(directory: Path) -> None:
-    # Under other names a user may link to another place; `step-N` a run makes as a directory.
+    # Under other names a user may link to another place; a run creates `step-N` as a directory.
     if STEP.fullmatch(directory.name) and directory.is_symlink():
         msg = f"{directory} is a symbolic link, so that saving would write elsewhere; remove it"
         raise CheckpointError(msg)

@@ -46,7 +46,7 @@ class Manifest:
 
 
 def check_name(name: str) -> str:
-    """Return `name` unless a character is not of `A-Z a-z 0-9 . _ -` or the first one is a dot."""
+    """Return `name` if a data file may have this name, else raise CheckpointError."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         msg = f"{name!r} cannot name a file of a checkpoint; use letters, digits, '.', '_' and '-'"
         raise CheckpointError(msg)

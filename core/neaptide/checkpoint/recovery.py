@@ -122,7 +122,7 @@ def sync_directory(path: Path) -> None:
 
 
 def exists(path: Path) -> bool:
-    """Return whether anything is at `path`; raise every OSError but its absence."""
+    """Return whether anything is at `path`; raise any OSError other than a missing file's."""
     # Path.exists takes some errors for absence; here that could rename the wrong directory.
     try:
         path.lstat()

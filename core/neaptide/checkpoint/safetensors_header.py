@@ -51,7 +51,7 @@ _MAX_VALUE = 2**12
 """Most bytes of one tensor's description, as JSON."""
 _METADATA = "__metadata__"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# They only find where to cut; each cut is parsed as strict JSON. Possessive: no backtracking.
+# Patterns that find where to cut; each cut is parsed as strict JSON. Possessive: no backtracking.
 _KEY = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
 _VALUE = re.compile(rb"(\{[^{}]*+\})[ \t\n\r]*+")
 
@@ -149,7 +149,7 @@ def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, Tenso
 
 
 def _members(text: bytes, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each member of a JSON object without nested objects in values."""
+    """Yield name and value of each member of a JSON object whose values hold no nested object."""
     position, end = 1, b","
     if text[:2] == b"{}":
         position, end = 2, b"}"

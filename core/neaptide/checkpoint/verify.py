@@ -102,7 +102,7 @@ class Examined:
 
     manifest: Manifest | None
     identities: dict[str, Identity]
-    """Of each data file that matches its digest: its identity while it was read."""
+    """The identities of the data files that match their digests, taken while they were read."""
     problems: list[str]
 
 

@@ -59,8 +59,8 @@ def structure(
 ) -> RunConfig:
     """Check a plain table and return it as a configuration.
 
-    The result lists every enabled plugin with the values of its preset, and has `plugins_from =
-    "listed"`, so that it means the same on a machine with other plugins.
+    The result lists every enabled plugin with the values of its preset, and its `plugins_from` is
+    "listed", so that it means the same on a machine with other plugins.
 
     Args:
         data: nested tables of plain values.

@@ -73,7 +73,7 @@ def by_suffix(path: Path) -> Format:
 
 
 def read_text(path: str | Path) -> str:
-    """Return a file's text; raise ConfigError, without the path, if it is no configuration's."""
+    """Return a file's text; raise ConfigError (without the path) if the file is unusable."""
     content = _content(Path(path))
     by_suffix(Path(path))
     if len(content) > MAX_FILE_BYTES:

@@ -63,7 +63,7 @@ class Invalid(Exception):  # noqa: N818 - internal: it becomes a ConfigError
 
 
 def reject(message: str) -> NoReturn:
-    """Raise Invalid with one problem without a path."""
+    """Raise Invalid with a single problem, which has no path yet."""
     raise Invalid(Problem(message))
 
 

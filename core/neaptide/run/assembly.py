@@ -73,7 +73,7 @@ def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule
 
 
 def choose_device(name: str, model: nn.Module | None) -> torch.device:
-    """Return the device `name`; `auto` is the model's, otherwise the first GPU, else the CPU."""
+    """Return the device `name`; `auto`: that of `model` if given, else the first GPU or the CPU."""
     if name == "auto":
         parameter = next(model.parameters(), None) if model is not None else None
         if parameter is not None:

@@ -37,7 +37,7 @@ def _statm() -> int | None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_statm.cache_clear)  # it is of the parent's memory
+    os.register_at_fork(after_in_child=_statm.cache_clear)  # the open file is the parent's
 
 
 class PeakMeter:

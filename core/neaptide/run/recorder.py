@@ -54,7 +54,7 @@ class Recorder:
         self._early: list[MutableMapping[str, Any]] | None = []
         """Events before `begin`, which may delete events.jsonl; written after it."""
         self.summed_up = False
-        """Whether the summary was written, which ends a run."""
+        """Whether the run's summary was written."""
         self._started = time.perf_counter()
         self._recorded = 0  # update of the last row in the file
 

@@ -105,7 +105,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     check_large_sections(loaded, parts.store, both)
 
     store = parts.store
-    # Plugins that hold weights in another form in this phase restore them: the saved may differ.
+    # Leave the phase: plugins that hold weights in another form in it restore them for loading.
     phase, parts.state.phase = parts.state.phase, None
     if phase is not None:
         parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
@@ -251,7 +251,7 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
             f"build it the same way"
         )
         raise WrongCheckpointError(msg)
-    # Optimizer classes differ in their settings; a scheduler may have added more to the saved.
+    # Optimizer classes differ in their settings; a saved group may have more, of a scheduler.
     for group, settings in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         missing = sorted(settings.keys() - group.keys())
         if missing:

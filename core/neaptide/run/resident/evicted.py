@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT = 256
-"""Bytes; CUDA's own allocator aligns to as many, so that no kernel takes a slower path."""
+"""Bytes; the alignment of CUDA's own allocator, with which no kernel takes a slower path."""
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,4 @@
-"""RAM in pages of its own, which the system gets back when no tensor uses it."""
+"""Pages of RAM outside torch's allocator, which the system gets back when no tensor uses them."""
 
 from __future__ import annotations
 

@@ -18,8 +18,6 @@ from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 from neaptide_toolkit.files import COMMENTS, write_new
 
-from .comments import has_comments
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -56,6 +54,8 @@ def convert(
     A file that exists is never overwritten.
     Without TARGET it is printed. With `--from`, what has no counterpart is listed on stderr.
     """
+    from .comments import has_comments  # noqa: PLC0415 - the help does without
+
     notation = _notation(target, to, default="toml" if from_ else None)
     with _naming(source, "@"):
         text = configuration.read_text(source)

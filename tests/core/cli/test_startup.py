@@ -170,5 +170,5 @@ sys.exit(main(["doctor"]))
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert 2 == done.returncode
-    assert done.stderr.endswith("names the verbs, is missing; pip install neaptide\n")
+    assert done.stderr.endswith("lists the verbs, is missing; pip install neaptide\n")
     assert 1 == done.stderr.count("\n")

@@ -1,4 +1,4 @@
-"""The matrix products of the backward in fp8 or int8, with a meter of what that costs."""
+"""Matrix products of the backward in fp8 or int8, with a measurement of the added variance."""
 
 from .config import SPEC
 

@@ -15,10 +15,10 @@ from neaptide_toolkit.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
 
 def _distinct(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
     if not value:
-        msg = f"{attribute.name!r} must name at least one (got []); or take the plugin out"
+        msg = f"{attribute.name!r} must not be empty (got []); name one, or remove the plugin"
         raise ValueError(msg)
     if len(set(value)) != len(value):
-        msg = f"{attribute.name!r} names something twice (got {list(value)})"
+        msg = f"{attribute.name!r} must not contain an entry twice (got {list(value)})"
         raise ValueError(msg)
 
 
@@ -29,8 +29,8 @@ class LowPrecisionBackwardConfig:
     dtype: Literal["int8", "fp8"] = field(
         "int8",
         validator=in_(("int8", "fp8")),
-        help="what the factors are rounded to: int8 stochastically (unbiased), or fp8 to the "
-        "nearest, e5m2 for gradients and e4m3 for weights and activations",
+        help="dtype of the rounded factors: `int8` rounds stochastically (unbiased), `fp8` to the "
+        "nearest, with e5m2 for gradients and e4m3 for weights and activations",
     )
     phases: tuple[TrainedPhase, ...] = field(
         ("full",),
@@ -45,23 +45,25 @@ class LowPrecisionBackwardConfig:
     limit: float = field(
         0.025,
         validator=gt(0.0),
-        help="extra variance, as a share of the gradient's own, above which the rest of the run "
-        "is exact",
+        help="largest extra variance, as a share of the gradient's own; above it the backward is "
+        "exact for the rest of the run",
     )
     include: tuple[str, ...] = field(
         ("*",), validator=_distinct, help="patterns of the weights whose products are lowered"
     )
     exclude: tuple[str, ...] = field(
-        SENSITIVE_WEIGHTS, help="patterns of weights that are left alone"
+        SENSITIVE_WEIGHTS, help="patterns of the weights whose products stay exact"
     )
     min_elements: int = field(
-        LARGE_ENOUGH, validator=ge(1), help="smaller weights are left alone: they gain nothing"
+        LARGE_ENOUGH,
+        validator=ge(1),
+        help="products of weights with fewer elements stay exact: low precision is no faster there",
     )
     min_rows: int = field(
         32, validator=ge(1), help="products with fewer rows (samples or tokens) stay exact"
     )
     even_if_slower: bool = field(
-        False, help="run also where the hardware is known to be slower in low precision"
+        False, help="run even on hardware that is known to be slower in low precision"
     )
 
 
@@ -69,7 +71,7 @@ SPEC = PluginSpec(
     name="low-precision-backward",
     load="neaptide_plugins.low_precision_backward.plugin:LowPrecisionBackward",
     config=LowPrecisionBackwardConfig,
-    summary="Matrix products of the backward in fp8 or int8, metered, with a fallback.",
+    summary="Matrix products of the backward in fp8 or int8, measured, with a fallback.",
     claims={"linear.backward"},
     after={"mixed-precision"},
     numerics="changes-training",

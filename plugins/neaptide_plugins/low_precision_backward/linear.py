@@ -1,4 +1,4 @@
-"""A product with a weight whose forward is torch's own and whose backward is in 8 bits."""
+"""A product with a weight: the forward is torch's own, the backward uses 8-bit factors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _LowBackwardProduct(torch.autograd.Function):
-    """Computes a `Product`; its backward multiplies by `multiply`, the bias's sums are exact."""
+    """Computes a `Product`; its backward uses `multiply`, and exact sums for the bias."""
 
     @staticmethod
     def forward(
@@ -32,7 +32,7 @@ class _LowBackwardProduct(torch.autograd.Function):
         multiply: Multiply,
         name: str,
     ) -> torch.Tensor:
-        """Return what the product is without this."""
+        """Return the product as torch computes it."""
         ctx.multiply, ctx.transposed, ctx.name = multiply, product.transposed, name
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.x_dtype = x.dtype
@@ -40,9 +40,9 @@ class _LowBackwardProduct(torch.autograd.Function):
         saved = x
         cached = torch.is_autocast_cache_enabled()
         if torch.is_autocast_enabled(device) and x.dtype is torch.float32:
-            saved = x.to(torch.get_autocast_dtype(device))  # as large as what autograd would keep
+            saved = x.to(torch.get_autocast_dtype(device))  # as autograd would save it
         ctx.save_for_backward(saved, weight)
-        # A cast of the weight cached here, without a graph, would be found by a product with one.
+        # A cast made here has no graph; autocast must not reuse it for a product that needs one.
         torch.set_autocast_cache_enabled(False)
         try:
             return not_a_view(product.compute())
@@ -70,26 +70,26 @@ class _LowBackwardProduct(torch.autograd.Function):
 
 @attrs.define(eq=False)
 class LowBackward:
-    """Handles the products with some weights, and counts.
+    """Computes the products of some weights with a low-precision backward, and counts them.
 
     Args:
-        weights: those whose products have a backward in low precision, with their names.
+        weights: the weights, with their names.
         multiply: `multiply(a, b, dtype)` returns `a @ b.T`, see `products`.
-        min_rows: rows of `x` below which a product stays exact.
+        min_rows: a product with fewer rows of `x` stays exact.
     """
 
     weights: dict[nn.Parameter, str]
     multiply: Multiply
     min_rows: int
     low: int = 0
-    """Products with these weights whose backward is in low precision."""
+    """Number of products whose backward is in low precision."""
     exact: int = 0
-    """Those left exact, because they have too few rows or dtypes the kernels do not take."""
+    """Number of products left exact: too few rows, or a dtype that the kernels do not support."""
     met: set[str] = attrs.field(factory=set)
-    """Names of the weights that were multiplied with."""
+    """Names of the weights that occurred in a product."""
 
     def __call__(self, product: Product) -> torch.Tensor | None:
-        """Compute a product; None where it is none of these, or needs no backward."""
+        """Compute a product; None where its weight is not in `weights` or no backward is needed."""
         x, weight, bias = product.x, product.weight, product.bias
         name = self.weights.get(weight)  # type: ignore[call-overload]  # only parameters arrive
         if name is None:

@@ -1,4 +1,4 @@
-"""Lowers the backward of some weights' products until it is measured to be too coarse."""
+"""A low-precision backward for some weights, until its measured error exceeds a limit."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from .meter import VarianceVerdict
 
 _LOSS_SCALE = 1024.0
-"""Of measurements: gradients of a mean loss in fp16 would vanish otherwise."""
+"""Loss scale of measurements: without it, gradients of a mean loss in fp16 would underflow."""
 
 
 @attrs.define(eq=False)
 class Lowering:
-    """What is lowered, what of it is measured, and what became of that.
+    """The weights with a low-precision backward, its measurements and their result.
 
     Args:
         dtype: `"int8"` or `"fp8"`.
-        seed: of the run, for stochastic rounding.
+        seed: the run's seed, for stochastic rounding.
         chosen: the weights.
         sampled: the parameters whose gradients are measured.
-        device: that computes.
-        min_rows: rows below which a product stays exact.
+        device: the device that computes.
+        min_rows: a product with fewer rows stays exact.
         check_every: updates between two measurements.
-        limit: of the extra variance.
+        limit: largest extra variance, as a share of the gradient's own.
     """
 
     dtype: Literal["int8", "fp8"]
@@ -53,13 +53,13 @@ class Lowering:
     check_every: int
     limit: float
     ratio: float | None = None
-    """What was measured last."""
+    """The extra variance at the last measurement."""
     refused: str = ""
-    """Why the rest of the run is exact; empty while it is not."""
+    """Why the rest of the run is exact; empty while the backward is lowered."""
     seeds: Seeds = attrs.field(init=False)
     meter: Meter = attrs.field(init=False)
     exact: list[torch.Tensor] = attrs.field(init=False)
-    """Place for exact gradients while the others are computed."""
+    """Buffers for the exact gradients while the low-precision ones are computed."""
     handler: LowBackward = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -73,9 +73,9 @@ class Lowering:
 
     @property
     def workspace(self) -> int:
-        """Bytes on the device to round the largest weight, or for the sums of its gradient."""
+        """Bytes on the device to round the largest weight, or to sum its gradient."""
         largest = self.chosen.largest
-        if self.dtype == "fp8":  # a copy in float32, which scales
+        if self.dtype == "fp8":  # a float32 copy, to scale
             return largest * torch.float32.itemsize
         return max(min(largest, rounded_at_a_time(self.device)) * WORKSPACE, largest * SUMS)
 
@@ -85,28 +85,27 @@ class Lowering:
         return [*self.meter.kept, *self.exact]
 
     def lowered(self) -> AbstractContextManager[None]:
-        """Lower the products computed meanwhile."""
+        """Return a context in which products are lowered."""
         return intercepting(self.handler)
 
     def measure(
         self, model: nn.Module, store: ParameterStore, call: Callable[[], WeighedLoss]
     ) -> tuple[VarianceVerdict, str] | None:
-        """Compare both backwards of a micro-batch beside the run.
+        """Compare both backwards of a micro-batch without changing the run.
 
         Returns:
-            After every second micro-batch the verdict, and the metric it was measured in.
+            After every second micro-batch the verdict and the name of its metric, else None.
         """
         try:
             low = self._measured(partial(gradients, model, store, call))
         except (RuntimeError, ValueError) as error:
-            # Too little memory, or a checkpoint that knows backward() alone: the run can go on.
+            # Too little memory, or a reentrant checkpoint: the run itself can go on.
             verdict: VarianceVerdict | None = self.meter.failed(
                 str(error).strip().partition("\n")[0]
             )
             factors = None
         else:
-            with store.compute():
-                factors = adam_factors(store.optimizer, self.sampled.parameters)
+            factors = adam_factors(store, self.sampled.names)
             verdict = self.meter.take(self.exact, low, factors)
         if verdict is None:
             return None
@@ -116,10 +115,10 @@ class Lowering:
     def _measured(
         self, take: Callable[..., list[torch.Tensor | None]]
     ) -> list[torch.Tensor | None]:
-        """Return the low-precision gradients, the exact ones being in `self.exact`."""
+        """Return the low-precision gradients, and write the exact ones to `self.exact`."""
         parameters = self.sampled.parameters
         _copy(take(parameters, loss_scale=_LOSS_SCALE), self.exact)
-        # Seeds of its own: the run rounds as if nothing had been measured.
+        # Separate seeds: the run rounds as it would without measurements.
         with intercepting(self._handler_of(Seeds(~self.seed, self.seeds.drawn))):
             return take(parameters, loss_scale=_LOSS_SCALE)
 
@@ -132,7 +131,7 @@ class Lowering:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seeds drawn, the meter, and whether it has refused to go on."""
+        """Return the number of seeds drawn, the meter's state, the last result and the refusal."""
         return {
             "drawn": self.seeds.drawn,
             "meter": self.meter.state_dict(),
@@ -141,13 +140,13 @@ class Lowering:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.seeds.drawn = int(state["drawn"])
         self.meter.load_state_dict(state["meter"])
         self.ratio = None if state["ratio"] is None else float(state["ratio"])
         self.refused = str(state["refused"])
 
 
-def _copy(gradients: list[torch.Tensor | None], places: list[torch.Tensor]) -> None:
-    for place, gradient in zip(places, gradients, strict=True):
-        place.zero_() if gradient is None else place.copy_(gradient)
+def _copy(gradients: list[torch.Tensor | None], targets: list[torch.Tensor]) -> None:
+    for target, gradient in zip(targets, gradients, strict=True):
+        target.zero_() if gradient is None else target.copy_(gradient)

@@ -1,4 +1,4 @@
-"""What is said of a lowered backward: as it begins, when it was measured, and in the end."""
+"""Log events and the report of a low-precision backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
-    """Say what was decided."""
+    """Log the chosen weights, or a warning where there are none."""
     chosen = lowering.chosen
     facts = {"dtype": lowering.dtype, "left_out": chosen.left_out}
     if chosen.names:
@@ -23,12 +23,12 @@ def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
             **facts,
         )
     else:
-        advice = "it does nothing here: lower min_elements, or name weights in include"
+        advice = "the plugin has no effect: lower min_elements, or name weights in include"
         log.warning("low-precision-backward.no_weights", advice=advice, **facts)
 
 
 def measured(log: structlog.BoundLogger, verdict: VarianceVerdict, metric: str) -> None:
-    """Say what was measured, and what follows."""
+    """Log a measurement, and the fallback where it did not pass."""
     if verdict.passed:
         log.info("low-precision-backward.measured", extra_variance=verdict.ratio, metric=metric)
     else:
@@ -42,18 +42,18 @@ def measured(log: structlog.BoundLogger, verdict: VarianceVerdict, metric: str) 
 
 
 def not_met(log: structlog.BoundLogger, lowering: Lowering) -> None:
-    """Warn of chosen weights that no product has met."""
+    """Log a warning for chosen weights that occurred in no product."""
     unmet = set(lowering.chosen.names.values()) - lowering.handler.met
     if unmet:
         log.warning("low-precision-backward.not_met", weights=len(unmet), one=min(unmet))
 
 
 def summary(lowering: Lowering) -> str:
-    """Return how many products were lowered, and what was measured."""
+    """Return the number of lowered products and the last measurement, in a line."""
     handler = lowering.handler
     text = f"{handler.low} products with a backward in {lowering.dtype}"
     if handler.exact:
         text += f", {handler.exact} exact (few rows, or other dtypes)"
     if lowering.ratio is not None:
-        text += f"; extra variance {lowering.ratio:.2%}, as last measured"
+        text += f"; extra variance {lowering.ratio:.2%} at the last measurement"
     return f"{text}; fell back: {lowering.refused}" if lowering.refused else text

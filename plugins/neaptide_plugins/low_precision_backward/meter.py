@@ -1,8 +1,8 @@
-"""How much variance a low-precision backward adds to the gradient's own, and when it is too much.
+"""Measures the variance that a low-precision backward adds, relative to the gradient's own.
 
-Two micro-batches in a row are measured. The exact gradients of both differ by chance alone, so half
-their squared distance estimates the variance of the gradient; the squared distance of exact and
-low-precision gradients of one micro-batch is what the rounding adds.
+A measurement takes two micro-batches in a row. Half the squared distance of their exact gradients
+estimates the variance of the gradient. The squared distance of the exact and the low-precision
+gradient of one micro-batch is the variance that rounding adds.
 """
 
 from __future__ import annotations
@@ -18,60 +18,63 @@ from neaptide_toolkit.gradient_error import compare
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from neaptide import ParameterStore
+
     Gradients = Sequence[torch.Tensor | None]
 
 _VOID_IN_A_ROW = 3
-"""Micro-batches that show nothing, after which nothing can be measured."""
+"""Unusable micro-batches in a row after which the measurement fails."""
 
 
 @attrs.frozen
 class VarianceVerdict:
-    """What two micro-batches have shown."""
+    """The result of measuring two micro-batches."""
 
     ratio: float
-    """Extra variance as a share of the gradient's own; inf where it cannot be told."""
+    """Extra variance as a share of the gradient's own; inf where it cannot be measured."""
     passed: bool
     reason: str
-    """Why it did not pass, in one line; empty where it did."""
+    """Why it did not pass, in one line; empty where it passed."""
 
 
 @attrs.define(eq=False)
 class Meter:
-    """Says when to measure, and what became of it.
+    """Decides when to measure, and turns gradients into a verdict.
 
     Args:
         every: updates between two measurements.
-        limit: of the ratio.
-        kept: place for the exact gradients of the first micro-batch, in their shapes.
+        limit: largest ratio that passes.
+        kept: buffers for the exact gradients of the first micro-batch, in their shapes.
     """
 
     every: int
     limit: float
     kept: list[torch.Tensor]
     updates: int = 0
-    """Made in low precision since the last measurement."""
+    """Updates in low precision since the last measurement."""
     waiting: bool = False
-    """Whether a first micro-batch waits for its second."""
+    """Whether the first micro-batch is measured and the second is not."""
     extra: float = 0.0
     """Squared error of the first micro-batch."""
     void: int = 0
+    """Unusable micro-batches in a row."""
 
     @property
     def due(self) -> bool:
-        """Whether the next micro-batch is to be measured."""
+        """Whether to measure the next micro-batch."""
         return self.waiting or self.updates >= self.every
 
     def take(
         self, exact: Gradients, low: Gradients, factors: Gradients | None = None
     ) -> VarianceVerdict | None:
-        """Take both gradients of a micro-batch; return a verdict after every second one.
+        """Take both gradients of a micro-batch; return a verdict after every second one, else None.
 
         Args:
-            exact: gradients of a full-precision backward.
-            low: of the same micro-batch, in low precision.
+            exact: gradients of a full-precision backward; None where there is none.
+            low: gradients of the same micro-batch in low precision.
             factors: the metric, see `neaptide_toolkit.gradient_error.compare`.
         """
-        # Of what no rounding has touched the noise would only hide what the rounding adds.
+        # Leave out gradients without rounding: their noise would hide the error of the others.
         touched = [
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(exact, low, strict=True)
@@ -104,7 +107,7 @@ class Meter:
         return self._done(ratio, "" if ratio <= self.limit else over)
 
     def failed(self, problem: str) -> VarianceVerdict:
-        """Return the verdict on gradients that could not be taken."""
+        """Return the verdict for gradients that could not be computed."""
         return self._done(math.inf, f"its extra variance could not be measured: {problem}")
 
     def _done(self, ratio: float, reason: str) -> VarianceVerdict:
@@ -112,7 +115,7 @@ class Meter:
         return VarianceVerdict(ratio, not reason, reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is."""
+        """Return the state of the current measurement."""
         return {
             "updates": self.updates,
             "kept": [tensor.clone() for tensor in self.kept] if self.waiting else None,
@@ -121,7 +124,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned; begin a measurement anew that was of others."""
+        """Restore `state`; a measurement of other parameters starts anew."""
         self.updates, self.extra = int(state["updates"]), float(state["extra"])
         self.void, kept = int(state["void"]), state["kept"] or []
         self.waiting = bool(kept) and [each.shape for each in kept] == [
@@ -135,19 +138,20 @@ def _of(touched: Sequence[bool], gradients: Gradients) -> list[torch.Tensor | No
     return [each if here else None for here, each in zip(touched, gradients, strict=True)]
 
 
-def adam_factors(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
-) -> list[torch.Tensor] | None:
-    """Return `1 / sqrt(v)` of each parameter, 0 where v is; None unless all have a moment like it.
+def adam_factors(store: ParameterStore, names: Sequence[str]) -> list[torch.Tensor] | None:
+    """Return `1 / sqrt(v)` of each named parameter, float64, on its device; 0 where `v` is 0.
 
-    `v` is Adam's `exp_avg_sq`; the update is the gradient times this, so errors count as much as
-    they move weights.
+    `v` is Adam's `exp_avg_sq`. The update is the gradient times this factor, so errors are weighed
+    by how far they move the weights. None unless every parameter has a floating `v` of its shape.
     """
+    spans = {span.name: span for span in store.spans()}
     factors = []
-    for parameter in parameters:
-        moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
-        if moment is None or moment.shape != parameter.shape or not moment.is_floating_point():
-            return None
-        factor = moment.to(parameter.device).double().rsqrt()
+    for name in names:
+        parameter = store.parameters[name]
+        with store.loan(spans[name], "read", of="state", on=parameter.device) as state:
+            moment = state.get("exp_avg_sq")
+            if moment is None or moment.shape != parameter.shape or not moment.is_floating_point():
+                return None
+            factor = moment.double().rsqrt()
         factors.append(factor.masked_fill(factor.isinf(), 0.0))
     return factors

@@ -1,4 +1,4 @@
-"""Sends the forwards, backwards and updates of some phases through a lowering."""
+"""Middleware that applies a `Lowering` to forwards, backwards and updates of some phases."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Passes:
-    """Lowers the backward in the phases of the config, until it is measured to be too coarse.
+    """Lowers the backward in the configured phases, until its measured error exceeds the limit.
 
     Args:
-        lowering: what is lowered, and measured.
-        phases: names of those in which it is.
-        store: of the weights.
-        log: is told what was measured, and of weights that nobody multiplied.
+        lowering: the weights and their measurements.
+        phases: names of the phases.
+        store: holds the weights.
+        log: gets the measurements and the weights that occurred in no product.
     """
 
     lowering: Lowering
@@ -38,7 +38,7 @@ class Passes:
     store: ParameterStore
     log: structlog.BoundLogger
     _looked: bool = attrs.field(init=False, default=False)
-    """Whether it is known which weights are multiplied."""
+    """Whether weights without a product were looked for."""
 
     def active(self, phase: Phase) -> bool:
         """Return whether the backward of a phase is lowered."""
@@ -54,7 +54,7 @@ class Passes:
         moment: str,
         **arguments: Any,
     ) -> WeighedLoss:
-        """Run a training forward so that its backward is lowered; measure first where due."""
+        """Run a training forward with a lowered backward; measure first where due."""
         lowering = self.lowering
 
         def call() -> WeighedLoss:
@@ -72,7 +72,7 @@ class Passes:
             return call()
 
     def backward(self, following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
-        """Lower what is computed again inside of it, too."""
+        """Run a backward; lower the forwards that it recomputes, too."""
         if not self.active(phase):
             following(phase=phase, **arguments)
             return
@@ -82,7 +82,7 @@ class Passes:
     def update(
         self, following: Callable[..., Outcome], *, phase: Phase, **arguments: Any
     ) -> Outcome:
-        """Count the updates between two measurements; tell once of weights nobody multiplied."""
+        """Count updates between measurements; warn once of weights without a product."""
         outcome = following(phase=phase, **arguments)
         if outcome is Outcome.APPLIED and self.active(phase):
             self.lowering.meter.updates += 1

@@ -1,4 +1,4 @@
-"""Wires the lowering of training's products to the run, and accounts for it."""
+"""Connects the low-precision backward to the run and its ledger."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME = "low-precision-backward"
 
 @attrs.define(eq=False)
 class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
-    """Lowers the backward in the phases of the config, until it is measured to be too coarse."""
+    """Lowers the backward in the configured phases, until its measured error exceeds the limit."""
 
     _chosen: Chosen = attrs.field(init=False)
     _lowering: Lowering = attrs.field(init=False)
@@ -44,7 +44,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
-        """Choose the weights, while all of them are where they were built."""
+        """Choose the weights, before another plugin moves any of them."""
         config = self.config
         try:
             self._chosen = choose_weights(
@@ -59,7 +59,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Refuse what would be slower, choose what is measured, and say what was decided."""
+        """Refuse slower hardware, choose the gradients to measure, and log the decision."""
         config, chosen = self.config, self._chosen
         check_hardware(config, run.device)
         self._lowering = Lowering(
@@ -77,22 +77,22 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Run training forwards so that their backward is lowered; measure first where due."""
+        """Run training forwards with a lowered backward; measure first where due."""
         return self._passes.forward
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Lower what is computed again inside of it, too."""
+        """Lower the forwards that a backward recomputes, too."""
         return self._passes.backward
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Count the updates between two measurements; tell once of weights nobody multiplied."""
+        """Count updates between measurements; warn once of weights without a product."""
         return self._passes.update
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the gradients kept for the meter, the largest weight in 8 bits, and its rounding."""
+        """Add the gradients kept for the meter, and the buffers to round the largest weight."""
         lowering = self._lowering
         ledger = ledger.add(_NAME, "measured.gradients", "device", tensor_bytes(lowering.held))
         if not self._passes.active(phase):
@@ -102,7 +102,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def collect_metrics(self, phase: Phase) -> Mapping[str, float]:
-        """Return the ratio last measured, whether this phase is lowered, and products so far."""
+        """Return the last measured ratio, whether `phase` is lowered, and product counts."""
         lowering = self._lowering
         ratio = {} if lowering.ratio is None else {"extra_variance": lowering.ratio}
         return {
@@ -113,13 +113,13 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         }
 
     def report(self) -> str | None:
-        """Return how many products were lowered, and what was measured."""
+        """Return the number of lowered products and the last measurement, in a line."""
         return messages.summary(self._lowering)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seeds drawn, the meter, and whether it has refused to go on."""
+        """Return the lowering's state: seeds drawn, meter, last result, refusal."""
         return self._lowering.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._lowering.load_state_dict(state)

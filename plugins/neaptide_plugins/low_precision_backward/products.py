@@ -10,30 +10,30 @@ from neaptide_kernels.int8 import quantize_int8
 from neaptide_toolkit.low_precision import GRADIENT_DTYPE, fp8_product
 
 EXACT_TERMS = 1 << 17
-"""Products of two codes, at most 127 * 127 each, that int32 can add up without overflow."""
+"""Products of two codes, at most 127 * 127 each, that an int32 sum holds without overflow."""
 
 MULTIPLE = 16
-"""What the kernels want sizes to be divisible by; the number of terms is filled up with zeros."""
+"""Divisor of the sizes that the kernels accept; the inner size is padded with zeros."""
 
 MIN_ROWS = 32
-"""Rows CUDA's int8 kernel is given at least: it wants more than 16."""
+"""Least rows given to CUDA's int8 kernel, which needs more than 16."""
 
 WORKSPACE = 41
-"""Bytes for each element that is being rounded stochastically by torch operations."""
+"""Bytes per element while torch operations round it stochastically."""
 
 SUMS = 8
-"""Bytes for each element of an int8 product meanwhile: int32, and float32 to scale them in."""
+"""Bytes per element while an int8 product is computed: an int32 sum and its float32 copy."""
 
 
 @attrs.define(eq=False)
 class Seeds:
-    """Seeds of stochastic rounding, each drawn once: a run's own seed, and how many were drawn."""
+    """Seeds of stochastic rounding: made of the run's seed and the number of seeds drawn."""
 
     run: int
     drawn: int = 0
 
     def draw(self) -> int:
-        """Return the next seed, of 63 bits."""
+        """Return the next seed, a number of 63 bits."""
         self.drawn += 1
         return ((self.run & 0x7FFFFFFF) << 32) | (self.drawn & 0xFFFFFFFF)
 
@@ -41,17 +41,17 @@ class Seeds:
 def int8_product(
     a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, seeds: Seeds
 ) -> torch.Tensor:
-    """Return `a @ b.T` with a scale for each row of both, rounded stochastically.
+    """Return `a @ b.T`, `[M, N]`; factors are int8 with a scale per row, rounded stochastically.
 
-    The mean over many seeds is the exact product. Sums of codes are exact in int32; beyond
-    `EXACT_TERMS` terms they are made piecewise, each piece with scales of its own. A row with inf
-    or NaN makes its products NaN.
+    The mean over many seeds is the exact product. Sums of codes are exact in int32; a product with
+    K above `EXACT_TERMS` is computed in pieces with separate scales. A row with an inf or NaN makes
+    its products NaN.
 
     Args:
         a: `[M, K]`, floating.
         b: `[N, K]`, floating; N divisible by `MULTIPLE`.
         dtype: of the result.
-        seeds: some are drawn for each piece.
+        seeds: several are drawn for each piece.
     """
     total: torch.Tensor | None = None
     for start in range(0, a.shape[1], EXACT_TERMS):
@@ -67,7 +67,7 @@ def int8_product(
 
 
 def _rounded(x: torch.Tensor, seeds: Seeds) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes, filled up to a multiple of columns, and the scales of rows; a few at a time."""
+    """Return int8 codes `[rows, padded columns]` and float32 scales `[rows]` of `x`."""
     columns = x.shape[1] + -x.shape[1] % MULTIPLE
     codes = torch.empty(len(x), columns, dtype=torch.int8, device=x.device)
     scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
@@ -81,9 +81,9 @@ def _rounded(x: torch.Tensor, seeds: Seeds) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rounded_at_a_time(device: torch.device) -> int:
-    """Return how many elements are rounded by one call; each needs `WORKSPACE` bytes meanwhile.
+    """Return how many elements one call rounds; each needs `WORKSPACE` bytes during the call.
 
-    A CPU does it in a seventh of the time while all of that fits its caches.
+    A CPU is seven times as fast while these bytes fit its caches.
     """
     return 1 << 17 if device.type == "cpu" else 1 << 22
 
@@ -91,12 +91,12 @@ def rounded_at_a_time(device: torch.device) -> int:
 def fp8_gradient_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return `a @ b.T` with `a` in e5m2 and `b` in e4m3, one scale each, rounded to the nearest.
 
-    Arguments as those of `int8_product`. A gradient with an inf or NaN makes everything NaN.
+    Shapes and dtypes are those of `int8_product`. An inf or NaN in `a` makes every element NaN.
     """
     return fp8_product(filled_up(a), filled_up(b), out_dtype=dtype, a_dtype=GRADIENT_DTYPE)
 
 
 def filled_up(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` with zeros after its columns, so that `MULTIPLE` divides them; contiguous."""
+    """Return `x`, contiguous, with zero columns added to a multiple of `MULTIPLE`."""
     missing = -x.shape[1] % MULTIPLE
     return functional.pad(x, (0, missing)) if missing else x.contiguous()

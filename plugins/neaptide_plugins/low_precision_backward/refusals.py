@@ -1,4 +1,4 @@
-"""What low precision cannot do without: hardware that gains by it, gradients to measure."""
+"""Checks at the start: hardware that is faster in low precision, and gradients to measure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from .config import LowPrecisionBackwardConfig
 
 _ELEMENTS = 1 << 20
-"""Of gradients that are measured, unless one weight has more; two of each are held: 8 MiB."""
+"""Measured elements at most, unless one weight has more; two float32 copies are held: 8 MiB."""
 
 
 def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:
-    """Raise ConfigError where the backward would be slower, unless that is asked for, or fails."""
+    """Raise ConfigError where the dtype cannot run, or is slower without `even_if_slower`."""
     missing = fp8_missing(device) if config.dtype == "fp8" else None
     if missing is not None:
         msg = (
-            f'dtype = "fp8" cannot run here: {missing}; use "int8", or leave the plugin out '
+            f'dtype = "fp8" cannot run here: {missing}; use "int8", or remove the plugin '
             f"@ plugins.low-precision-backward.dtype"
         )
         raise ConfigError(msg)
@@ -33,17 +33,17 @@ def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> 
     if reason is not None and not config.even_if_slower:
         msg = (
             f"dtype = {config.dtype!r} would be slower than a full-precision backward: {reason}; "
-            f"leave the plugin out, or set even_if_slower = true "
+            f"remove the plugin, or set even_if_slower = true "
             f"@ plugins.low-precision-backward.dtype"
         )
         raise ConfigError(msg)
 
 
 def measured(model: nn.Module, store: ParameterStore, chosen: Chosen) -> Sampled:
-    """Return what to measure: weights that are lowered, or where all of those stream, others.
+    """Return the parameters to measure: lowered weights, or others if all lowered weights stream.
 
     Raises:
-        ConfigError: nothing that is trained stays on the device.
+        ConfigError: no trained parameter stays on the device.
     """
     names = set(chosen.names.values())
     sampled = sample(model, store, elements=_ELEMENTS, wanted=lambda span: span.name in names)
@@ -52,7 +52,7 @@ def measured(model: nn.Module, store: ParameterStore, chosen: Chosen) -> Sampled
     if names and sampled.missing:
         msg = (
             f"its extra variance cannot be measured: {sampled.missing}; keep a trained weight on "
-            f"the device, or leave the plugin out @ plugins.low-precision-backward"
+            f"the device, or remove the plugin @ plugins.low-precision-backward"
         )
         raise ConfigError(msg)
     return sampled

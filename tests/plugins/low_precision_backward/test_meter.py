@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from neaptide import HybridTrainer
+from neaptide.run.resident.store import ResidentStore
 from neaptide_plugins.low_precision_backward.meter import Meter, adam_factors
+from neaptide_plugins.optimizer_offload.compressed_state import CompressedState
+from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     from neaptide_plugins.low_precision_backward.meter import VarianceVerdict
@@ -118,18 +122,61 @@ def test_batches_that_do_not_differ_have_no_variance_to_hide_in() -> None:
     assert (False, math.inf) == (verdict.passed, verdict.ratio)
 
 
-def test_adams_metric_weighs_by_what_moves_weights() -> None:
-    weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3))]
-    adam = torch.optim.AdamW(weights)
-    assert adam_factors(adam, weights) is None
+NAMES = ("0", "1")
+
+
+def stepped(cls: Any) -> tuple[ResidentStore, list[torch.nn.Parameter]]:
+    """Return a store after one update; the first gradient of the first weight is 0."""
+    weights = [torch.nn.Parameter(torch.ones(20, 20)), torch.nn.Parameter(torch.ones(300))]
+    optimizer = cls(weights)
     for weight in weights:
         weight.grad = torch.full_like(weight, 2.0)
     weights[0].grad[0, 0] = 0.0
-    adam.step()
-    factors = adam_factors(adam, weights)
+    optimizer.step()
+    return ResidentStore(torch.nn.ParameterList(weights), optimizer), weights
+
+
+def test_adams_metric_weighs_by_what_moves_weights() -> None:
+    store, weights = stepped(torch.optim.AdamW)
+    factors = adam_factors(store, NAMES)
     assert factors is not None
     assert factors[0].flatten()[0] == 0.0
-    assert torch.allclose(
-        factors[1], adam.state[weights[1]]["exp_avg_sq"].double().sqrt().reciprocal()
-    )
-    assert adam_factors(torch.optim.SGD(weights), weights) is None
+    moment = store.optimizer.state[weights[1]]["exp_avg_sq"]
+    assert torch.allclose(factors[1], moment.double().sqrt().reciprocal())
+
+
+def test_without_a_second_moment_there_is_no_adams_metric() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3))]
+    store = ResidentStore(torch.nn.ParameterList(weights), torch.optim.AdamW(weights))
+    assert adam_factors(store, NAMES) is None, "before the first update"
+    assert adam_factors(stepped(torch.optim.SGD)[0], NAMES) is None
+
+
+def test_adams_metric_reads_evicted_state() -> None:
+    store, weights = stepped(torch.optim.AdamW)
+    expected = adam_factors(store, NAMES)
+    CompressedState().leave(store, store.spans())
+    assert store.optimizer.state[weights[1]]["exp_avg_sq"].numel() == 0
+    found = adam_factors(store, NAMES)
+    assert expected is not None
+    assert found is not None
+    for one, other in zip(expected, found, strict=True):
+        assert torch.allclose(one, other, rtol=0.05)
+
+
+def test_adams_metric_reads_streamed_state() -> None:
+    task = tiny_task(steps=2)
+    config = {"plugins": {"layer-streaming": {"optimizer_on": "device"}}}
+    with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config) as trainer:
+        for batch in task.batches:
+            trainer.step(batch)
+        store = trainer.store
+        spans = [span for span in store.spans() if span.tier == "host" and span.trainable]
+        factors = adam_factors(store, [span.name for span in spans])
+        assert spans
+        assert factors is not None
+        for span, factor in zip(spans, factors, strict=True):
+            with store.loan(span, "read", of="state") as state:
+                moment = state["exp_avg_sq"].double()
+            expected = torch.where(moment > 0, moment.rsqrt(), 0.0)
+            assert torch.equal(expected, factor)

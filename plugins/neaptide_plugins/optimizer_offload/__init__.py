@@ -1,4 +1,4 @@
-"""The optimizer's state off the device where nothing is updated."""
+"""Keeps the optimizer's state off the device in phases without updates."""
 
 from .config import SPEC
 

@@ -1,4 +1,4 @@
-"""The bytes of optimizer state that leave the device, and what that changes in the ledger."""
+"""The bytes of optimizer state that leave the device, and the ledger after that."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _KIND = "optimizer.state"
 
 @attrs.frozen(kw_only=True)
 class Room:
-    """Bytes that leave the device, and bytes taken for them elsewhere."""
+    """Bytes that leave the device, and bytes allocated for them elsewhere."""
 
     leaves: int
-    """Free on the device where nothing is updated."""
+    """Bytes freed on the device in phases without updates."""
     codes: int = 0
-    """Taken on the device instead."""
+    """Bytes of the codes that replace them on the device."""
     host: int = 0
-    """Taken on the host meanwhile."""
+    """Bytes on the host while the state is away."""
     kept: int = 0
-    """Taken on the host already, for the next time."""
+    """Bytes of the host buffer that stays allocated after the state is back."""
 
 
 def account(ledger: Ledger, owner: str, room: Room, phase: Phase, *, corrects: bool) -> Ledger:
-    """Return the ledger of `phase`; `corrects` says whether Correct follows an accepted jump."""
+    """Return the ledger of `phase`; `corrects`: whether Correct follows an accepted jump."""
     if not phase.updates_optimizer:
         ledger = ledger.move(_KIND, "device", None, room.leaves)
         ledger = ledger.add(owner, f"{_KIND}.codes", "device", room.codes)
         return ledger.add(owner, _KIND, "host", room.host)
-    if room.kept and phase is not WARMUP:  # nothing has left before
+    if room.kept and phase is not WARMUP:  # the first Predict comes after Warmup
         return ledger.add(owner, _KIND, "host", room.kept)
     if phase is (CORRECT if corrects else FULL):
-        # In the first step there: the state is on its way back until the update.
+        # The first step after Predict: the host buffer is in use until the update.
         return ledger.add(owner, _KIND, "host", room.host, ("forward", "backward"))
     return ledger

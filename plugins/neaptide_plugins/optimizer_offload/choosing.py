@@ -1,4 +1,4 @@
-"""Which mechanism makes state leave the device, by the strategy's name."""
+"""Chooses the mechanism that evicts the state, by the strategy's name."""
 
 from __future__ import annotations
 
@@ -19,41 +19,44 @@ if TYPE_CHECKING:
 
 
 class Mechanism(Protocol):
-    """Makes state leave and come back. What fails or is interrupted can be called again."""
+    """Evicts state and brings it back. A call that fails can be repeated."""
 
     left: Mapping[str, int]
-    """Bytes that stayed the last time, by the reason."""
+    """Bytes that stayed on the device at the last eviction, by reason."""
     error: float | None
-    """Relative error of what left last; None where it comes back as it was."""
+    """Relative error of the last eviction; None where the state comes back bit for bit."""
 
     @property
     def note(self) -> str | None:
-        """Why it does less than was asked for, in a line."""
+        """A line that says why the mechanism does less than configured, or None."""
 
     @property
     def is_away(self) -> bool:
-        """Whether there is anything to bring back."""
+        """Whether any state is evicted."""
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
-        """Free the device of the state of `spans`."""
+        """Evict the state of `spans`."""
 
     def begin(self) -> None:
-        """Start to bring it back, if that can be done beside the computation."""
+        """Start to bring the state back beside the computation, where that is possible."""
 
     def finish(self) -> None:
-        """Have it back; what is computed from here on waits for it."""
+        """Bring the state back; later computation waits for the copies."""
 
     def close(self) -> None:
-        """Let go of threads and memory."""
+        """End threads and free memory."""
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return the bytes that leave and those that are taken instead."""
+        """Return the bytes that would leave and the bytes allocated for them."""
 
 
 def mechanism(
     strategy: str, store: ParameterStore, spans: Collection[Span], device: torch.device
 ) -> Mechanism | None:
-    """Return a strategy's mechanism; ValueError where it cannot work on the state of `spans`."""
+    """Return the mechanism of `strategy`, None for `none`.
+
+    ValueError where it cannot work on the state of `spans`.
+    """
     if strategy in ("cpu", "pinned"):
         return HostState(device, pin=strategy == "pinned")
     if strategy == "compress":

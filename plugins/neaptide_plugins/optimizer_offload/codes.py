@@ -1,7 +1,6 @@
-"""State as int8 codes: signed values linearly, those without a sign by their logarithm.
+"""Optimizer state as int8 codes: tensors with negative elements linearly, others by logarithm.
 
-In a tensor without negative elements nothing becomes zero that was not: what divides by its root
-still can.
+The logarithm keeps positive elements positive, so an update can still divide by their root.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _LARGEST = torch.finfo(torch.float32).max
 GROUP = 256
 """Neighbouring elements that share a scale."""
 _ZERO = -1
-"""The code of a zero among logarithms, whose own codes begin at 0."""
+"""The code of zero in a tensor of logarithms, whose other codes are 0 or more."""
 
 
 @attrs.frozen(eq=False)
@@ -27,9 +26,9 @@ class StateCodes:
     codes: torch.Tensor
     """int8 `[elements]`, in the order of memory."""
     scale: torch.Tensor
-    """float32 `[groups]`: of values, or of logarithms to the base 2."""
+    """float32 `[groups]`: the scale of the values, or of their logarithms to base 2."""
     smallest: torch.Tensor | None
-    """`[groups]`: the least magnitude that is not zero, where codes are of logarithms."""
+    """`[groups]`: the least nonzero value of a group, for codes of logarithms; else None."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -42,18 +41,19 @@ class StateCodes:
 
 
 def encodable(tensor: torch.Tensor) -> bool:
-    """Return whether `encode` takes the tensor: floating, dense, of at least 2 bytes an element.
+    """Return whether `encode` accepts the tensor: floating, dense, at least 2 bytes per element.
 
-    What it holds is another question.
+    The elements are not read: `encode` may still return None for them.
     """
     return tensor.dtype in _CODED and is_dense(tensor)
 
 
 @torch.no_grad()
 def encode(tensor: torch.Tensor) -> StateCodes | None:
-    """Return the codes of a tensor that `encodable` accepts; None where an element is inf or NaN.
+    """Return the codes of a tensor that `encodable` accepts, or None.
 
-    And where signed ones are larger than float32 can tell. Waits for the device to know.
+    None for an empty tensor, for one with an inf or NaN, and for one with negative elements that
+    exceed the range of float32. Waits for the device.
     """
     flat = _in_memory_order(tensor)
     if not flat.numel():
@@ -70,13 +70,13 @@ def encode(tensor: torch.Tensor) -> StateCodes | None:
 
 @torch.no_grad()
 def decode(encoded: StateCodes) -> torch.Tensor:
-    """Return the values in a new tensor with the shape, strides and dtype of the one encoded."""
+    """Return the values in a new tensor with the original shape, strides and dtype."""
     wide = torch.promote_types(encoded.dtype, torch.float32)
     if encoded.smallest is None:
         values = dequantize_int8(encoded.codes, encoded.scale, None, GROUP, wide)
     else:
         values = _powers(encoded.codes, encoded.scale, encoded.smallest.to(wide))
-    largest = torch.finfo(encoded.dtype).max  # which rounding may pass
+    largest = torch.finfo(encoded.dtype).max  # rounding may exceed it
     decoded: torch.Tensor = values.clamp_(-largest, largest).to(encoded.dtype)
     return decoded.as_strided(encoded.shape, encoded.strides)
 
@@ -87,17 +87,17 @@ def _logarithmic(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     rows = _rows(flat.to(wide).log2().masked_fill_(is_zero, torch.inf), torch.inf)
     least, where = rows.min(1)
     firsts = torch.arange(0, flat.numel(), GROUP, device=flat.device)
-    smallest = flat[(firsts + where).clamp_(max=flat.numel() - 1)]  # 0 of a group of zeros
+    smallest = flat[(firsts + where).clamp_(max=flat.numel() - 1)]  # 0 for a group of zeros
     heights = rows.sub_(least[:, None]).view(-1)[: flat.numel()].masked_fill_(is_zero, 0)
     codes, scale, _ = quantize_int8(heights.float(), GROUP)
     return codes.masked_fill_(is_zero, _ZERO), scale, smallest
 
 
 def _powers(codes: torch.Tensor, scale: torch.Tensor, smallest: torch.Tensor) -> torch.Tensor:
-    """Return what codes of logarithms stand for, in the dtype of `smallest`."""
+    """Return the values of codes of logarithms, in the dtype of `smallest`."""
     heights = dequantize_int8(codes, scale, None, GROUP, torch.float32).to(smallest.dtype)
     rows = _rows(heights, 0.0).add_(smallest.log2()[:, None]).exp2_()
-    # A device may flush what is denormal to zero.
+    # Some devices flush denormal numbers to zero.
     rows.clamp_(min=smallest[:, None])
     return rows.view(-1)[: codes.numel()].masked_fill_(codes == _ZERO, 0)
 

@@ -1,4 +1,4 @@
-"""State as int8 codes on the device: how it becomes them, and what comes back."""
+"""A refuge that keeps evicted state as int8 codes on the device."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ if TYPE_CHECKING:
     from neaptide.api.spans import SharedStorage
 
 _ROUNDED = 16
-"""Units in the last place by which what is computed from equals may differ."""
+"""Units in the last place by which two ways to compute one value may differ."""
 
 
 @attrs.frozen(eq=False)
 class _Coded:
-    """One storage whose only content is one tensor, and its codes."""
+    """A tensor that alone fills its storage, and its codes."""
 
     tensor: torch.Tensor
     codes: StateCodes
 
 
 class CompressedState:
-    """A refuge of codes on the device; the tensors stay the same objects, empty in the meantime."""
+    """A refuge of int8 codes on the device.
+
+    The tensors stay the same objects and are empty until the codes are decoded.
+    """
 
     readable = False
 
     def __init__(self) -> None:
         self.left: Mapping[str, int] = {}
-        """Bytes that stayed the last time, by why."""
+        """Bytes that stayed on the device at the last eviction, by reason."""
         self.note: str | None = None
         self.error: float | None = None
-        """Relative error of the last coding: root of the summed squares over the values'."""
+        """Relative error of the last coding: the norm of the error over the norm of the values."""
         self._coded: list[_Coded] = []
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._end: Callable[[], None] | None = None
@@ -53,7 +56,7 @@ class CompressedState:
         return bool(self._coded)
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
-        """Have the store evict the state of `spans` to here."""
+        """Make the store evict the state of `spans` into this refuge."""
         found = store.evictable(spans, of="state")
         left = Counter(found.left)
         alone = {id(t) for t in map(_only, found.storages) if t is not None}
@@ -68,15 +71,14 @@ class CompressedState:
 
     @torch.no_grad()
     def take(self, storages: list[SharedStorage]) -> None:
-        """Replace what can be coded by its codes.
+        """Replace tensors by their codes, one after the other to keep the extra memory small.
 
-        One tensor after the other, so that what is allocated meanwhile is some copies of one. A
-        tensor that shares its storage with others, is no float or holds inf or NaN stays.
+        A tensor stays if it shares its storage, is not floating or holds an inf or NaN.
         """
         assert not self.is_away, "it has left already"
         stays, norms = 0, []
         while storages:
-            shared = storages.pop()  # it alone keeps the memory now
+            shared = storages.pop()  # the last reference to the storage beside the tensor
             tensor = _only(shared)
             codes = None if tensor is None else encode(tensor)
             if tensor is None or codes is None:
@@ -85,20 +87,20 @@ class CompressedState:
             norms.append(_norms(tensor, codes))
             self._coded.append(_Coded(tensor, codes))
             tensor.data = tensor.new_empty(0)
-        self.left = {"that int8 cannot stand for": stays} if stays else {}
+        self.left = {"not representable in int8": stays} if stays else {}
         if norms:
             gap, size = torch.linalg.vector_norm(torch.stack(norms), dim=0).tolist()
             self.error = gap / size if size else 0.0
 
     def begin(self) -> None:
-        """Do nothing: codes are on the device, and decoded when they are needed."""
+        """Do nothing: the codes are on the device and are decoded by `finish`."""
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Decode everything. What fails or is interrupted can be called again."""
+        """Decode all tensors. A call that fails can be repeated."""
         while self._coded:
             coded = self._coded[-1]
-            if not coded.tensor.numel():  # nobody has given it other values
+            if not coded.tensor.numel():  # else it got new values while it was away
                 coded.tensor.data = decode(coded.codes)
             self._coded.pop()
         for above, root in self._pairs:
@@ -108,16 +110,16 @@ class CompressedState:
         self._pairs = []
 
     def finish(self) -> None:
-        """Have the store end the eviction."""
-        end = self._end or self.give_back  # an eviction that was interrupted has no end
+        """Make the store end the eviction."""
+        end = self._end or self.give_back  # None after an interrupted `evict`
         end()
         self._end = None
 
     def close(self) -> None:
-        """Do nothing: no memory is kept."""
+        """Do nothing: this refuge has no thread and keeps no memory."""
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return what would be coded, all of it taken to be finite, and its codes."""
+        """Return the bytes of the tensors that can be coded, if finite, and of their codes."""
         found = store.evictable(spans, of="state")
         tensors = [tensor for tensor in map(_only, found.storages) if tensor is not None]
         codes = sum(each.numel() + 4 * -(-each.numel() // GROUP) for each in tensors)
@@ -125,16 +127,16 @@ class CompressedState:
 
 
 def _only(shared: SharedStorage) -> torch.Tensor | None:
-    """Return the tensor that fills a storage alone and can be coded, if there is one."""
+    """Return the storage's tensor if it alone fills the storage and can be coded, else None."""
     tensor = shared.tensors[0]
     alone = len(shared.tensors) == 1 and tensor.nbytes == shared.bytes
     return tensor if alone and encodable(tensor) else None
 
 
 def _squares(entry: object, coded: Container[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield `(above, root)` wherever each element of one tensor is at least the other's square.
+    """Yield `(above, root)` for each pair of tensors with `above >= root ** 2` in all elements.
 
-    An optimizer may take the root of the difference, as the centred RMSprop does.
+    Centred RMSprop takes the root of the difference, so rounding must not make it negative.
     """
     tensors = [tensor for tensor in tensors_in(entry) if id(tensor) in coded]
     for above, root in permutations(tensors, 2):
@@ -149,7 +151,7 @@ def _tolerance(tensor: torch.Tensor) -> float:
 
 
 def _norms(tensor: torch.Tensor, codes: StateCodes) -> torch.Tensor:
-    """Return the norms of error and values: float64 `[2]`."""
+    """Return the norms of the error and of the values: float64 `[2]`."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     gap = decode(codes).to(wide).sub_(tensor)
     norms = [torch.linalg.vector_norm(each, dtype=wide) for each in (gap, tensor)]

@@ -20,22 +20,23 @@ class OptimizerOffloadConfig:
     strategy: StrategyName = field(
         "cpu",
         validator=in_(("none", "cpu", "pinned", "compress", "drop")),
-        help="what becomes of the state: `cpu` and `pinned` keep it in host memory, `compress` as "
-        "int8 on the device, `drop` forgets it, `none` leaves it",
+        help="where the state waits: `cpu` and `pinned` in host memory, `compress` as int8 on the "
+        "device; `drop` discards it, `none` does not evict it",
     )
     async_restore: bool = field(
         default=True,
-        help="bring it back beside forward and backward, not when the update waits for it; `cpu` "
+        help="copy the state back during forward and backward instead of at the update; for `cpu` "
         "and `pinned`",
     )
     lookahead: int = field(
         5,
         validator=and_(ge(0), le(10_000)),
-        help="steps before the next update at which it begins to come back, in phases of several "
+        help="steps before the next update at which the copy back starts, in phases of several "
         "steps without updates",
     )
     discard_activations: bool = field(
-        default=True, help="free what the last step has left behind when the state leaves"
+        default=True,
+        help="also free memory that reference cycles and torch's allocator hold, on eviction",
     )
 
 
@@ -43,7 +44,7 @@ SPEC = PluginSpec(
     name="optimizer-offload",
     load="neaptide_plugins.optimizer_offload.plugin:OptimizerOffload",
     config=OptimizerOffloadConfig,
-    summary="Frees the device of the optimizer's state in Predict: host memory, int8 or dropped.",
+    summary="Evicts the optimizer's state in Predict: to host memory, to int8, or dropped.",
     claims={"optimizer.state"},
     after={"layer-streaming"},
     phases={"predict"},

@@ -1,4 +1,4 @@
-"""State that is given up when it leaves, so that the optimizer begins anew with its next update."""
+"""State that is discarded on eviction: the optimizer starts anew with its next update."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class DroppedState:
-    """Forgets the state of parameters, step counts with it, and gives the first one back.
+    """Discards the state of parameters, step counts included.
 
-    A class that makes its state in the first update does so again. What a class has made before
-    that, or counts in its groups, becomes what it was when this object was made.
+    An optimizer that creates its state in the first update creates it again. State that it creates
+    earlier, and counts in its parameter groups, are reset to their values at construction.
 
     Args:
-        store: of an optimizer of any class; ValueError, in one line, where it does not step again
-            without its state.
-        spans: those whose state may be forgotten.
+        store: holds an optimizer of any class; ValueError, in one line, where the class cannot
+            step without its state.
+        spans: the parameters whose state may be discarded.
     """
 
     readable = False
@@ -44,7 +44,7 @@ class DroppedState:
         self._end: Callable[[], None] | None = None
         self._initial: dict[str, Any] = {}
         self._settings: list[dict[str, tuple[bool, Any]]] = []
-        """Of each group: whether a setting was there, and its value."""
+        """By group: for each counted setting, whether it existed, and its value."""
         optimizer = store.optimizer
         mine = {store.parameters[span.name]: span for span in spans}
         with ExitStack() as loans:
@@ -58,9 +58,9 @@ class DroppedState:
                 restart = tried(optimizer, group, first) if own else Restart()
                 if restart.counted and len(own) < len(group["params"]):
                     msg = (
-                        f"{type(optimizer).__name__} counts in {min(restart.counted)!r} of "
-                        f"parameter group {number}, of which only a part would be forgotten; use "
-                        f"'cpu'"
+                        f"{type(optimizer).__name__} counts steps in {min(restart.counted)!r} of "
+                        f"parameter group {number}, but only some of its parameters would lose "
+                        f"their state; use 'cpu'"
                     )
                     raise ValueError(msg)
                 if restart.needs_state:
@@ -73,11 +73,11 @@ class DroppedState:
 
     @property
     def is_away(self) -> bool:
-        """Whether state was forgotten and `finish` has not been called since."""
+        """Whether state was discarded and `finish` has not been called since."""
         return bool(self._gone)
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
-        """Forget the state of `spans`, whatever it is."""
+        """Discard the state of `spans`."""
         self._gone = []
         for span in spans:
             with store.loan(span, "write", of="state") as state:
@@ -86,7 +86,7 @@ class DroppedState:
                     state.clear()
         if not self._gone:
             return
-        # Nothing is evicted, but whoever needs the state has it given back first.
+        # Evict nothing: the store then calls `give_back` before any use of the state.
         self._end = store.evict([], of="state", refuge=self)
         for group, settings in zip(store.optimizer.param_groups, self._settings, strict=False):
             for key, (was_there, value) in settings.items():
@@ -96,13 +96,13 @@ class DroppedState:
                     group.pop(key, None)
 
     def begin(self) -> None:
-        """Do nothing: there is nothing to bring."""
+        """Do nothing: there is nothing to copy."""
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Take nothing: what is dropped is gone."""
+        """Do nothing: the state is discarded already."""
 
     def give_back(self) -> None:
-        """Give back the state that the class does not make itself."""
+        """Restore the initial state that the optimizer does not create in its step."""
         for span in self._gone:
             if span.name in self._initial:
                 with self._store.loan(span, "write", of="state") as state:
@@ -111,16 +111,16 @@ class DroppedState:
         self._gone = []
 
     def finish(self) -> None:
-        """Have the store end the eviction."""
+        """Make the store end the eviction."""
         if self._end is not None:
             self._end()
             self._end = None
 
     def close(self) -> None:
-        """Do nothing: no memory is kept."""
+        """Do nothing: there is no thread and no memory to free."""
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return what would be given up."""
+        """Return the bytes that would be discarded."""
         leaves = 0
         for span in spans:
             with store.loan(span, "read", of="state") as state:

@@ -1,4 +1,4 @@
-"""State in host memory: how it leaves the device, can be read meanwhile, and comes back."""
+"""A refuge in host memory: evicted state can be read there and is copied back asynchronously."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class HostState:
-    """A refuge in host memory outside torch's allocator, which comes back beside the computation.
+    """A refuge in host memory outside torch's allocator; copies back run beside the computation.
 
     Args:
-        device: where the state belongs.
-        pin: register the host's buffer with CUDA, so that copies run at the link's speed, and
-            keep it for the next time, for that takes long. Pageable, it goes when all is back.
-        lane: what copies run on; left out, a lane of the device's own.
+        device: the device from which state is evicted.
+        pin: register the host buffer with CUDA, so that copies run at the link's speed, and keep
+            it, because pinning is slow. A pageable buffer is freed when the state is back.
+        lane: runs the copies; by default a new lane for the device.
     """
 
     readable = True
@@ -37,36 +37,36 @@ class HostState:
         self._slab: Slab | None = None
         self._moved: list[Moved] = []
         self._back: list[tuple[torch.Tensor, tuple[int, ...]]] = []
-        """For each of them where it comes back to, and its tensors' versions when that began."""
+        """For each of `_moved`: the target on the device, and the tensors' versions at `begin`."""
         self._lane = lane
         self._ticket: Ticket | None = None
         self._end: Callable[[], None] | None = None
         self.left: Mapping[str, int] = {}
-        """Bytes that stayed the last time, by the reason."""
+        """Bytes that stayed on the device at the last eviction, by reason."""
         self.error: float | None = None
 
     @property
     def is_away(self) -> bool:
-        """Whether any state is on the host, on its way back included."""
+        """Whether any state is on the host, or being copied back."""
         return bool(self._moved)
 
     @property
     def note(self) -> str | None:
-        """Why the buffer is pageable though it was to be pinned, in a line."""
+        """A line that says why the buffer could not be pinned, or None."""
         return None if self._slab is None else self._slab.reason
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
-        """Have the store evict the state of `spans` to here."""
+        """Make the store evict the state of `spans` into this refuge."""
         self.left = store.evictable(spans, of="state").left
         self._end = store.evict(spans, of="state", refuge=self)
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Copy `storages` to the host and let their tensors lie there; all of them or none.
+        """Copy `storages` to the host and rebind their tensors to the copies; all or none.
 
-        Waits until the copies are over: nothing is free before. Raises MemoryError where the host
-        has no room.
+        Waits for the copies, because device memory is free only after them. Raises MemoryError
+        where the host has too little memory.
         """
-        assert not self._moved, "it has left already"
+        assert not self._moved, "the state is evicted already"
         if not storages:
             return
         offsets, size = places(storages)
@@ -81,7 +81,7 @@ class HostState:
         rebind(storages, flat, self._moved)
 
     def begin(self) -> None:
-        """Start to copy what is away back to the device; what is read meanwhile is the host's."""
+        """Start to copy the state back; until `give_back` the tensors stay on the host."""
         if self._ticket is not None or not self._moved:
             return
         lane = self._lanes()
@@ -103,14 +103,14 @@ class HostState:
         self._ticket = lane.submit("optimizer state returns", copy, (computed(self.device),))
 
     def give_back(self) -> None:
-        """Have everything back on the device; what is computed from here on waits for it.
+        """Rebind all tensors to the device; later computation waits for the copies.
 
-        What fails or is interrupted can be called again.
+        A call that fails can be repeated.
         """
         if not self._moved:
             return
         self.begin()
-        assert self._ticket is not None, "the way back has begun"
+        assert self._ticket is not None, "begin has queued the copies"
         try:
             self._ticket.wait()
         except BaseException:
@@ -125,19 +125,19 @@ class HostState:
             self._slab = None
 
     def finish(self) -> None:
-        """Have the store end the eviction."""
-        end = self._end or self.give_back  # an eviction that was interrupted has no end
+        """Make the store end the eviction."""
+        end = self._end or self.give_back  # None after an interrupted `evict`
         end()
         self._end = None
 
     def close(self) -> None:
-        """Let go of the thread or stream, and of the host's buffer."""
+        """End the lane's thread or stream, and free the host buffer."""
         if self._lane is not None:
             self._lane.close()
         self._lane = self._slab = None
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return what would leave, and the host's buffer: as it is, or as it would be."""
+        """Return the bytes that would leave, and the size of the host buffer, present or needed."""
         found = store.evictable(spans, of="state")
         if self._slab is None:
             return Room(leaves=found.bytes, host=places(found.storages)[1])
@@ -145,9 +145,9 @@ class HostState:
 
     def _buffer(self, size: int) -> torch.Tensor:
         if self._slab is None or self._slab.size < size:
-            # Nobody has waited for the last copy out of it but the device.
+            # Only the device has waited for the last copy out of the old buffer.
             self._lanes().submit("optimizer state is back", lambda: None).finish()
-            self._slab = None  # before the new one is there
+            self._slab = None  # free the old buffer first
             self._slab = Slab.on_host_of(self.device, size, pin=self._pin)
         return self._slab.flat
 
@@ -158,4 +158,4 @@ class HostState:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple(tensor._version for tensor in tensors)  # noqa: SLF001 - what in-place writes bump
+    return tuple(tensor._version for tensor in tensors)  # noqa: SLF001 - in-place writes increase it

@@ -1,4 +1,4 @@
-"""The lane for copies of state: pageable memory must not hold up who asks for the copy."""
+"""The lane for copies of state: copies of pageable memory block, so a thread makes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = "optimizer-state"
 
 
 class PageableLane:
-    """A stream whose copies are asked for by a thread, for they hold it up."""
+    """A stream whose copies a thread submits, because a pageable copy blocks its caller."""
 
     def __init__(self, stream: Lane) -> None:
         self._stream, self._thread = stream, ThreadLane(_NAME)
@@ -29,16 +29,16 @@ class PageableLane:
         return self._thread.submit(what, lambda: self._stream.submit(what, work, tickets).finish())
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator that the stream uses it."""
+        """Tell the allocator that the stream uses `tensor`."""
         self._stream.hold(tensor)
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish the queued copies and end the thread."""
         self._thread.close()
         self._stream.close()
 
 
 def copying_lane(device: torch.device, *, pinned: bool) -> Lane:
-    """Return a lane for copies between `device` and host memory that is pinned, or is not."""
+    """Return a lane for copies between `device` and host memory, pinned or pageable."""
     lane = lane_for(device, _NAME)
     return PageableLane(lane) if isinstance(lane, StreamLane) and not pinned else lane

@@ -1,4 +1,4 @@
-"""Has the state leave where nothing is updated, and come back before anybody needs it."""
+"""Evicts the optimizer's state in phases without updates, and brings it back before updates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME = "optimizer-offload"
 
 @attrs.define(eq=False)
 class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
-    """Frees the device of optimizer state in the phases that do not update."""
+    """Evicts the optimizer's state in the phases without updates."""
 
     _device: torch.device = attrs.field(init=False)
     _corrects: bool = attrs.field(init=False, default=False)
@@ -44,17 +44,17 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
     _spans: list[Span] = attrs.field(init=False, factory=list)
     _mechanism: Mechanism | None = attrs.field(init=False, default=None)
     _last: Room | None = attrs.field(init=False, default=None)
-    """What left the last time, and what was taken instead."""
+    """The bytes of the last eviction."""
     _log: Any = attrs.field(init=False, default=None)
     _told: bool = attrs.field(init=False, default=False)
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Choose the mechanism for the state of what lies on the device."""
+        """Choose the mechanism for the state of the parameters on the device."""
         self._device, self._store, self._log = run.device, store, run.log
         self._corrects = run.config.phases.correct.steps > 0
-        # By where the store has them now: another plugin may evict weights in Predict. The state of
-        # streamed weights is on the host already.
+        # Fixed at the start: a plugin may evict weights in Predict, which changes their tier. The
+        # state of streamed weights is on the host already.
         self._spans = [span for span in store.spans() if span.tier == "device"]
         try:
             with store.compute():
@@ -66,7 +66,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Leave the state where the run found it."""
+        """Bring the state back, and free the mechanism's memory."""
         try:
             self._bring_back()
         finally:
@@ -75,7 +75,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Send the state away where nothing is updated, else begin to bring it back."""
+        """Evict the state in a phase without updates, else start to bring it back."""
         if phase.updates_optimizer:
             self._begin()
             return
@@ -85,17 +85,17 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl(tryfirst=True)
     def select_phase(self, schedule: PhaseSchedule) -> None:
-        """Look ahead: the state begins to come back some steps before it is needed."""
+        """Start to bring the state back `lookahead` steps before the next update."""
         if self._mechanism is None or not self._mechanism.is_away:
             return
         steps = schedule.steps_until(_updates, limit=self.config.lookahead)
-        # A jump that is due still has the room; the update comes right after it.
+        # During a jump the state stays away; `on_phase_enter` starts the copy after it.
         if steps is not None and not schedule.due().applies_prediction:
             self._begin()
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Wait for the state where it is updated."""
+        """Bring the state back before the update."""
 
         def update(following: Callable[..., Outcome], **arguments: Any) -> Outcome:
             self._bring_back()
@@ -105,13 +105,13 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def after_step(self, phase: Phase) -> None:
-        """Leave nothing under way between steps."""
+        """Bring the state back after a step whose update was deferred or skipped."""
         if phase.updates_optimizer:
             self._bring_back()
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Move the state to where it is in `phase`."""
+        """Move the state to its tier in `phase`."""
         if self._mechanism is None:
             return ledger
         room = self._mechanism.room(self._store, self._spans)
@@ -119,7 +119,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return the bytes freed in the last Predict, and the error of coding them."""
+        """Return the bytes freed by the last eviction, and the relative error of `compress`."""
         if self._mechanism is None or self._last is None:
             return {}
         room, error = self._last, self._mechanism.error
@@ -127,12 +127,12 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         return freed if error is None else {**freed, "error": error}
 
     def report(self) -> str | None:
-        """Return what Predict has freed."""
+        """Return the bytes that Predict frees, in a line."""
         room = self._last
         if room is None:
             return None
         text = f"{room.leaves - room.codes} bytes of optimizer state off the device in Predict"
-        return f"{text}, {room.host} on the host meanwhile" if room.host else text
+        return f"{text}, {room.host} on the host instead" if room.host else text
 
     def _send_away(self) -> None:
         if self._mechanism is None or self._mechanism.is_away:
@@ -152,7 +152,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
             return
         try:
             mechanism.begin()
-        except (RuntimeError, MemoryError) as error:  # no room yet: the update tries again
+        except (RuntimeError, MemoryError) as error:  # no memory yet: the update tries again
             self._log.warning(f"{_NAME}.put_off", reason=str(error).partition("\n")[0])
 
     def _bring_back(self) -> None:
@@ -165,7 +165,7 @@ def _updates(phase: Phase) -> bool:
 
 
 def _discard(device: torch.device) -> None:
-    """Free what only reference cycles of the last steps keep, and what torch has in reserve."""
+    """Collect reference cycles of the last steps, and empty the cache of torch's allocator."""
     gc.collect(1)
     if device.type == "cuda":
         torch.cuda.empty_cache()

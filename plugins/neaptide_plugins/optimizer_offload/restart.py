@@ -1,7 +1,7 @@
-"""State that is forgotten: whether the optimizer can begin anew, and with what it does.
+"""Finds out whether an optimizer can start anew without its state, and what it needs for that.
 
-An optimizer is tried on a twin that has a matrix of four numbers instead of its parameters; what
-counts is what the class does, not which it is.
+A twin of the optimizer takes a step on a matrix of four numbers. Only this test decides, so any
+class can pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIDE = 2
 
 @attrs.frozen
 class _Filled:
-    """A tensor of one value."""
+    """A tensor whose elements all have one value."""
 
     value: Any
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class _Filled:
 
 @attrs.frozen(eq=False)
 class _Copied:
-    """A tensor of many values, on the host."""
+    """A copy of a tensor on the host."""
 
     values: torch.Tensor
     device: torch.device
@@ -55,31 +55,34 @@ class _Copied:
 
 
 def remembered(entry: Any) -> Any:
-    """Return what `made_again` makes an entry of the state from: one number where one will do."""
+    """Return an entry of the state in a compact form for `made_again`.
+
+    A tensor of equal elements is stored as one number.
+    """
     return _mapped(entry, torch.Tensor, _remembered_tensor)
 
 
 def made_again(memory: Any) -> Any:
-    """Return an entry as it was remembered, in new tensors."""
+    """Return the entry that `remembered` stored, in new tensors."""
     return _mapped(memory, (_Filled, _Copied), lambda kept: kept.tensor())
 
 
 @attrs.frozen
 class Restart:
-    """How the parameters of one group begin anew."""
+    """What a parameter group needs to start anew."""
 
     counted: frozenset[str] = frozenset()
-    """Settings of the group that a step changes: a count of steps, say."""
+    """Settings of the group that a step changes, such as a count of steps."""
     needs_state: bool = False
-    """Whether the class cannot step from nothing, only from what it makes before its first step."""
+    """Whether the class steps only with the state that it creates before its first step."""
 
 
 def tried(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], first: Mapping[torch.Tensor, Any]
 ) -> Restart:
-    """Return how a group begins anew; `first` is its parameters' state when nothing was updated.
+    """Return what `group` needs to start anew; `first` is the parameters' state at the start.
 
-    Raises ValueError, in one line, where it does not step again once its state is gone.
+    Raises ValueError, in one line, where the class cannot step without its state.
     """
     parameters = group["params"]
     if not parameters:
@@ -91,13 +94,13 @@ def tried(
         for sparse in (False, True):
             try:
                 counted = _changed_by_a_step(optimizer, group, like, memory, sparse=sparse)
-            except Exception as error:  # noqa: BLE001 - a stranger's class may raise anything
+            except Exception as error:  # noqa: BLE001 - any class of optimizer may raise anything
                 problem = problem or error
             else:
                 return Restart(counted - {"lr"}, memory is not None)
     reason = (str(problem).splitlines() or [""])[0]
     msg = (
-        f"{type(optimizer).__name__} does not step again once its state is gone "
+        f"{type(optimizer).__name__} cannot step after its state was dropped "
         f"({type(problem).__name__}: {reason}); use 'cpu' or 'compress'"
     )
     raise ValueError(msg) from problem
@@ -177,7 +180,7 @@ def _remembered_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _small(kept: _Filled | _Copied, like: torch.Tensor) -> _Filled | _Copied:
-    """Return what was remembered of the shape of `like` in that of the twin's parameter."""
+    """Return a stored tensor of the shape of `like` in the shape of the twin's parameter."""
     shape = kept.shape if isinstance(kept, _Filled) else tuple(kept.values.shape)
     if shape != tuple(like.shape) or not shape:
         return kept
@@ -188,7 +191,7 @@ def _small(kept: _Filled | _Copied, like: torch.Tensor) -> _Filled | _Copied:
 
 
 def _mapped(tree: Any, kinds: Any, change: Any) -> Any:
-    """Return `tree` with everything of `kinds` changed, and copies of the rest."""
+    """Return `tree` with `change` applied to each object of `kinds`, and copies of the rest."""
     if isinstance(tree, kinds):
         return change(tree)
     if isinstance(tree, dict):
@@ -201,7 +204,7 @@ def _mapped(tree: Any, kinds: Any, change: Any) -> Any:
 
 
 def _numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    # Torch's own bookkeeping for schedules begins with an underscore.
+    # torch's own counters for schedulers begin with an underscore.
     return {
         key: value
         for key, value in attributes.items()

@@ -112,14 +112,14 @@ def test_a_strangers_optimizer_begins_anew(way: str) -> None:
 @pytest.mark.parametrize("way", ["attribute", "global"])
 def test_what_counts_where_nobody_can_reset_it_is_refused(way: str) -> None:
     parameters = weights()
-    with pytest.raises(ValueError, match="does not step again") as refused:
+    with pytest.raises(ValueError, match="cannot step after its state was dropped") as refused:
         DroppedState(*state_of(Stranger(parameters, way), parameters))
     assert 1 == len(str(refused.value).splitlines())
 
 
 def test_a_count_of_more_than_is_forgotten_is_refused() -> None:
     parameters = weights()
-    with pytest.raises(ValueError, match="counts in 't' of parameter group 0"):
+    with pytest.raises(ValueError, match="counts steps in 't' of parameter group 0"):
         DroppedState(*state_of(Stranger(parameters, "group"), parameters[:1]))
     DroppedState(*state_of(Stranger(parameters, "lazy"), parameters[:1]))
 
@@ -128,7 +128,7 @@ def test_one_that_has_lost_what_it_made_first_is_refused() -> None:
     parameters = weights()
     optimizer = Stranger(parameters, "eager")
     optimizer.state.clear()
-    with pytest.raises(ValueError, match="Stranger does not step again once its state is gone"):
+    with pytest.raises(ValueError, match="Stranger cannot step after its state was dropped"):
         DroppedState(*state_of(optimizer, parameters))
 
 

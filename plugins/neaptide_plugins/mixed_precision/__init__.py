@@ -1,4 +1,4 @@
-"""Autocast with a dtype per phase, and loss scaling where it is fp16."""
+"""Autocast with a dtype per phase, and loss scaling for fp16."""
 
 from .config import SPEC
 

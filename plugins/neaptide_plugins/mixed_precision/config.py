@@ -21,7 +21,7 @@ _precision = in_(("fp32", "bf16", "fp16", "fp8", "auto"))
 
 
 def _power_of_two(_: Any, attribute: attrs.Attribute[float], value: float) -> None:
-    # Other factors would round every gradient on the way in and out.
+    # Scaling and unscaling by any other factor would round every gradient.
     if value <= 0 or math.frexp(value)[0] != 0.5:  # noqa: PLR2004 - the mantissa of a power of two
         msg = f"{attribute.name!r} must be a power of two (got {value})"
         raise ValueError(msg)
@@ -44,29 +44,29 @@ class MixedPrecisionConfig:
     growth_factor: float = field(
         2.0,
         validator=and_(_power_of_two, gt(1.0)),
-        help="what the scale is multiplied by after `growth_interval` updates without overflow",
+        help="factor of the scale after `growth_interval` updates without overflow",
     )
     backoff_factor: float = field(
         0.5,
         validator=and_(_power_of_two, lt(1.0)),
-        help="what the scale is multiplied by after an overflow",
+        help="factor of the scale after an overflow",
     )
     growth_interval: int = field(
         2000, validator=ge(1), help="updates without overflow before the scale grows"
     )
     fp8_exclude: tuple[str, ...] = field(
         SENSITIVE_WEIGHTS,
-        help="patterns of weights whose products stay in bf16 where others are in fp8",
+        help="patterns of the weights whose products stay in bf16 when others are in fp8",
     )
     fp8_min_elements: int = field(
-        LARGE_ENOUGH, validator=ge(1), help="products with smaller weights stay in bf16, too"
+        LARGE_ENOUGH, validator=ge(1), help="products of weights with fewer elements stay in bf16"
     )
     fp8_even_if_slower: bool = field(
-        False, help="use fp8 also where the hardware is known to be slower in it"
+        False, help="use fp8 even on hardware that is known to be slower in it"
     )
 
     def loss_scale(self) -> LossScale:
-        """Return the scale a run begins with."""
+        """Return the initial loss scale of a run."""
         return LossScale(
             scale=self.initial_scale,
             growth_factor=self.growth_factor,

@@ -1,4 +1,4 @@
-"""What mixed-precision makes of DeepSpeed's `fp16`, `bf16` and `torch_autocast`."""
+"""Converts DeepSpeed's `fp16`, `bf16` and `torch_autocast` to settings of mixed-precision."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ def convert(source: Source) -> dict[str, Any] | None:
 def _scaling(source: Source) -> dict[str, Any]:
     fixed = source.look("fp16.loss_scale", float)
     if fixed:
-        source.note("fp16.loss_scale", "the loss scale always adapts itself; this is no constant")
+        source.note(
+            "fp16.loss_scale", "the loss scale is always dynamic; this constant is not used"
+        )
     elif fixed is not None:
         source.take("fp16.loss_scale", float)
     power = source.take("fp16.initial_scale_power", int)
     window = source.take("fp16.loss_scale_window", int)
-    # 2.0**power overflows where no float could hold it, and the check of the setting says so.
+    # Clamped, because 2.0**power may overflow; the validator of the setting reports the error.
     scale = {} if power is None else {"initial_scale": 2.0 ** max(-1000, min(power, 1000))}
     return {**scale, "growth_interval": 1000 if window is None else window}

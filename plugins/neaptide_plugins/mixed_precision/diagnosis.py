@@ -1,4 +1,4 @@
-"""What `neaptide doctor` hears of each device: the dtypes it computes in, and the one to take."""
+"""Findings for `neaptide doctor`: the dtypes of each device, and the recommended one."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 def capabilities() -> dict[str, tuple[int, int] | None]:
-    """Return the compute capability of each CUDA device; of the CPU, None, where there is none."""
+    """Return the compute capability of each CUDA device, or `{"cpu": None}` without one."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = {f"cuda:{index}": torch.cuda.get_device_capability(index) for index in range(count)}
     return {**found} or {"cpu": None}
 
 
 def findings(devices: Mapping[str, tuple[int, int] | None]) -> Iterator[Finding]:
-    """Say of each device, by compute capability, what `auto` is there, and why."""
+    """Yield for each device, by compute capability, its dtypes, the dtype of `auto`, and why."""
     for device, capability in devices.items():
         dtype = recommend(capability)
         name = next(name for name, known in DTYPES.items() if known is dtype)
         if dtype is torch.float16:
-            why = "bf16 would be emulated; fp16 needs the loss scale, which is kept"
+            why = "bf16 would be emulated; fp16 needs a loss scale, which the plugin applies"
         elif capability is None:
-            why = "any CPU can, one with AMX or AVX512-BF16 fast; the loss needs no scale"
+            why = "every CPU supports it, fast with AMX or AVX512-BF16; no loss scale is needed"
         else:
-            why = "it has the range of fp32, and the loss needs no scale"
+            why = "it has the range of fp32; no loss scale is needed"
         dtypes = "fp32, bf16, fp16"
         if capability is not None and capability >= FP8_TENSOR_CORES:
-            dtypes += ", fp8 (its tensor cores have it)"
+            dtypes += ", fp8 (on its tensor cores)"
         yield Finding("ok", device, f'{dtypes}; "auto" is {name}: {why}')

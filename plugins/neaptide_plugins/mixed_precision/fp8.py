@@ -1,4 +1,4 @@
-"""Products with weights in fp8: e4m3, one scale a tensor, and a backward in bf16."""
+"""Products with weights in fp8: e4m3 with one scale per tensor, and a backward in bf16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Fp8Linear(torch.autograd.Function):
-    """Computes a product in fp8; its backward is that of the product in `dtype`."""
+    """Computes a product in fp8, and its backward in `dtype`."""
 
     @staticmethod
     def forward(
@@ -27,7 +27,7 @@ class _Fp8Linear(torch.autograd.Function):
         transposed: bool,  # noqa: FBT001 - apply takes no names
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return `x @ weight.T + bias`, or `x @ weight + bias` where `transposed`, as `dtype`."""
+        """Return `x @ weight.T + bias`, or `x @ weight + bias` if `transposed`, in `dtype`."""
         ctx.transposed, ctx.x_dtype = transposed, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         lowered = x.to(dtype)
@@ -60,20 +60,21 @@ class _Fp8Linear(torch.autograd.Function):
 
 @attrs.define(eq=False)
 class Fp8Products:
-    """Handles products with some weights inside autocast to `dtype`, and counts them."""
+    """Computes products of some weights in fp8 inside autocast to `dtype`, and counts them."""
 
     weights: dict[nn.Parameter, str]
     dtype: torch.dtype
     done: int = 0
 
     def __call__(self, product: Product) -> torch.Tensor | None:
-        """Compute a product in fp8; None where it is none of these."""
+        """Compute a product in fp8; None where the plugin does not handle it."""
         x = product.x
         if (
             product.weight not in self.weights
             or not product.rows
             or x.layout != torch.strided
-            or torch.float64 in (x.dtype, product.weight.dtype)  # autocast leaves them alone, too
+            or torch.float64
+            in (x.dtype, product.weight.dtype)  # autocast does not cast float64 either
             or not torch.is_autocast_enabled(x.device.type)
             or torch.get_autocast_dtype(x.device.type) is not self.dtype
         ):

@@ -1,4 +1,4 @@
-"""Wraps forwards in autocast, backwards in the loss scale, and updates in its removal."""
+"""Runs forwards under autocast, scales losses before backwards, and unscales at updates."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _SETTINGS = (*TRAINED, "predict", "evaluate")
 _AT = {"probe": "predict", "evaluate": "evaluate"}
-"""Moments with a setting of their own; any other takes its phase's."""
+"""The settings of moments; any other moment uses the setting of its phase."""
 
 
 @attrs.define(eq=False)
 class MixedPrecision(Plugin[MixedPrecisionConfig]):
-    """One dtype a phase; the loss scale acts only where that is fp16."""
+    """One dtype per phase; the loss is scaled only in phases with fp16."""
 
     _scaler: LossScaler = attrs.field(init=False)
     _dtypes: dict[str, torch.dtype] = attrs.field(init=False)
@@ -63,7 +63,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
-        """Choose the weights of products in fp8, while all of them are where they were built."""
+        """Choose the weights of products in fp8, before another plugin moves any of them."""
         config = self.config
         self._chosen = choose_weights(
             model,
@@ -84,8 +84,8 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         if self._fp8:
             check_fp8(self._fp8[0], self.config, run.device)
             weights, left_out = len(self._chosen.names), self._chosen.left_out
-            tell = run.log.info if weights else run.log.warning
-            tell("mixed-precision.fp8", phases=self._fp8, weights=weights, left_out=left_out)
+            log = run.log.info if weights else run.log.warning
+            log("mixed-precision.fp8", phases=self._fp8, weights=weights, left_out=left_out)
 
     def _lowered(self, name: str) -> AbstractContextManager[None]:
         lowered = name in self._fp8 and not is_measured()
@@ -93,7 +93,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def around_forward(self, run: Run) -> AroundForward:
-        """Run model and loss in the dtype of phase and moment."""
+        """Run model and loss in the dtype of the phase and moment."""
 
         def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
@@ -110,7 +110,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Begin anew where a step that failed has dropped the gradients that waited."""
+        """Reset the scaler after a failed step has dropped the accumulated gradients."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
             store, scaler = self._store, self._scaler
@@ -126,14 +126,14 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
         def backward(following: Callable[..., None], *, loss: torch.Tensor, phase: Phase) -> None:
             factor = self._scaler.before_backward(wanted=phase.name in self._fp16)
-            with self._lowered(phase.name):  # for what is computed again inside of it
+            with self._lowered(phase.name):  # for forwards that the backward recomputes
                 following(loss=loss if factor == 1.0 else loss * factor, phase=phase)
 
         return backward
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Take the scale out again, and adapt it to what became of the update."""
+        """Unscale the gradients, and adapt the scale to the outcome of the update."""
 
         def update(
             following: Callable[..., Outcome],
@@ -158,14 +158,14 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the loss scale and the products in fp8 so far, where a phase uses them."""
+        """Return the loss scale and the number of fp8 products, if a phase uses them."""
         scale = {"loss_scale": self._scaler.current.scale} if self._fp16 else {}
         products = {"fp8_products": float(self._products.done)} if self._fp8 else {}
         return {**scale, **products}
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
-        """Say which dtypes the devices here compute in."""
+        """Report the dtypes of this machine's devices."""
         return diagnosis.findings(diagnosis.capabilities())
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,5 +173,5 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._scaler.load_state_dict(state)

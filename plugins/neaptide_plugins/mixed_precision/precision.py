@@ -1,4 +1,4 @@
-"""Which dtype a forward computes in, and the context it does so in."""
+"""The dtype of a forward, and the autocast context for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _NATIVE_BF16 = (8, 0)
-"""CUDA compute capability from which on bfloat16 is computed in hardware, not emulated."""
+"""Least CUDA compute capability with bfloat16 in hardware; below it is emulated."""
 
 
 def recommend(capability: tuple[int, int] | None) -> torch.dtype:
-    """Return bfloat16, or float16 for a CUDA device of too low a compute `capability`.
+    """Return bfloat16, or float16 for a CUDA device without bfloat16 in hardware.
 
-    bfloat16 has the range of float32 and needs no loss scaling. None stands for a device that is
-    not CUDA: torch's CPU kernels know bfloat16 everywhere.
+    bfloat16 has the range of float32 and needs no loss scaling. A `capability` of None is a device
+    that is not CUDA: torch's CPU kernels always support bfloat16.
     """
     if capability is not None and capability < _NATIVE_BF16:
         return torch.float16
@@ -30,7 +30,7 @@ def recommend(capability: tuple[int, int] | None) -> torch.dtype:
 def resolve(precision: str, device: torch.device) -> torch.dtype:
     """Return autocast's dtype for `precision` on `device`; `auto` is the recommended one.
 
-    In `fp8` it is bfloat16: what is no product with a weight is computed in that.
+    For `fp8` it is bfloat16, in which everything but products with weights is computed.
     """
     if precision == "fp8":
         return torch.bfloat16
@@ -43,8 +43,8 @@ def resolve(precision: str, device: torch.device) -> torch.dtype:
 def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Run matrix products and convolutions in `dtype`; float32 turns autocast off.
 
-    Casts of weights are shared within the context and dropped with it. torch alone would keep them
-    inside an autocast around the caller's whole loop, past the update that outdates them.
+    Casts of weights are cached until the context ends. Inside an autocast around the caller's loop,
+    torch alone would reuse them after the update that changes the weights.
     """
     lowered = dtype is not torch.float32
     try:
@@ -56,5 +56,5 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 
 def widened(loss: torch.Tensor) -> torch.Tensor:
-    """Return `loss` in float32 or wider, in which sums are divided and means added up."""
+    """Return `loss` in float32 or wider, for sums and means over batches."""
     return loss.to(torch.promote_types(loss.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""What fp16 cannot be trained with, and where fp8 is slower, as errors."""
+"""Checks at the start: settings and hardware that fp16 and fp8 cannot work with."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) -> None:
-    """Raise ConfigError where fp8 is slower than bf16, unless that is asked for, or missing.
+    """Raise ConfigError where fp8 cannot run, or is slower without `fp8_even_if_slower`.
 
-    `setting` is one that is `"fp8"`, for the message.
+    `setting` is the name of a setting that is `"fp8"`, for the message.
     """
     missing = fp8_missing(device)
     if missing is not None:
@@ -36,7 +36,7 @@ def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) 
 def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:
     """Raise ConfigError where overflows go unnoticed or gradients cannot be unscaled exactly.
 
-    `phase` is one that trains in fp16, for the message.
+    `phase` is the name of a phase that trains in fp16, for the message.
     """
     where = f"@ plugins.mixed-precision.{phase}"
     if not run.config.train.check_finite:
@@ -47,15 +47,15 @@ def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:
         raise ConfigError(msg)
     if not store.stores_gradients:
         msg = (
-            f"fp16 needs gradients that wait for the update, to take the loss scale out, and "
-            f'here blocks are updated inside the backward; use "bf16" or update after it {where}'
+            f"fp16 needs gradients that are stored until the update and unscaled; here blocks are "
+            f'updated inside the backward; use "bf16", or update after the backward {where}'
         )
         raise ConfigError(msg)
     for span in store.spans():
         if span.trainable and span.dtype is torch.float16:
             msg = (
-                f"fp16 needs weights in float32, of which it makes fp16 copies "
+                f"fp16 needs weights in float32, which autocast casts to fp16 "
                 f"({span.name!r} is float16); call model.float(), or use "
-                f'"fp32" to leave the model alone {where}'
+                f'"fp32" to train the model in its own dtype {where}'
             )
             raise ConfigError(msg)

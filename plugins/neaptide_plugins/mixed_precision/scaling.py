@@ -13,10 +13,10 @@ LARGEST = 2.0**126
 
 @attrs.frozen(kw_only=True)
 class LossScale:
-    """The scale as a value; the methods return the next one.
+    """A loss scale; its methods return the next one.
 
-    All three factors are powers of two, so that scaling and unscaling change no bit of a gradient
-    that neither over- nor underflows. The policy is that of `torch.amp.GradScaler`.
+    All three factors are powers of two: scaling and unscaling are exact for a gradient that neither
+    overflows nor underflows. The policy is that of `torch.amp.GradScaler`.
     """
 
     scale: float
@@ -27,11 +27,11 @@ class LossScale:
     """Updates without overflow since the scale last changed."""
 
     def overflowed(self) -> LossScale:
-        """Return the scale after an update that was skipped."""
+        """Return the scale after a skipped update."""
         return attrs.evolve(self, scale=max(self.scale * self.backoff_factor, SMALLEST), clean=0)
 
     def applied(self) -> LossScale:
-        """Return the scale after an update that was made."""
+        """Return the scale after an applied update."""
         if self.clean + 1 < self.growth_interval:
             return attrs.evolve(self, clean=self.clean + 1)
         return attrs.evolve(self, scale=min(self.scale * self.growth_factor, LARGEST), clean=0)
@@ -39,35 +39,35 @@ class LossScale:
 
 @attrs.define
 class LossScaler:
-    """Scales alike all the gradients that go into one update."""
+    """Applies one scale to all gradients of an update."""
 
     current: LossScale
     carried: bool | None = None
-    """Whether the gradients that wait for an update carry the scale; None where none wait.
+    """Whether the accumulated gradients are scaled; None without accumulated gradients.
 
-    The first backward decides for all that are added to its gradients: the precision may change
-    inside an accumulation over several steps, the scale must not.
+    The first backward of an accumulation decides for the others: the precision may change between
+    them, the scale must not.
     """
 
     def before_backward(self, *, wanted: bool) -> float:
-        """Return what to multiply the loss by, 1 where unscaled; `wanted` by this backward."""
+        """Return the factor of the loss, 1 if unscaled; `wanted`: this backward is in fp16."""
         if self.carried is None:
             self.carried = wanted
         return self.factor
 
     @property
     def factor(self) -> float:
-        """What the waiting gradients are too large by."""
+        """The factor by which the accumulated gradients are scaled."""
         return self.current.scale if self.carried else 1.0
 
     def updated(self, *, applied: bool) -> None:
-        """Adapt the scale to an update that was applied or skipped; none waits any more."""
+        """Adapt the scale to an applied or skipped update, which ends the accumulation."""
         if self.carried:
             self.current = self.current.applied() if applied else self.current.overflowed()
         self.carried = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale, how long it has held, and whether waiting gradients carry it."""
+        """Return the scale, the updates since it changed, and `carried`."""
         return {
             "scale": self.current.scale,
             "clean": self.current.clean,
@@ -75,6 +75,6 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.current = attrs.evolve(self.current, scale=state["scale"], clean=state["clean"])
         self.carried = state["carried"]

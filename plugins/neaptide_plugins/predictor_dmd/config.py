@@ -14,17 +14,19 @@ from neaptide_toolkit.predictors.settings import State, WindowSettings
 class PredictorDmdConfig(WindowSettings):
     """`[plugins.predictor-dmd]`."""
 
-    snapshots: int = field(8, validator=ge(3), help="samples that are kept, each a whole model")
-    rank: int = field(3, validator=ge(1), help="modes, at most two less than there are snapshots")
+    snapshots: int = field(
+        8, validator=ge(3), help="samples in a window; each is a copy of all trained weights"
+    )
+    rank: int = field(3, validator=ge(1), help="largest number of modes; at most `snapshots - 2`")
     damping: float = field(
         1.0,
         validator=and_(gt(0.0), le(1.0)),
-        help="largest modulus of an eigenvalue, to which a larger one is shortened; 1 stops growth",
+        help="largest modulus of an eigenvalue; larger ones are scaled down to it; 1 stops growth",
     )
     state: State = field(
         "bfloat16",
         validator=in_(("float32", "bfloat16", "int8")),
-        help="how a snapshot is kept; below float32 as the distance to the first one",
+        help="dtype of a stored snapshot; below float32 the distance to the first one is stored",
     )
 
     @rank.validator

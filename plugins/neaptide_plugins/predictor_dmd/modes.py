@@ -1,7 +1,7 @@
-"""Dynamic mode decomposition by the method of snapshots: all of it from a Gram matrix.
+"""Dynamic mode decomposition by the method of snapshots, from a Gram matrix alone.
 
-The steps `d_i = w_{i+1} - w_i` are modelled as `d_{i+1} = A d_i`, A of low rank. Of the weights
-nothing is needed but inner products of steps; the forecast is a combination of the snapshots.
+The steps `d_i = w_{i+1} - w_i` are modelled as `d_{i+1} = A d_i`, A of low rank. The input is the
+matrix of inner products of the steps; the forecast is a linear combination of the snapshots.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import math
 import torch
 
 NEGLIGIBLE = 1e-10
-"""Share of the largest eigenvalue of the Gram matrix below which a direction is noise."""
+"""An eigenvalue below this share of the Gram matrix's largest one counts as noise."""
 WORST_CONDITION = 1e10
-"""Of the eigenvectors, beyond which the modes cannot be told apart."""
+"""Largest condition number of the eigenvectors; above it the modes are not distinct."""
 
 
 def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> list[float] | None:
-    """Return coefficients of the m + 1 snapshots: the sum is what `ahead` more steps change.
+    """Return coefficients of the m + 1 snapshots whose combination is the change in `ahead` steps.
 
-    They add up to zero. None where the steps span nothing, or no modes can be found.
+    They sum to zero. None where all steps are zero or not finite, or the modes are not distinct.
 
     Args:
         gram: float64 `[m, m]` inner products of the m steps, m >= 2.
-        rank: modes at most.
-        ahead: steps, not necessarily a whole number.
+        rank: largest number of modes.
+        ahead: number of steps, not necessarily whole.
         damping: largest modulus of an eigenvalue.
     """
     if not gram.isfinite().all():
@@ -35,14 +35,14 @@ def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> 
     if squares[-1] <= 0.0 or not kept.any():
         return None
     squares, basis = squares[kept][-rank:], basis[:, kept][:, -rank:]
-    # In the orthonormal directions U = X V / sigma, X the steps but the last, X' but the first.
+    # In the orthonormal basis U = X V / sigma: X is all steps except the last, X' except the first.
     scaled = basis / squares.sqrt()
     reduced = scaled.T @ shifted @ scaled
     last = scaled.T @ gram[:-1, -1]
     advanced = _series(reduced, last, ahead, damping)
     if advanced is None:
         return None
-    steps = scaled @ advanced  # of X'
+    steps = scaled @ advanced  # coefficients of X'
     later = torch.zeros(len(gram) + 1, dtype=torch.float64)
     later[2:] += steps
     later[1:-1] -= steps
@@ -52,7 +52,7 @@ def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> 
 def _series(
     matrix: torch.Tensor, vector: torch.Tensor, ahead: float, damping: float
 ) -> torch.Tensor | None:
-    """Return `(1 + A + ... + A**(ahead - 1)) v` with the eigenvalues of A shortened."""
+    """Return `(1 + A + ... + A**(ahead - 1)) v` with A's eigenvalues scaled down to `damping`."""
     values, vectors = torch.linalg.eig(matrix)
     if not torch.linalg.cond(vectors) < WORST_CONDITION:
         return None
@@ -66,7 +66,7 @@ def _series(
 
 
 def _geometric(value: complex, ahead: float) -> torch.Tensor:
-    """Return `(1 - value**ahead) / (1 - value)`, which is `ahead` at 1."""
+    """Return `(1 - value**ahead) / (1 - value)`, or its limit `ahead` for a value near 1."""
     gap = 1.0 - value
     total = complex(ahead) if abs(gap) * max(1.0, ahead) < math.sqrt(_EPSILON) else None
     if total is None:

@@ -1,4 +1,4 @@
-"""Keeps snapshots, and proposes where their modes lead."""
+"""A predictor that stores snapshots and extrapolates their dynamic modes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .modes import forecast
 
 @attrs.define(eq=False)
 class PredictorDmd(WindowPredictor[PredictorDmdConfig]):
-    """Each sample is a row of its own."""
+    """Stores each sample as a row of the window."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
 
     def plan(self, updates: int, stretch: float) -> WindowPlan:
-        """Return a window of always as many snapshots."""
+        """Return a window with the configured number of snapshots."""
         del updates
         return WindowPlan(self.config.snapshots, max(1, round(self.config.sample_every * stretch)))
 
     def coefficients(self, index: int, samples: int) -> tuple[float, ...]:
-        """Return 1 in the sample's own row."""
+        """Return 1 for the sample's own row and 0 for the others."""
         return tuple(float(index == row) for row in range(samples))
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
-        """Follow the modes for a share of the horizon; None where there are none."""
+        """Extrapolate the modes over `scale` of the horizon; None where there are none."""
         updates, config = reach(horizon, scale), self.config
         found = forecast(
             window.gram(),

@@ -17,14 +17,14 @@ class PredictorDriftConfig(WindowSettings):
     window_fraction: float = field(
         1 / 3,
         validator=and_(gt(0.0), lt(1.0)),
-        help="share of all updates so far that a window spans at its end",
+        help="length of a window, as a share of all updates until its end",
     )
     min_window: int = field(100, validator=ge(4), help="updates in the shortest window")
     max_window: int = field(800, validator=ge(4), help="updates in the longest window")
     scale: float = field(
         0.5,
         validator=and_(gt(0.0), le(1.0)),
-        help="share of the distance between the two halves' means that a jump goes",
+        help="length of a jump, as a share of the distance between the two halves' means",
     )
 
     @max_window.validator

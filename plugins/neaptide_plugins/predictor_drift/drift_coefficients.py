@@ -11,10 +11,10 @@ def half_at(
     sample_every: int,
     stretch: float = 1.0,
 ) -> int:
-    """Return the samples in each half of the window that begins after `update` updates.
+    """Return the number of samples in each half of the window that begins after `update` updates.
 
-    The whole window is to span `fraction` of all updates at its end, times `stretch`, which may
-    take it beyond `shortest` and `longest`.
+    The window spans `fraction` of all updates until its end, limited to `shortest` and `longest`;
+    then `stretch` multiplies it, also beyond these limits.
     """
     wanted = update * fraction / (1.0 - fraction)
     whole = min(max(wanted, shortest), longest) * stretch
@@ -24,18 +24,18 @@ def half_at(
 def share_of(index: int, samples: int) -> float:
     """Return the coefficient of sample `index` in mean(second half) - mean(first half).
 
-    Summed by parts this is a sum of the updates in between with triangular weights, largest in
-    the middle of the window.
+    The drift equals a weighted sum of the updates in the window. The weights are triangular and
+    largest in the middle of the window.
     """
     half = samples // 2
     return (1.0 if index >= half else -1.0) / half
 
 
 def reach(half: int, scale: float, horizon: int) -> tuple[float, int]:
-    """Return the scale of a jump of at most `horizon` updates, and the updates it stands for.
+    """Return the scale of a jump of at most `horizon` updates, and the updates it replaces.
 
-    The means of the halves lie `half` updates apart: `scale` of their distance is `scale * half`
-    updates of drift.
+    The means of the halves are `half` updates apart, so `scale` of their distance is the drift of
+    `scale * half` updates.
     """
     scale = min(scale, horizon / half)
     return scale, max(1, round(scale * half))

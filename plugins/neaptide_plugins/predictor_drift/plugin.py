@@ -1,4 +1,4 @@
-"""Proposes the drift between the halves of a window."""
+"""A predictor that proposes the drift between the halves of a window."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .drift_coefficients import half_at, reach, share_of
 
 @attrs.define(eq=False)
 class PredictorDrift(WindowPredictor[PredictorDriftConfig]):
-    """mean(second half) - mean(first half) in one row, without keeping a sample."""
+    """Accumulates mean(second half) - mean(first half) in one row and stores no sample."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
 
     def plan(self, updates: int, stretch: float) -> WindowPlan:
-        """Return a window that grows with the run."""
+        """Return a window whose length grows with the run."""
         config = self.config
         every = config.sample_every
         half = half_at(
@@ -31,10 +31,10 @@ class PredictorDrift(WindowPredictor[PredictorDriftConfig]):
         return WindowPlan(2 * half, every)
 
     def coefficients(self, index: int, samples: int) -> tuple[float]:
-        """Return the sample's share of the drift."""
+        """Return the sample's coefficient in the drift."""
         return (share_of(index, samples),)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Go a share of the distance between the halves' means."""
+        """Return a jump by `scale` of the distance between the halves' means."""
         gain, reached = reach(window.length // 2, scale, horizon)
         return Gains((gain,), reached)

@@ -14,7 +14,11 @@ from neaptide_toolkit.predictors.settings import WindowSettings
 class PredictorExtrapolateConfig(WindowSettings):
     """`[plugins.predictor-extrapolate]`."""
 
-    order: int = field(1, validator=in_((1, 2)), help="1: a line, 2: a parabola")
+    order: int = field(
+        1,
+        validator=in_((1, 2)),
+        help="degree of the fitted polynomial: `1` is a line, `2` a parabola",
+    )
     samples: int = field(
         20, validator=ge(2), help="samples in a window; 2 with order 1 is a line through two points"
     )

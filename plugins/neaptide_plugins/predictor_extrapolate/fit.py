@@ -1,6 +1,6 @@
 """Least-squares polynomials through equally spaced samples, as coefficients of the samples.
 
-In orthogonal polynomials, so that a line is fitted the same beside a parabola: with time u in
+The basis is orthogonal, so the slope is the same for a line and a parabola. With time `u` in
 samples from the middle of the window, `p(u) = mean + slope * u + bend * (u**2 - mean of u**2)`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def coefficients(index: int, samples: int, order: int) -> tuple[float, ...]:
-    """Return what sample `index` adds to the slope and, of order 2, to the bend."""
+    """Return the coefficient of sample `index` in the slope and, for order 2, in the bend."""
     u = index - (samples - 1) / 2
     squares = samples * (samples**2 - 1) / 12
     slope = u / squares
@@ -20,7 +20,7 @@ def coefficients(index: int, samples: int, order: int) -> tuple[float, ...]:
 
 
 def ahead(samples: int, steps: float, order: int) -> tuple[float, ...]:
-    """Return what slope and bend are multiplied by in `p(end + steps) - p(end)`."""
+    """Return the factors of slope and bend in `p(end + steps) - p(end)`."""
     if order == 1:
         return (steps,)
     end = (samples - 1) / 2

@@ -1,4 +1,4 @@
-"""Proposes how a fitted polynomial goes on beyond the end of the window."""
+"""A predictor that extrapolates a polynomial fitted to a window of weights."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .fit import ahead, coefficients
 
 @attrs.define(eq=False)
 class PredictorExtrapolate(WindowPredictor[PredictorExtrapolateConfig]):
-    """The slope of the fit in one row, and its bend in another, without keeping a sample."""
+    """Accumulates the slope of the fit in one row and its bend in another; stores no sample."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
 
     def plan(self, updates: int, stretch: float) -> WindowPlan:
-        """Return a window of always as many samples."""
+        """Return a window with the configured number of samples."""
         del updates
         return WindowPlan(self.config.samples, max(1, round(self.config.sample_every * stretch)))
 
     def coefficients(self, index: int, samples: int) -> tuple[float, ...]:
-        """Return what the sample adds to slope and bend."""
+        """Return the sample's coefficients in slope and bend."""
         return coefficients(index, samples, self.config.order)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Follow the fit for a share of the horizon, from where it ends."""
+        """Extrapolate the fit from the window's end over `scale` of the horizon."""
         updates = reach(horizon, scale)
         plan = window.plan
         return Gains(ahead(plan.samples, updates / plan.every, self.config.order), round(updates))

@@ -1,4 +1,4 @@
-"""Predicts updates by coasting on at the weights' average velocity."""
+"""Predicts updates from the weights' average velocity over a window."""
 
 from .config import SPEC
 

@@ -17,7 +17,8 @@ class PredictorMomentumConfig(WindowSettings):
     decay: float = field(
         0.9,
         validator=and_(ge(0.0), lt(1.0)),
-        help="share of the velocity that is left a sample later",
+        help="factor of a difference's weight in the average for each sample of age; `0` uses the "
+        "last difference alone",
     )
     samples: int = field(20, validator=ge(2), help="samples in a window")
 
@@ -26,7 +27,7 @@ SPEC = PluginSpec(
     name="predictor-momentum",
     load="neaptide_plugins.predictor_momentum.plugin:PredictorMomentum",
     config=PredictorMomentumConfig,
-    summary="Predicts updates by coasting on at an average velocity of the weights.",
+    summary="Predicts updates from an average velocity of the weights over a window.",
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

@@ -1,4 +1,4 @@
-"""Proposes to coast on at the average velocity of the window."""
+"""A predictor that continues at the average velocity of the window."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .velocity import coefficient
 
 @attrs.define(eq=False)
 class PredictorMomentum(WindowPredictor[PredictorMomentumConfig]):
-    """The velocity in one row, without keeping a sample."""
+    """Accumulates the velocity in one row and stores no sample."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
 
     def plan(self, updates: int, stretch: float) -> WindowPlan:
-        """Return a window of always as many samples."""
+        """Return a window with the configured number of samples."""
         del updates
         return WindowPlan(self.config.samples, max(1, round(self.config.sample_every * stretch)))
 
     def coefficients(self, index: int, samples: int) -> tuple[float]:
-        """Return what the sample adds to the velocity."""
+        """Return the sample's coefficient in the velocity."""
         return (coefficient(index, samples, self.config.decay),)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Keep the velocity for a share of the horizon."""
+        """Continue at the velocity for `scale` of the horizon."""
         updates = reach(horizon, scale)
         return Gains((updates / window.plan.every,), round(updates))

@@ -1,12 +1,13 @@
-"""An exponential moving average of differences, as coefficients of the samples they are between."""
+"""An exponential moving average of differences between samples, as coefficients of the samples."""
 
 from __future__ import annotations
 
 
 def coefficient(index: int, samples: int, decay: float) -> float:
-    """Return what sample `index` is multiplied by in the velocity, per sample, at the last one.
+    """Return the coefficient of sample `index` in the velocity per sample at the window's end.
 
-    The velocity is the mean of the differences between neighbours, weighed by `decay**age`.
+    The velocity is the mean of the differences between neighbouring samples, weighted by
+    `decay**age`.
     """
     return _weight(index, samples, decay) - _weight(index + 1, samples, decay)
 

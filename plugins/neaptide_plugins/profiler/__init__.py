@@ -1,4 +1,4 @@
-"""Watches memory per step, phase and moment."""
+"""Samples memory per step, phase and moment."""
 
 from .config import SPEC
 

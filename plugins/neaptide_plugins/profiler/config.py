@@ -25,15 +25,15 @@ class ProfilerConfig:
     spike_mb: float = field(
         100.0,
         validator=gt(0.0),
-        help="rise in MB (10^6 bytes) from one sample of a moment to the next that is an event",
+        help="least rise in MB (10^6 bytes), from one step to the next, that is logged as a spike",
     )
     nvml: bool = field(
         default=True,
-        help="ask the driver for memory used on the GPU by all processes, and its utilization",
+        help="read the GPU's utilization, and its memory in use by all processes, from the driver",
     )
     csv: bool = field(default=True, help="write every sample to plugins/profiler/memory.csv")
     plot: bool = field(
-        default=False, help="draw memory.csv as memory.png at the end; needs neaptide[plots]"
+        default=False, help="plot memory.csv as memory.png at the end; needs neaptide[plots]"
     )
     snapshot_at: tuple[int, ...] = field(
         (), validator=deep_iterable(ge(1)), help="updates after which to write a memory snapshot"
@@ -41,16 +41,16 @@ class ProfilerConfig:
     snapshot_on_spike: bool = field(default=False, help="write a memory snapshot at a spike")
     snapshot_history: bool = field(
         default=False,
-        help="record CUDA allocations with their stacks from the start, also for requests alone",
+        help="record CUDA allocations with their stacks from the start, for requested snapshots",
     )
     max_snapshots: int = field(
-        5, validator=ge(0), help="memory snapshots a run writes at most, on request included"
+        5, validator=ge(0), help="largest number of snapshots per run, requested ones included"
     )
     trace: tuple[int, ...] = field(
-        (), validator=_window, help="updates to trace, as [first, last], for Perfetto"
+        (), validator=_window, help="updates to trace for Perfetto, as `[first, last]`"
     )
     trace_ops: bool = field(
-        default=False, help="trace torch's operators and GPU kernels as well, by torch.profiler"
+        default=False, help="also trace torch's operators and GPU kernels, by torch.profiler"
     )
 
 

@@ -1,4 +1,4 @@
-"""What `neaptide doctor` hears of NVML: its binding, the driver, every GPU the driver sees."""
+"""Findings for `neaptide doctor` about NVML: its binding, the driver, and each GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 def findings() -> Iterator[Finding]:
-    """Ask NVML once for everything; nothing it raises gets out."""
+    """Yield findings about NVML; errors of NVML become findings, too."""
     if _version("pynvml") is not None:
         detail = "the distribution pynvml is deprecated: nvidia-ml-py provides the same module"
         advice = f"pip uninstall pynvml && {_INSTALL}"
@@ -24,23 +24,23 @@ def findings() -> Iterator[Finding]:
     try:
         import pynvml  # noqa: PLC0415 - optional: only this plugin knows it
     except ImportError:
-        detail = "not installed: the memory other processes hold on a GPU is not measured"
+        detail = "not installed: GPU memory of other processes is not measured"
         yield Finding("note", "NVML", detail, _INSTALL)
         return
     binding = f"nvidia-ml-py {_version('nvidia-ml-py') or 'of unknown version'}"
     try:
         pynvml.nvmlInit()
     except Exception as error:  # noqa: BLE001 - NVML raises one class a return code
-        yield Finding("note", "NVML", f"{binding}, but no driver to ask: {_reason(error)}")
+        yield Finding("note", "NVML", f"{binding}, but no driver: {_reason(error)}")
         return
     try:
         yield Finding("ok", "NVML", f"{binding}, driver {_driver(pynvml)}")
         for index in range(pynvml.nvmlDeviceGetCount()):
             yield Finding("ok", f"GPU {index}", _device(pynvml, index))
     except Exception as error:  # noqa: BLE001 - as above
-        yield Finding("warning", "NVML", f"stopped answering: {_reason(error)}", "nvidia-smi")
+        yield Finding("warning", "NVML", f"the driver failed: {_reason(error)}", "nvidia-smi")
     finally:
-        with suppress(Exception):  # everything has been asked
+        with suppress(Exception):  # all findings are made
             pynvml.nvmlShutdown()
 
 

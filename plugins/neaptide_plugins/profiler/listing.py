@@ -1,4 +1,4 @@
-"""Lists the tensors Python holds, by device, shape, dtype and what they are for."""
+"""Lists the tensors that Python holds, by device, shape, dtype and category."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 Storage = tuple[str, int]
-"""Device and address of a storage: tensors that are views of each other share one."""
+"""Device and address of a storage. Views of one tensor have the same."""
 
 
 @attrs.define
 class AlikeStorages:
-    """Storages alike, their bytes added up."""
+    """Storages of the same device, dtype, shape and category, summed."""
 
     device: str
     dtype: str
@@ -34,35 +34,35 @@ class AlikeStorages:
 
 @attrs.frozen
 class Listing:
-    """What `live_tensors` found."""
+    """The result of `live_tensors`."""
 
     entries: list[AlikeStorages]
-    """The largest first."""
+    """Sorted by bytes, the largest first."""
     left_out: dict[str, int]
-    """Tensors whose memory torch does not show, by kind: fake, meta, sparse, wrappers of others."""
+    """Number of tensors without visible memory, by kind: fake, meta, sparse, wrappers."""
 
 
 @attrs.frozen
 class _Seen:
-    """One tensor, and the storage it lies in."""
+    """A tensor and its storage."""
 
     storage: Storage
     bytes: int
     dtype: str
     shape: list[int]
     rank: tuple[bool, int]
-    """Orders the tensors of a storage; one that repeats it (expanded, overlapping) is least."""
+    """Sort key within a storage; expanded and overlapping tensors sort first."""
 
 
 def live_tensors(
     model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> Listing:
-    """Return what the tensors that Python can see hold.
+    """Return the tensors that are visible to Python.
 
-    Not among them is what autograd keeps for backward in C++, and what libraries allocate outside
-    torch. A storage is counted once, as the largest tensor that lies in it.
+    Tensors that autograd saves in C++ and memory that libraries allocate outside torch are not
+    visible. A storage is counted once, with the shape of its largest tensor.
     """
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as its documentation shows; no subclass answers for itself
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as its documentation shows; subclasses must not override the calls
         left_out: dict[int, str] = {}
         largest = _largest_of_each_storage(left_out)
         entries = _listed(_categories(model, optimizer), largest)
@@ -74,7 +74,7 @@ def _largest_of_each_storage(left_out: dict[int, str]) -> Iterable[_Seen]:
     for tensor in _visible():
         try:
             seen = _seen(tensor)
-        except Exception:  # noqa: BLE001 - a subclass of somebody's may raise anything
+        except Exception:  # noqa: BLE001 - a tensor subclass may raise anything
             left_out[id(tensor)] = _kind(tensor)
             continue
         if seen is None:
@@ -86,7 +86,7 @@ def _largest_of_each_storage(left_out: dict[int, str]) -> Iterable[_Seen]:
 
 
 def _seen(tensor: torch.Tensor) -> _Seen | None:
-    """Return where a tensor lies, None where it is empty; raise where torch shows no memory."""
+    """Return a tensor's storage and size, None for an empty one; raise if it has no memory."""
     place = _place(tensor)
     if place is None:
         return None
@@ -98,10 +98,10 @@ def _seen(tensor: torch.Tensor) -> _Seen | None:
 
 
 def _place(tensor: torch.Tensor) -> Storage | None:
-    """Return where a tensor's storage lies, None where it is empty; raise where torch shows none.
+    """Return a tensor's storage, None for an empty one; raise RuntimeError if it has no memory.
 
-    A fake tensor says it is on the CPU. Its storage says it is a meta one, and warns or raises when
-    asked for its address.
+    The device of a fake tensor is the CPU, but the device of its storage is meta, and reading the
+    storage's address warns or raises.
     """
     storage = tensor.untyped_storage()
     if storage.device.type != "meta":
@@ -110,12 +110,12 @@ def _place(tensor: torch.Tensor) -> Storage | None:
         address = storage.data_ptr()
         if address:
             return str(tensor.device), address
-    msg = "torch shows no memory of it"
+    msg = "the tensor has no visible memory"
     raise RuntimeError(msg)
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Return what to call a tensor that is left out."""
+    """Return the kind of a tensor without visible memory."""
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
         return type(tensor).__name__
     if tensor.is_meta:
@@ -146,7 +146,7 @@ def totals(entries: Iterable[AlikeStorages]) -> dict[str, dict[str, int]]:
 
 def _visible() -> Iterator[torch.Tensor]:
     for held in gc.get_objects():
-        # By the type alone: asking an unknown object for attributes may run anybody's code.
+        # Check the type only: reading attributes of an unknown object may run arbitrary code.
         if not issubclass(type(held), torch.Tensor):
             continue
         yield held
@@ -156,7 +156,7 @@ def _visible() -> Iterator[torch.Tensor]:
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    with contextlib.suppress(Exception):  # a subclass of somebody's may raise anything
+    with contextlib.suppress(Exception):  # a tensor subclass may raise anything
         return tensor.grad if tensor.is_leaf else None
     return None
 
@@ -183,7 +183,7 @@ def _categories(
 
 
 def _storage(tensor: torch.Tensor) -> Storage | None:
-    """Return where a tensor lies; None where it is empty or torch does not show it."""
+    """Return a tensor's storage; None if it is empty or has no visible memory."""
     with contextlib.suppress(Exception):  # as above
         return _place(tensor)
     return None

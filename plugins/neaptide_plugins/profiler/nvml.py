@@ -1,4 +1,4 @@
-"""The driver's view of one GPU through NVML, or the reason there is none."""
+"""Reads one GPU's memory and utilization from the driver through NVML."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from .statistics import Running
 
 @attrs.frozen
 class Reading:
-    """What the driver last said."""
+    """The driver's latest values."""
 
     used_bytes: int
-    """Used on the GPU by all processes."""
+    """GPU memory in use by all processes."""
     utilization: int | None
-    """Percent of the driver's last period in which a kernel ran; None where it cannot tell."""
+    """Percent of the driver's last period in which a kernel ran; None where it is unknown."""
 
 
 class Nvml:
-    """Reads one GPU from a thread of its own, so that no call into the driver can hold up a step.
+    """Reads one GPU in a separate thread, so that no call into the driver can delay a step.
 
-    Whatever NVML raises, and a call that does not come back within `patience`, ends the readings
-    and nothing else.
+    An error of NVML, or a call that takes longer than `patience`, ends the readings; the run
+    continues.
 
     Args:
-        uuid: the GPU's or MIG instance's, without prefix. Indices of NVML and CUDA differ under
+        uuid: UUID of the GPU or MIG instance, without prefix. Indices of NVML and CUDA differ under
             CUDA_VISIBLE_DEVICES.
         interval: seconds between two readings.
-        patience: seconds a call may take; as long is waited for the first reading.
+        patience: longest time of a call, and longest wait for the first reading, in seconds.
     """
 
     def __init__(self, uuid: str, *, interval: float = 0.1, patience: float = 5.0) -> None:
         self.problem: str | None = None
-        """Why there are no readings, or no more; None while all is well."""
+        """Why there are no readings, or no further ones; None without a problem."""
         self.utilization = Running()
-        """Of all readings so far, in percent."""
+        """Statistics of the utilization so far, in percent."""
         self._latest: Reading | None = None
         self._interval, self._patience = interval, patience
         self._first = threading.Event()
@@ -61,10 +61,10 @@ class Nvml:
             self.problem = self._silence()
 
     def reading(self) -> Reading | None:
-        """Return the latest reading, `interval` old at most; None after a problem or `close`."""
+        """Return the latest reading, at most `interval` old; None after a problem or `close`."""
         if self.problem is not None or self._stop.is_set():
             return None
-        # A thread that this process kept from running for long is no hanging driver: let it run.
+        # The process may have kept the thread from running: give it time before blaming the driver.
         late = time.monotonic() - self._asked > self._patience and not self._idle.is_set()
         if late and not self._idle.wait(self._patience / 10):
             self.problem = self._silence()
@@ -72,7 +72,7 @@ class Nvml:
         return self._latest
 
     def close(self) -> None:
-        """Let the driver go; idempotent. A call that hangs is left behind in its thread."""
+        """Stop the thread; idempotent. A thread whose call hangs is abandoned."""
         self._stop.set()
         if self._thread is not None and self.problem is None:
             self._thread.join(self._patience)
@@ -90,7 +90,7 @@ class Nvml:
             self._read_until_stopped(nvml, uuid)
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(_reason(error))
-        with suppress(Exception):  # the run is over, and every reading is in
+        with suppress(Exception):  # no reading depends on it
             nvml.nvmlShutdown()
 
     def _read_until_stopped(self, nvml: Any, uuid: str) -> None:
@@ -121,7 +121,7 @@ def _handle(nvml: Any, uuid: str) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except Exception:
-        with suppress(Exception):  # the first error is the one that tells
+        with suppress(Exception):  # raise the first error instead
             return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
         raise
 

@@ -1,4 +1,4 @@
-"""Torch's operators and GPU kernels of a stretch of the run, by torch.profiler."""
+"""Records torch's operators and GPU kernels in a part of the run, by torch.profiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAKEN = "torch.profiler is recording already, so the trace has no operators"
 
 
 class Operators:
-    """Records from `start` to `stop`. Named spans appear above the operators they launch."""
+    """Records from `start` to `stop`. A named span contains the operators that it launches."""
 
     def __init__(self, device: torch.device) -> None:
         activities = [ProfilerActivity.CPU]
@@ -29,16 +29,16 @@ class Operators:
 
     @staticmethod
     def in_use() -> bool:
-        """Return whether somebody records in this process: torch can do it once only."""
+        """Return whether torch.profiler is recording already: torch allows one recording."""
         return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to ask
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         self._profile.start()
         self._running = True
 
     def span(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context that torch.profiler names."""
+        """Return a context that torch.profiler records under `name`."""
         return torch.profiler.record_function(name)
 
     def stop(self) -> None:
@@ -48,7 +48,7 @@ class Operators:
             self._profile.stop()
 
     def trace(self) -> dict[str, Any]:
-        """Return what was recorded, in Chrome's trace format; `stop` comes first."""
+        """Return the recording in Chrome's trace format; call `stop` before."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(os.fspath(path))

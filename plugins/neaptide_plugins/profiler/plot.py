@@ -1,4 +1,4 @@
-"""Draws memory.csv: bytes by step, the phases as bands."""
+"""Plots memory.csv: bytes by step, with the phases as coloured bands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POINTS = 2000
-"""Points a line has at most: more than a screen shows."""
+"""Largest number of points of a line, more than a screen shows."""
 _LINES = {
     "rss_bytes": "RSS (host)",
     "rss_peak_bytes": "RSS, high-water mark",
@@ -29,18 +29,18 @@ Row = dict[str, str]
 
 
 def problem(*, has_rows: bool) -> str | None:
-    """Return why nothing can be drawn, or None; `has_rows` says whether memory.csv is written."""
+    """Return why nothing can be plotted, or None; `has_rows`: whether memory.csv is written."""
     if find_spec("matplotlib") is None:
         return 'matplotlib is not installed: pip install "neaptide[plots]"'
-    return None if has_rows else "the plot is drawn from memory.csv: set csv = true as well"
+    return None if has_rows else "the plot needs memory.csv: set csv = true as well"
 
 
 def draw(source: Path, target: Path) -> None:
-    """Draw the samples in `source` (a memory.csv) as the PNG `target`.
+    """Plot the samples in `source`, a memory.csv, as the PNG `target`.
 
-    Touches no global state of matplotlib: no figure is left in pyplot, no backend is chosen.
+    matplotlib's global state does not change: no figure in pyplot, no choice of a backend.
     """
-    # Only here: a plot is asked for seldom, and matplotlib takes half a second.
+    # Imported here because plots are rare and matplotlib takes half a second to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see above
     from matplotlib.figure import Figure  # noqa: PLC0415 - see above
 
@@ -73,7 +73,7 @@ def draw(source: Path, target: Path) -> None:
 
 
 def _highest(rows: Iterable[Row], column: str) -> list[tuple[int, int]]:
-    """Return the highest value of each step that has one."""
+    """Return the highest value of each step that has values."""
     by_step: dict[int, int] = {}
     for row in rows:
         if row[column]:
@@ -83,16 +83,16 @@ def _highest(rows: Iterable[Row], column: str) -> list[tuple[int, int]]:
 
 
 def thinned(points: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Return at most `most` points, the highest of each of as many stretches: no peak is lost."""
+    """Return at most `most` points, the highest of each interval, so that no peak is lost."""
     size = -(-len(points) // most) or 1
     stretches = (points[start : start + size] for start in range(0, len(points), size))
     return [max(stretch, key=lambda point: point[1]) for stretch in stretches]
 
 
 def bands(rows: Iterable[Row]) -> Iterator[tuple[str, float, float]]:
-    """Yield phase, first and last step of each stretch of it, half a step wider on both sides.
+    """Yield phase, start and end of each band, which extends half a step beyond its steps.
 
-    A jump before an update has no width of its own: its band is the half step before the update.
+    A jump is no step of its own: its band is the half step before the update.
     """
     steps = ((int(row["step"]), row["phase"]) for row in rows)
     for phase, stretch in groupby(steps, key=lambda pair: pair[1]):

@@ -1,4 +1,4 @@
-"""Passes the moments of each step to a session that samples, and starts and ends it."""
+"""Connects a `ProfilingSession` to the hooks of a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Profiler(Plugin[ProfilerConfig]):
-    """Looks on. A sample belongs to the update in progress, a Predict step to the one after it."""
+    """An observer. A sample belongs to the current update, a Predict step to the next update."""
 
     _session: ProfilingSession | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a plot nobody can draw, before anything is built."""
+        """Raise ConfigError for a plot that cannot be made."""
         problem = plot.problem(has_rows=self.config.csv) if self.config.plot else None
         if problem is not None:
             msg = f"{problem} @ plugins.profiler.plot"
@@ -36,7 +36,7 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Find out what can be measured here, and what is held before the first step."""
+        """Start the session, which samples the memory before the first step."""
         directory = run.plugin_directory("profiler")
         self._session = ProfilingSession(
             self.config,
@@ -52,13 +52,13 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase, step: int) -> None:
-        """Note where the phase begins."""
+        """Record the beginning of a phase."""
         if self._session is not None:
             self._session.phase(phase.name, step)
 
     @hookimpl
     def on_phase_exit(self, phase: Phase, step: int) -> None:
-        """Sample at the end of a Predict step, which has no other moment."""
+        """Sample at the end of a Predict step, which has no other moment; end the phase."""
         if phase.applies_prediction:
             self._sample(step + 1, phase, "step")
         if self._session is not None:
@@ -66,17 +66,17 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def after_forward(self, step: int, phase: Phase) -> None:
-        """Sample while the activations are there."""
+        """Sample while the activations are in memory."""
         self._sample(step + 1, phase, "forward")
 
     @hookimpl
     def after_backward(self, step: int, phase: Phase) -> None:
-        """Sample while the gradients are there."""
+        """Sample while the gradients are in memory."""
         self._sample(step + 1, phase, "backward")
 
     @hookimpl
     def after_step(self, step: int, phase: Phase, result: StepResult) -> None:
-        """Sample between two steps, and do what was asked for after this one."""
+        """Sample between two steps; write snapshots and start or end the trace where due."""
         deferred = result.outcome is Outcome.DEFERRED
         self._sample(step + deferred, phase, "step")
         if self._session is not None:
@@ -90,31 +90,31 @@ class Profiler(Plugin[ProfilerConfig]):
         try:
             self._session.sample(step, phase.name, moment)
         except BaseException:
-            self._session.abandon_trace()  # nobody would tell it where its window ends
+            self._session.abandon_trace()  # the plugin is removed and cannot end it later
             raise
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the highest bytes by tier so far, and the number of spikes."""
+        """Return the peak bytes by tier, the number of spikes and the GPU's utilization."""
         return self._session.metrics() if self._session is not None else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: a run resumed from here finds the rows before it on disk."""
+        """Write all rows to disk, for a run that resumes from here; return no state."""
         if self._session is not None:
             self._session.flush()
         return {}
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
-        """Say whether NVML answers, and what it sees."""
+        """Report whether NVML works, and the GPUs that it finds."""
         return diagnosis.findings()
 
     def report(self) -> str | None:
-        """Return the table, once the run has started."""
+        """Return the table; None before the run has started."""
         return self._session.report() if self._session is not None else None
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Close the files, and leave the tables beside them."""
+        """Close the files and write the tables."""
         if self._session is not None:
             self._session.close()

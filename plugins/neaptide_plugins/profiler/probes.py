@@ -1,4 +1,4 @@
-"""Samples memory: torch's allocator, the process, and the driver where NVML is there."""
+"""Samples memory: torch's allocator, the process, and the driver if NVML is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 try:
     import resource
-except ImportError:  # Windows: the mark is not read there
+except ImportError:  # Windows, where the high-water mark is not read
     resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class ByteSample(NamedTuple):
-    """Bytes at one moment, a row of memory.csv; None for what this machine cannot tell."""
+    """Bytes at one moment, a row of memory.csv; None for values unknown on this machine."""
 
     allocated_bytes: int | None
-    """Live tensors on the accelerator, by torch's allocator."""
+    """Bytes of live tensors on the accelerator, by torch's allocator."""
     peak_bytes: int | None
-    """The allocator's high-water mark. Nothing here resets it: others read it as well."""
+    """The allocator's high-water mark. The profiler never resets it, because others read it."""
     reserved_bytes: int | None
-    """What the allocator holds of the device."""
+    """Device memory that the allocator has reserved."""
     rss_bytes: int
     """Resident set size of the process."""
     rss_peak_bytes: int | None
-    """The kernel's high-water mark of it, on Linux. Nothing here resets it either."""
+    """The kernel's high-water mark of `rss_bytes`, on Linux. The profiler never resets it."""
     nvml_bytes: int | None
-    """Used on the device by all processes, as the driver counts."""
+    """Device memory in use by all processes, by the driver."""
     gpu_utilization: int | None
     """Percent of the driver's last period in which a kernel ran."""
 
     def tiers(self) -> tuple[tuple[str, int, int], ...]:
-        """Return tier, bytes held now and the highest known mark, for each tier."""
+        """Return for each tier: its name, the bytes held now and the high-water mark."""
         host = ("host", self.rss_bytes, max(self.rss_bytes, self.rss_peak_bytes or 0))
         if self.allocated_bytes is None:
             return (host,)
@@ -47,8 +47,8 @@ class ByteSample(NamedTuple):
 class ResidentSet:
     """Reads the resident set size of this process, and its high-water mark.
 
-    On Linux from a descriptor that stays open and by one system call: three microseconds, where
-    psutil and /proc/self/status take ten times that.
+    On Linux a read is one system call on an open descriptor, about 3 microseconds; psutil and
+    /proc/self/status take ten times as long.
     """
 
     def __init__(self, path: str = "/proc/self/statm") -> None:
@@ -60,7 +60,7 @@ class ResidentSet:
             self._descriptor = os.open(path, os.O_RDONLY)
 
     def read(self) -> tuple[int, int | None]:
-        """Return the bytes resident now and the most since the mark was reset, where known."""
+        """Return the resident bytes, and their high-water mark or None."""
         if self._descriptor < 0:
             return int(self._process.memory_info().rss), None
         now = int(os.pread(self._descriptor, 128, 0).split()[1]) * self._page
@@ -69,7 +69,7 @@ class ResidentSet:
         return now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def close(self) -> None:
-        """Close the descriptor; idempotent. `read` still answers."""
+        """Close the descriptor; idempotent. `read` still works, by psutil."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -79,9 +79,9 @@ class Probe:
     """Takes samples on one device.
 
     Args:
-        device: where the run computes.
-        nvml: reads the same device, where it is CUDA.
-        host_bytes: what this process may have of the host; None for all the machine's memory.
+        device: the run's device.
+        nvml: reads the same device if it is CUDA.
+        host_bytes: the process's limit of host memory; None for all the machine's memory.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Probe:
         self._resident = ResidentSet()
 
     def capacities(self) -> dict[str, int]:
-        """Return the bytes each tier has for this process."""
+        """Return the capacity of each tier for this process, in bytes."""
         capacities = {"host": self._host_bytes}
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)
@@ -101,11 +101,11 @@ class Probe:
         return capacities
 
     def sample(self) -> ByteSample:
-        """Measure now; waits for nothing on the device."""
+        """Return a sample; does not wait for the device."""
         rss, rss_peak = self._resident.read()
         if self._device.type != "cuda":
             return ByteSample(None, None, None, rss, rss_peak, None, None)
-        # Once, as it comes: memory_allocated() and its like flatten and sort all of it, each.
+        # One call: memory_allocated() and the like each flatten and sort all statistics.
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         driver = self._nvml.reading() if self._nvml is not None else None
@@ -120,7 +120,7 @@ class Probe:
         )
 
     def close(self) -> None:
-        """Let the process's file go; idempotent."""
+        """Close the descriptor of the process's file; idempotent."""
         self._resident.close()
 
 

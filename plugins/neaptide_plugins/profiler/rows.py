@@ -1,4 +1,4 @@
-"""A CSV file that grows row by row, and that a resumed run continues."""
+"""A CSV file to which rows are appended, and which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_DIGITS = 15  # of a step; a longer number is damage
+_DIGITS = 15  # of a step; a longer number is a damaged one
 
 
 class Rows:
-    """Appends rows whose first column is a step; at most `delay` seconds of them are held back.
+    """Appends rows whose first column is a step; rows are flushed after `delay` seconds.
 
-    The first row decides what stays of an older file: rows of earlier steps, complete ones. A run
-    that starts anew thus starts the file anew, a resumed one goes on where it stood. What a run
-    is resumed from has to be saved after a `flush`, or a kill leaves a gap.
+    The first row replaces the rows of an older file from its step on, and removes damaged rows. So
+    a new run begins a new file, and a resumed run continues the old one. Call `flush` before a
+    checkpoint is saved; otherwise a kill leaves a gap.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], delay: float = 1.0) -> None:
@@ -45,7 +45,7 @@ class Rows:
         whole = self.path.with_suffix(".partial")
         text = "".join([",".join(self._columns) + "\n", *kept])
         whole.write_text(text, encoding="utf-8", errors="surrogateescape")
-        whole.replace(self.path)  # a kill meanwhile leaves the older file as it was
+        whole.replace(self.path)  # a kill before this leaves the older file as it was
         file = self.path.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(file, lineterminator="\n")
         return file
@@ -53,19 +53,19 @@ class Rows:
     def _before(self, step: int) -> list[str]:
         if not self.path.exists():
             return []
-        # Bytes that are no text come from damage, which costs a row and not the file.
+        # Bytes that are no text are damage: only their row is dropped, not the file.
         text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
         rows = text.splitlines(keepends=True)
         return [row for row in rows if self._is_complete(row) and int(row.split(",")[0]) < step]
 
     def _is_complete(self, row: str) -> bool:
-        """Return whether this is no header, no damage, and was not cut short by a kill."""
+        """Return whether this is a data row that is neither damaged nor cut off by a kill."""
         step, *others = row.split(",")
         whole = step.isdecimal() and len(step) <= _DIGITS
         return whole and len(others) == len(self._columns) - 1 and row.endswith("\n")
 
     def flush(self) -> None:
-        """Hand every row to the operating system."""
+        """Pass all rows to the operating system."""
         if self._file is not None:
             self._file.flush()
 

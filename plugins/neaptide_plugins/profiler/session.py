@@ -1,4 +1,4 @@
-"""One profiled run: its samples, and the files they fill."""
+"""One profiled run: its samples and its files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class ProfilingSession:
-    """From the start of a run to its end. Without a directory it samples and writes nothing.
+    """Takes the samples of one run, and writes its files.
 
     Args:
-        config: the plugin's.
-        device: where the run computes.
-        directory: where files go.
-        log: takes `log.info("profiler.event", key=value)`.
+        config: the plugin's settings.
+        device: the run's device.
+        directory: directory of the files; without one, none are written.
+        log: a structlog logger.
         listen: see `StepTrace`.
-        model: whose tensors a snapshot knows by category.
-        optimizer: likewise.
+        model: gives a snapshot the categories of its tensors.
+        optimizer: as `model`.
         host_bytes: see `Probe`.
     """
 
@@ -76,24 +76,24 @@ class ProfilingSession:
         self.account = Account(config.spike_mb * 1e6)
 
     def start(self) -> None:
-        """Begin to record, and sample what is held before the first step; `close` ends it."""
+        """Start recording, and sample the memory before the first step; `close` ends it."""
         cuda = self._device.type == "cuda"
         if cuda and self._snapshots is not None and _records_history(self._config):
             self._history.start()
         self.account.start(self._probe.sample().tiers())
 
     def sample(self, step: int, phase: str, moment: str) -> None:
-        """Sample at a moment of update `step`, where `every` asks for it."""
+        """Sample at a moment of update `step`, if `every` selects the update."""
         if (step - 1) % self._config.every:
             return
         self._unsettled.append((step, phase, moment, self._probe.sample()))
-        # Code that has not run for a whole step is ten times as slow: the step's samples are added
-        # up together, unless something looks at them as they come.
+        # Code that has not run for a whole step is ten times as slow, so the samples of a step are
+        # processed together, unless a trace or a snapshot needs each at once.
         if moment == "step" or self._trace is not None or self._config.snapshot_on_spike:
             self._settle()
 
     def _settle(self) -> None:
-        """Add up the samples since the last time, and write their rows."""
+        """Process the samples since the last call, and write their rows."""
         samples, self._unsettled = self._unsettled, []
         for step, phase, moment, sample in samples:
             tiers = sample.tiers()
@@ -114,25 +114,25 @@ class ProfilingSession:
             self._snapshot(first.step, first.phase, first.moment, str(first))
 
     def updated(self, step: int, phase: str) -> None:
-        """Write the snapshot that is asked for after update `step`."""
+        """Write a snapshot if `snapshot_at` contains update `step`."""
         if step in self._config.snapshot_at:
             self._snapshot(step, phase, "step", "snapshot_at")
 
     def between_steps(self, step: int, phase: str) -> None:
-        """Answer a request for a snapshot, and open or end the trace before update `step + 1`."""
+        """Write a requested snapshot, and start or end the trace before update `step + 1`."""
         if self._snapshots is not None and self._snapshots.requested():
             self._snapshot(step, phase, "step", "request")
         if self._trace is not None:
             self._trace.next_update(step + 1)
 
     def phase(self, name: str | None, step: int) -> None:
-        """Note the phase that begins after update `step`, or that one ends."""
+        """Record the phase that begins after update `step`; None ends the current one."""
         if self._trace is not None:
             self._trace.next_update(step + 1)
             self._trace.phase(name)
 
     def flush(self) -> None:
-        """Hand all rows to the operating system."""
+        """Pass all rows to the operating system."""
         self._settle()
         if self._rows is not None:
             self._rows.flush()
@@ -143,7 +143,7 @@ class ProfilingSession:
             self._trace.abandon()
 
     def close(self) -> None:
-        """Stop whatever records, then write what a run ends in."""
+        """Stop all recording, then write the tables and the plot."""
         if self._trace is not None:
             self._trace.finish()
         self._history.stop()
@@ -157,7 +157,7 @@ class ProfilingSession:
             self._write_results(self._directory)
 
     def _keeps_older(self, directory: Path) -> bool:
-        """Return whether nothing was sampled, as in a finished run that is resumed: tables stay."""
+        """Return whether to keep the tables: a finished run was resumed and has no new samples."""
         return not self.account.moments and (directory / "table.txt").exists()
 
     def _write_results(self, directory: Path) -> None:
@@ -171,7 +171,7 @@ class ProfilingSession:
             plot.draw(self._rows.path, directory / "memory.png")
 
     def metrics(self) -> dict[str, float]:
-        """Return the highest bytes by tier so far, the number of spikes, the GPU's utilization."""
+        """Return the peak bytes by tier, the number of spikes and the GPU's utilization."""
         values = {f"{tier}_peak": float(c.peak) for tier, c in self.account.courses.items()}
         values["spikes"] = float(self.account.spike_count)
         if self._nvml is not None and self._nvml.utilization.count:
@@ -179,7 +179,7 @@ class ProfilingSession:
         return values
 
     def report(self) -> str:
-        """Return the table, of the run before where this one has no sample."""
+        """Return the table; the one on disk if this run has no samples."""
         if self._directory is not None and self._keeps_older(self._directory):
             return (self._directory / "table.txt").read_text("utf-8", errors="replace").rstrip("\n")
         notes = ["torch's allocator and RSS" if self._device.type == "cuda" else _NO_ACCELERATOR]
@@ -202,13 +202,13 @@ class ProfilingSession:
         rss = self._probe.sample().rss_bytes
         try:
             path = self._snapshots.take(step, phase, moment, reason, rss)
-        except Exception as error:  # noqa: BLE001 - sampling goes on without this extra
+        except Exception as error:  # noqa: BLE001 - sampling goes on without the snapshot
             self._warn(f"the snapshot of step {step} could not be written: {error!r}")
             return
         if path is not None:
             self._log.info("profiler.snapshot", step=step, reason=reason, file=path.name)
         else:
-            self._warn(f"no snapshot of step {step} ({reason}): max_snapshots are written")
+            self._warn(f"no snapshot of step {step} ({reason}): max_snapshots is reached")
 
     def _warn(self, problem: str) -> None:
         self._log.warning("profiler.problem", problem=problem)

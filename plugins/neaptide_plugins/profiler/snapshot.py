@@ -1,4 +1,4 @@
-"""Memory snapshots: a listing of live tensors anywhere, torch's own snapshot on CUDA."""
+"""Memory snapshots: a listing of live tensors and, on CUDA, torch's own snapshot."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 REQUEST = "snapshot.request"
-"""Whoever creates this file beside the snapshots asks a running process for one."""
+"""Creating this file beside the snapshots requests one from a running process."""
 HISTORY_EVENTS = 100_000
-"""Allocations and frees that torch's history keeps, the latest."""
+"""Number of latest allocations and frees in torch's history."""
 
 
 class Snapshots:
     """Writes at most `limit` snapshots into `directory`.
 
-    `snapshot-<step>-<phase>-<moment>.json` lists the tensors Python sees. On CUDA the `.pickle`
-    beside it is torch's own snapshot of the allocator, for https://pytorch.org/memory_viz.
+    `snapshot-<step>-<phase>-<moment>.json` lists the tensors visible to Python. On CUDA the
+    `.pickle` beside it is torch's snapshot of the allocator, for https://pytorch.org/memory_viz.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class Snapshots:
         self._request: str | None = os.fspath(directory / REQUEST)
 
     def requested(self) -> bool:
-        """Return whether somebody asks for a snapshot, and take the request away."""
+        """Return whether a snapshot is requested, and remove the request."""
         if self._request is None or not os.access(self._request, os.F_OK):  # 1 us, every step
             return False
         try:
             os.unlink(self._request)  # noqa: PTH108 - the path is kept as a string for speed
         except OSError:
-            self._request = None  # it stays where it is: answered this once
+            self._request = None  # it cannot be removed: answer it once only
         return True
 
     def take(self, step: int, phase: str, moment: str, reason: str, rss: int) -> Path | None:
-        """Write a snapshot and return the path of its listing; None where `limit` is reached.
+        """Write a snapshot and return the path of its listing; None if `limit` is reached.
 
         Args:
-            step: the update it belongs to.
-            phase: the phase at that update.
-            moment: where in the step it is taken.
-            reason: why, for the reader.
-            rss: resident set size in bytes, to compare the listing with.
+            step: the current update.
+            phase: the current phase.
+            moment: the moment within the step.
+            reason: why the snapshot is taken, for the reader.
+            rss: resident set size in bytes, for comparison with the listing.
         """
         if self._left == 0:
             return None
@@ -91,11 +91,11 @@ class Snapshots:
 
 
 def _left_out(listing: Listing) -> dict[str, str]:
-    """Return the line that says what is not listed; nothing if everything is."""
+    """Return the entry about tensors that are not listed; empty if all are listed."""
     if not listing.left_out:
         return {}
     kinds = ", ".join(f"{count} {kind}" for kind, count in listing.left_out.items())
-    return {"left_out": f"tensors whose memory torch does not show: {kinds}"}
+    return {"left_out": f"tensors without visible memory: {kinds}"}
 
 
 def _dump(path: str) -> None:
@@ -104,13 +104,13 @@ def _dump(path: str) -> None:
 
 
 class AllocationHistory:
-    """Has torch's CUDA allocator record who allocates, unless somebody else already does."""
+    """Makes torch's CUDA allocator record allocations, unless it is recording already."""
 
     def __init__(self) -> None:
         self._ours = False
 
     def start(self) -> None:
-        """Record from here on, with Python stacks."""
+        """Start recording, with Python stacks."""
         if not torch._C._cuda_isHistoryEnabled():  # noqa: SLF001 - see above
             torch.cuda.memory._record_memory_history(  # noqa: SLF001 - see above
                 max_entries=HISTORY_EVENTS, stacks="python"

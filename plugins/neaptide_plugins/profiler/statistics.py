@@ -1,4 +1,4 @@
-"""Running statistics in constant memory: by tier, by phase, by moment, and the largest spikes."""
+"""Running statistics in constant memory, by tier, phase and moment, and the largest spikes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPIKES_SHOWN = 5
 
 @attrs.define
 class Running:
-    """Count, mean, least and most of a stream of numbers."""
+    """Count, mean, minimum and maximum of a stream of numbers."""
 
     count: int = 0
     mean: float = 0.0
@@ -22,14 +22,14 @@ class Running:
     most: float = float("-inf")
 
     def add(self, value: float) -> None:
-        """Take in one number."""
+        """Add one number."""
         self.count += 1
         self.mean += (value - self.mean) / self.count
         self.least = min(self.least, value)
         self.most = max(self.most, value)
 
     def merged(self, other: Running) -> Running:
-        """Return the numbers of both streams together."""
+        """Return the statistics of both streams together."""
         count = self.count + other.count
         if count == 0:
             return Running()
@@ -40,20 +40,20 @@ class Running:
 
 @attrs.define
 class PhaseBytes:
-    """Bytes held at the samples of a phase or of one of its moments, and the peak before them."""
+    """Statistics of the samples of a phase or of one of its moments, and their peak."""
 
     samples: Running = attrs.field(factory=Running)
     peak: int = 0
-    """Highest bytes between these samples and the ones before them, where a meter tells."""
+    """Highest bytes from the previous sample to each of these, by the high-water mark."""
 
     def merged(self, other: PhaseBytes) -> PhaseBytes:
-        """Return the numbers of both together."""
+        """Return the statistics of both together."""
         return PhaseBytes(self.samples.merged(other.samples), max(self.peak, other.peak))
 
 
 @attrs.define
 class ByteCourse:
-    """The first, last and highest of a stream of byte counts with a high-water mark."""
+    """First, last and highest value of a stream of byte counts with a high-water mark."""
 
     initial: int
     final: int
@@ -61,9 +61,9 @@ class ByteCourse:
     _mark: int
 
     def add(self, now: int, mark: int) -> int:
-        """Take in one count and the mark, which others may reset; return the peak since the last.
+        """Add one count and the mark, which may be reset; return the peak since the last count.
 
-        A mark that has not moved was set earlier: what was held since then is known at `now` only.
+        A mark that has not moved is an older peak, so the peak since then is taken to be `now`.
         """
         self.final = now
         high = now if mark == self._mark else max(now, mark)
@@ -74,9 +74,9 @@ class ByteCourse:
 
 @attrs.define
 class Rises:
-    """Tells a step whose highest count is well over that of the sampled step before it.
+    """Detects a step whose highest count is over that of the previous sampled step by a threshold.
 
-    Several counts of one step (its micro-batches) are not compared with each other: gradients
+    Counts of one step (its micro-batches) are not compared with each other, because gradients
     appear within every step.
     """
 
@@ -87,7 +87,7 @@ class Rises:
     _told: bool = False
 
     def add(self, step: int, value: int) -> int | None:
-        """Take in one count; return the rise in bytes the first time a step goes over."""
+        """Add one count; return the rise in bytes when a step first exceeds the threshold."""
         if step != self._step:
             self._before = self._highest if self._step >= 0 else None
             self._step, self._highest, self._told = step, value, False
@@ -101,7 +101,7 @@ class Rises:
 
 @attrs.frozen(order=True)
 class Spike:
-    """A rise, where it was seen."""
+    """A rise in bytes, with its step, phase, moment and tier."""
 
     rise: int
     step: int
@@ -116,7 +116,7 @@ class Spike:
 
 @attrs.frozen
 class _Counters:
-    """Where the samples of one tier, phase and moment go."""
+    """The counters of one tier, phase and moment."""
 
     course: ByteCourse
     held: PhaseBytes
@@ -125,10 +125,10 @@ class _Counters:
 
 @attrs.define
 class Account:
-    """What a run's samples add up to, whatever its length: a few numbers a phase and moment."""
+    """The statistics of a run's samples: a few numbers per phase and moment."""
 
     threshold: float
-    """Bytes from which a rise is a spike."""
+    """Least rise in bytes that is a spike."""
     courses: dict[str, ByteCourse] = attrs.field(factory=dict)
     """By tier."""
     moments: dict[tuple[str, str, str], PhaseBytes] = attrs.field(factory=dict)
@@ -139,13 +139,13 @@ class Account:
     _places: dict[tuple[str, str, str], _Counters] = attrs.field(factory=dict)
 
     def start(self, tiers: Iterable[tuple[str, int, int]]) -> None:
-        """Take in what was held before the first step: tier, bytes now, mark."""
+        """Set the memory before the first step: tier, bytes now, high-water mark."""
         self.courses = {tier: ByteCourse(now, now, now, mark) for tier, now, mark in tiers}
 
     def add(
         self, step: int, phase: str, moment: str, tiers: Iterable[tuple[str, int, int]]
     ) -> list[Spike]:
-        """Take in one sample: tier, bytes now, mark; return the spikes it shows."""
+        """Add one sample (tier, bytes now, high-water mark of each tier); return its spikes."""
         found = []
         for tier, now, mark in tiers:
             place = self._places.get((tier, phase, moment)) or self._place(tier, phase, moment)
@@ -170,7 +170,7 @@ class Account:
         return place
 
     def phases(self) -> dict[tuple[str, str], PhaseBytes]:
-        """Return what the moments of each phase add up to, by tier and phase."""
+        """Return the statistics of each phase over all its moments, by tier and phase."""
         phases: dict[tuple[str, str], PhaseBytes] = {}
         for (tier, phase, _), held in self.moments.items():
             phases[tier, phase] = phases.get((tier, phase), PhaseBytes()).merged(held)

@@ -1,4 +1,4 @@
-"""The tables a run ends in: as text for reading, as CSV for computing."""
+"""The tables at the end of a run, as text and as CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _MIB = 2**20
 WHOLE_PHASE = "all"
-"""In the column `moment`: every moment of the phase together."""
+"""In the column `moment`: all moments of the phase together."""
 
 
 def render(
@@ -22,7 +22,7 @@ def render(
 ) -> str:
     """Return the table of a run, in MiB; `capacities` in bytes by tier.
 
-    `notes` come first, `written` (what lies beside the table) last, a line each.
+    `notes` are its first lines, `written` (names of other files) its last ones.
     """
     lines = [
         *notes,
@@ -46,7 +46,7 @@ def render(
 
 
 def phases_csv(account: Account) -> str:
-    """Return mean, max, min and peak in bytes, a row a phase and one a moment of it."""
+    """Return mean, max, min and peak in bytes, with a row for each phase and each moment."""
     lines = ["tier,phase,moment,samples,mean_bytes,max_bytes,min_bytes,peak_bytes"]
     for tier, phase, moment, held in _held(account):
         of = held.samples
@@ -56,7 +56,7 @@ def phases_csv(account: Account) -> str:
 
 
 def tiers_csv(account: Account, capacities: Mapping[str, int]) -> str:
-    """Return initial, final and peak bytes, the capacity and the share of it, a row a tier."""
+    """Return initial, final and peak bytes, capacity and utilization, with a row per tier."""
     lines = ["tier,initial_bytes,final_bytes,peak_bytes,capacity_bytes,utilization"]
     for tier, course in account.courses.items():
         numbers = (course.initial, course.final, course.peak, capacities[tier])
@@ -66,7 +66,7 @@ def tiers_csv(account: Account, capacities: Mapping[str, int]) -> str:
 
 
 def _held(account: Account) -> Iterator[tuple[str, str, str, PhaseBytes]]:
-    """Yield tier, phase, moment and numbers; each phase as a whole before its moments."""
+    """Yield tier, phase, moment and statistics; each whole phase before its moments."""
     for (tier, phase), whole in account.phases().items():
         yield tier, phase, WHOLE_PHASE, whole
         for (of, within, moment), held in account.moments.items():

@@ -1,4 +1,4 @@
-"""Collects named spans, phases and counters as the trace events Chrome and Perfetto read."""
+"""Collects named spans, phases and counters as trace events for Chrome and Perfetto."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PHASES = 1 << 30
-"""Thread id of the phases' own track; no operating system numbers a thread so high."""
+"""Thread id of the track of phases, higher than any real thread id."""
 LIMIT = 1_000_000
-"""Events a timeline holds at most: 100 to 200 MB of them."""
+"""Largest number of events of a timeline: 100 to 200 MB."""
 
 Event = dict[str, Any]
 
 
 @attrs.define(eq=False)
 class TraceSpan:
-    """A context: from entering to leaving it is one event."""
+    """A context that records one event, from entry to exit."""
 
     _timeline: TraceTimeline
     name: str
@@ -45,11 +45,11 @@ class TraceSpan:
 
 
 class TraceTimeline:
-    """What happened from its creation until `finish`; times in nanoseconds of the Unix epoch."""
+    """Events from its creation until `finish`; times are nanoseconds of the Unix epoch."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.dropped = 0
-        """Events beyond `limit`."""
+        """Number of events beyond `limit`, which are not stored."""
         self._limit = limit
         self._open: dict[int, TraceSpan] = {}
         self._phase: TraceSpan | None = None
@@ -60,20 +60,20 @@ class TraceTimeline:
         self.started = self._epoch + time.perf_counter_ns()
 
     def span(self, name: str, category: str) -> TraceSpan:
-        """Return the context of one span on the track of the thread that enters it."""
+        """Return the context of a span, on the track of the thread that enters it."""
         return TraceSpan(self, name, category)
 
     def begun(self, span: TraceSpan) -> None:
-        """Note a span that was entered."""
+        """Record that a span was entered."""
         self._open[id(span)] = span
 
     def ended(self, span: TraceSpan) -> None:
-        """Note a span that was left; one that `finish` ended already is known."""
+        """Record that a span was left, unless `finish` has ended it."""
         if self._open.pop(id(span), None) is not None:
             self._add(span)
 
     def phase(self, name: str | None) -> None:
-        """End the phase in progress, and begin `name`."""
+        """End the current phase, and begin the phase `name`; None begins none."""
         if self._phase is not None:
             self._add(self._phase)
         self._phase = None
@@ -82,12 +82,12 @@ class TraceTimeline:
             self._phase = TraceSpan(self, name, "phase", started, PHASES)
 
     def counter(self, name: str, values: dict[str, float]) -> None:
-        """Note the values of a counter now."""
+        """Record the current values of a counter."""
         if not self._finished and len(self._counts) < self._limit:
             self._counts.append((name, time.perf_counter_ns(), values))
 
     def finish(self) -> None:
-        """End what is open; nothing is noted any more."""
+        """End all open spans; later events are ignored."""
         self.phase(None)
         for span in reversed(self._open.values()):
             self._add(span)
@@ -121,5 +121,5 @@ class TraceTimeline:
         return events
 
     def _in_order(self) -> list[tuple[str, str, int, int, int]]:
-        """Return the spans as they began, an outer one before those within it."""
+        """Return the spans by start time, an outer span before its inner ones."""
         return sorted(self._events, key=lambda event: (event[3], -event[4]))

@@ -21,19 +21,20 @@ if TYPE_CHECKING:
     Listen = Callable[[Opener], Callable[[], None]]
 
 BETWEEN_STEPS = ("step", "core")
-"""Categories of spans that begin once every hook of the last step has run."""
+"""Categories of spans that begin after all hooks of the last step."""
 
 
 class StepTrace:
-    """Names what runs from before the first update of a window until after its last; writes it.
+    """Traces a window of updates by named spans, and writes the trace.
 
     Args:
         window: the updates, counted from 1.
-        directory: where `trace-<first>-<last>.json` goes.
-        listen: `listen(opener)` has `opener(name, category)` entered around whatever runs, and
-            returns what ends it. It may raise RuntimeError where somebody else listens.
-        device: where to record torch's operators as well; None leaves them out.
-        warn: called with a line when the trace is not what was asked for.
+        directory: the directory of `trace-<first>-<last>.json`.
+        listen: `listen(opener)` enters the context `opener(name, category)` around each named part
+            of the run, and returns a function that ends this. It raises RuntimeError if there is
+            a listener already.
+        device: the device whose operators are recorded, too; None records no operators.
+        warn: called with a line when the trace is missing or incomplete.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class StepTrace:
         self._stepped = self._ending = self._over = False
 
     def next_update(self, update: int) -> None:
-        """Note which update is made next: the window opens before its first."""
+        """Record the number of the next update; the trace starts before the window's first."""
         self._next = update
         inside = update in self._window
         if inside and self._timeline is None and not self._over:
@@ -67,18 +68,18 @@ class StepTrace:
             self._ending = True  # the hooks of the last step still run
 
     def phase(self, name: str | None) -> None:
-        """Note the phase that begins, or that one ends."""
+        """Record the phase that begins; None ends the current one."""
         self._phase = name
         if self._timeline is not None:
             self._timeline.phase(None if self._ending else name)
 
     def memory(self, tiers: Iterable[tuple[str, int, int]]) -> None:
-        """Note the bytes held by tier: `(tier, now, mark)`."""
+        """Record the bytes held by tier: `(tier, now, mark)`."""
         if self._timeline is not None:
             self._timeline.counter("memory, MiB", {tier: now / 2**20 for tier, now, _ in tiers})
 
     def finish(self) -> None:
-        """End the window where it is, and write the file; idempotent, and raises nothing."""
+        """End the trace and write the file; idempotent, and raises nothing."""
         timeline, operators = self._stop()
         if 0 < self._next <= self._window[0] and not self._stepped:
             self._warn(f"no trace was written: the run ended before update {self._window[0]}")
@@ -87,7 +88,7 @@ class StepTrace:
             return
         try:
             self.written = self._write(timeline, operators)
-        except Exception as error:  # noqa: BLE001 - it runs between somebody else's steps
+        except Exception as error:  # noqa: BLE001 - an error must not reach the training loop
             self._warn(f"the trace could not be written: {error!r}")
 
     def abandon(self) -> None:
@@ -138,7 +139,7 @@ class StepTrace:
         base = int(trace.get("baseTimeNanoseconds", 0)) if operators is not None else None
         trace["traceEvents"] += timeline.events(timeline.started if base is None else base)
         if timeline.dropped:
-            self._warn(f"the trace lacks {timeline.dropped} spans: the window is too long")
+            self._warn(f"the trace lacks {timeline.dropped} spans: shorten the window")
         path = self._directory / f"trace-{self._first:08}-{self._window[-1]:08}.json"
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(trace), encoding="utf-8")

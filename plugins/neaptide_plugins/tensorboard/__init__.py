@@ -1,4 +1,4 @@
-"""Shows a run in TensorBoard."""
+"""Writes a run's records as TensorBoard events."""
 
 from .config import SPEC
 

@@ -16,13 +16,15 @@ class TensorboardConfig:
     log_dir: str | None = field(
         None,
         validator=optional(min_len(1)),
-        help="where to write; left out, `plugins/tensorboard/` of the run directory",
+        help="directory of the event files; by default `plugins/tensorboard/` of the run directory",
     )
     every: int = field(
         1, validator=ge(1), help="updates between two points of loss, norm, time and memory"
     )
     flush_seconds: float = field(
-        5.0, validator=ge(0.0), help="longest time a point waits before it is in the file"
+        5.0,
+        validator=ge(0.0),
+        help="longest time, in seconds, until a point is written to the file",
     )
 
 

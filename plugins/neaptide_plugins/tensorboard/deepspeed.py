@@ -1,4 +1,4 @@
-"""What tensorboard makes of DeepSpeed's `tensorboard`."""
+"""Converts DeepSpeed's `tensorboard` section to settings of tensorboard."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 def convert(source: Source) -> dict[str, Any] | None:
     """Return the settings of the plugin, or None where DeepSpeed writes no events."""
-    source.note("tensorboard", "means nothing unless tensorboard.enabled is true")
+    source.note("tensorboard", "has no effect unless tensorboard.enabled is true")
     if not source.take("tensorboard.enabled", bool):
         return None
     folder = source.take("tensorboard.output_path", str)
     job = source.take("tensorboard.job_name", str)
     if not folder:
-        source.note("tensorboard.job_name", "events go to the run directory, which has a name")
+        source.note("tensorboard.job_name", "not used: events go to the run directory")
         return {}
     return {"log_dir": str(PurePath(folder, job or ""))}

@@ -1,6 +1,6 @@
-"""TensorBoard's event file, written by the thread that calls: what fails, fails there and then.
+"""TensorBoard's event file, written in the caller's thread, so that errors reach the caller.
 
-TensorBoard's own writers hand events to a thread, which a failing disk leaves hanging.
+TensorBoard's own writers use a thread, which hangs when the disk fails.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class EventFile:
-    """One new event file in `directory`; every method but `close` may raise OSError.
+    """A new event file in `directory`. Every method except `close` may raise OSError.
 
     Args:
-        directory: made where it is missing. TensorBoard reads all files in it as one run.
-        flush_seconds: longest time an event waits in memory, as long as more events come.
+        directory: created if it is missing. TensorBoard reads all its files as one run.
+        flush_seconds: an event flushes the file if the last flush is longer ago than this.
     """
 
     def __init__(self, directory: Path, flush_seconds: float) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        # Sorted by name, files are in the order in which they were begun.
+        # Names sort in the order of creation.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
         self._file = self._path.open("xb", buffering=0)
@@ -45,7 +45,7 @@ class EventFile:
         self._add(Event(file_version="brain.Event:2"))
 
     def start(self, step: int) -> None:
-        """Take back what earlier files in the directory say of `step` and what follows it."""
+        """Make TensorBoard discard points of earlier files at `step` and later."""
         self._add(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -63,13 +63,15 @@ class EventFile:
         self._add(Event(step=step, summary=Summary(value=[value])))
 
     def flush(self) -> None:
-        """Write all events; the file ends with a whole one whatever happens."""
+        """Write all pending events; after an error the file still ends with a complete event."""
         data = self._pending.getvalue()
         self._pending.seek(0)
         self._pending.truncate()
         self._flushed = time.monotonic()
         if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
-            raise FileNotFoundError(errno.ENOENT, "another file is in its place", str(self._path))
+            raise FileNotFoundError(
+                errno.ENOENT, "the event file was removed or replaced", str(self._path)
+            )
         before = self._file.tell()
         if self._file.write(data) != len(data):
             self._file.seek(before)
@@ -77,7 +79,7 @@ class EventFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:
-        """Close the file, without what has not been flushed."""
+        """Close the file; events since the last flush are lost."""
         self._file.close()
 
     def _add(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Passes what is recorded of a run to an event file."""
+"""Writes the records of a run to an event file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TAGS = {"lr": "train/lr", "val_loss": "eval/loss"}
 
 @attrs.define(eq=False)
 class Tensorboard(Plugin[TensorboardConfig]):
-    """Looks on. Without a directory to write in it does nothing, and says so."""
+    """An observer. Without a directory to write to it logs a warning and does nothing."""
 
     _directory: Path | None = attrs.field(init=False, default=None)
     _opened: EventFile | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse to run without the package, before anything is built."""
+        """Raise ConfigError where the package tensorboard is missing."""
         if find_spec("tensorboard") is None:
             msg = (
                 'tensorboard is not installed: pip install "neaptide[tensorboard]" '
@@ -41,7 +41,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Find out where to write. The file is begun with its first event."""
+        """Choose the directory; the first event creates the file."""
         if self.config.log_dir is not None:
             self._directory = Path(self.config.log_dir).resolve()
             _check(self._directory)
@@ -61,7 +61,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase, previous: Phase | None, step: int) -> None:
-        """Note the phase; at the start of a run or after a resume drop points that come again."""
+        """Add the phase as text; at the start or a resume, discard points to be repeated."""
         events = self._events
         if events is None:
             return
@@ -78,7 +78,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def after_step(self, step: int, result: StepResult) -> None:
-        """Add a point for a jump: the updates it stands for, accepted or refused."""
+        """Add points for a jump: the updates it replaces, by verdict, and its confidence."""
         jump, events = result.jump, self._events
         if jump is not None and events is not None:
             verdict = "accepted" if jump.accepted else "refused"
@@ -95,7 +95,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the pending events, and close the file."""
         events, self._opened, self._directory = self._opened, None, None
         if events is not None:
             try:
@@ -116,7 +116,7 @@ def _check(directory: Path) -> None:
 
 
 def _points(record: StepRecord) -> dict[str, float]:
-    """Return the points of a record by tag; of a jump only the loss after it."""
+    """Return the points of a record by tag; for a jump only the loss after it."""
     points: dict[str, float | None] = {f"loss/{record.phase}": record.loss}
     if not record.was_predicted:
         points |= {

@@ -1,4 +1,4 @@
-"""Triton kernels for the ops that training and the other plugins use."""
+"""Triton kernels for the ops of training and of other plugins."""
 
 from .config import SPEC
 

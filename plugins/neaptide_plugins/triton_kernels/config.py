@@ -18,13 +18,13 @@ class TritonKernelsConfig:
     tuning: Literal["off", "cached", "tune"] = field(
         "cached",
         validator=in_(("off", "cached", "tune")),
-        help="choose providers by what was measured on this machine: never, where `neaptide "
-        "kernels tune` has measured, or measuring what is met for the first time",
+        help="use of timings to choose a provider: `off` uses priorities, `cached` uses those of "
+        "`neaptide kernels tune`, `tune` also measures calls that have none",
     )
     providers: dict[str, str] = field(
         attrs.Factory(dict),
-        help="providers to insist on, by op, such as quantize_int8 = 'triton'; a run that such "
-        "a provider cannot serve stops",
+        help="required providers by op, such as quantize_int8 = 'triton'; the run stops at a call "
+        "that such a provider does not support",
     )
 
 
@@ -32,7 +32,7 @@ SPEC = PluginSpec(
     name="triton-kernels",
     load="neaptide_plugins.triton_kernels.plugin:TritonKernels",
     config=TritonKernelsConfig,
-    summary="Runs ops by Triton kernels on a GPU, where they agree with the reference.",
+    summary="Runs ops by Triton kernels on a GPU, if they agree with the reference.",
     numerics="tolerance",
     rtol=1e-5,
 )

@@ -1,4 +1,4 @@
-"""Brings the Triton providers of Neaptide's ops into a run, and takes them out again."""
+"""Registers the Triton providers of Neaptide's ops for a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class TritonKernels(Plugin[TritonKernelsConfig]):
-    """Adds providers; which one runs a call is the registry's choice, see `kernels explain`."""
+    """Adds providers; the registry chooses one for each call, see `neaptide kernels explain`."""
 
     @hookimpl
     def register_kernels(self, kernels: KernelScope) -> None:
-        """Add the kernels, and ask for what the config names."""
+        """Add the kernels, and require the configured providers."""
         for provider in triton_providers():
             kernels.add(provider)
         try:
@@ -38,14 +38,14 @@ class TritonKernels(Plugin[TritonKernelsConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Say where Triton cannot run: the references do the work then."""
+        """Log a warning where Triton cannot run; the reference implementations run instead."""
         reason = _problem(run.device)
         if reason:
             run.log.warning("triton_kernels.not_used", reason=reason)
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
-        """Say whether Triton can run here."""
+        """Report whether Triton can run here."""
         problem = _problem(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         if not problem:
             yield Finding("ok", "Triton", "its kernels run here")

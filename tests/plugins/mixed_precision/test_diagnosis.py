@@ -12,10 +12,10 @@ from neaptide_plugins.mixed_precision.precision import resolve
 @pytest.mark.parametrize(
     ("capability", "name", "why"),
     [
-        (None, "bf16", "the loss needs no scale"),
+        (None, "bf16", "no loss scale is needed"),
         ((7, 5), "fp16", "bf16 would be emulated"),
-        ((8, 0), "bf16", "the loss needs no scale"),
-        ((12, 1), "bf16", "the loss needs no scale"),
+        ((8, 0), "bf16", "no loss scale is needed"),
+        ((12, 1), "bf16", "no loss scale is needed"),
     ],
 )
 def test_the_recommendation(capability: tuple[int, int] | None, name: str, why: str) -> None:

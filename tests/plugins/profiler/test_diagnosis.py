@@ -86,14 +86,14 @@ def test_a_missing_binding_has_its_command(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_driver_is_no_problem_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = found_with(monkeypatch, Driver("nvmlInit"))
-    assert ("note", True) == (found.level, found.detail.endswith("no driver to ask: nvmlInit"))
+    assert ("note", True) == (found.level, found.detail.endswith("no driver: nvmlInit"))
 
 
 @pytest.mark.parametrize("failing", CALLS)
 def test_whatever_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     driver = Driver(failing)
     found = found_with(monkeypatch, driver)[-1]
-    assert ("warning", f"stopped answering: {failing}") == (found.level, found.detail)
+    assert ("warning", f"the driver failed: {failing}") == (found.level, found.detail)
     assert "nvmlShutdown" == driver.calls[-1]
 
 

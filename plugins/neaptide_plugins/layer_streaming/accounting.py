@@ -1,4 +1,4 @@
-"""What streaming holds where: for the ledger, and for who runs out of memory."""
+"""The memory of streaming by tier: for the ledger, and for out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def account(
     ledger: Ledger, owner: str, streaming: Streaming, *, backward: bool, all_stay: bool
 ) -> Ledger:
-    """Return the ledger of a phase: weights are on the host already, by the store's spans.
+    """Return the ledger of a phase. The core counts weights on the host, by the store's spans.
 
     Args:
-        ledger: the core's, and that of plugins before this one.
+        ledger: the ledger of the core and of earlier plugins.
         owner: the plugin's name.
-        streaming: what is running.
+        streaming: the streamed model.
         backward: whether the phase has backwards.
-        all_stay: whether all blocks stay on the device in it.
+        all_stay: whether all blocks stay on the device in the phase.
     """
     trained = [
         parameter
@@ -37,7 +37,7 @@ def account(
         if parameter.requires_grad
     ]
     if backward:
-        # What is gathered leaves the device block by block; the core has counted all of it there.
+        # The core counts all gradients on the device; those of blocks leave it block by block.
         whole = ledger.total(kind="gradients")
         streamed = _bytes(trained)
         ledger = ledger.scale("gradients", (whole - streamed) / whole if whole else 0.0)
@@ -68,7 +68,7 @@ def account(
 
 
 def held(streaming: Streaming) -> dict[str, int]:
-    """Return bytes on the device by what they are for, blocks' inputs that wait included."""
+    """Return the bytes on the device by use, with the inputs that blocks keep for backward."""
     updates = streaming.updates
     waiting = sum(unit.kept_bytes for unit in _recomputed(streaming))
     return {
@@ -80,7 +80,7 @@ def held(streaming: Streaming) -> dict[str, int]:
 
 
 def savings(streaming: Streaming) -> dict[str, int]:
-    """Return the bytes that a step down in each setting would save."""
+    """Return for each setting that can be lowered the bytes that this would save."""
     largest = max(block.layout.bytes for block in streaming.blocks)
     needed = max(len(block.needs) for block in streaming.blocks)
     slots, device = len(streaming.residency.slots), streaming.residency.device
@@ -101,11 +101,11 @@ def savings(streaming: Streaming) -> dict[str, int]:
 
 @contextmanager
 def explained(streaming: Streaming, where: str) -> Iterator[None]:
-    """Raise OutOfMemoryError that says who holds what, and what would help, where memory runs out.
+    """Turn an out-of-memory error into an OutOfMemoryError that states uses and ways out.
 
     Args:
-        streaming: what is running.
-        where: phase and moment.
+        streaming: the streamed model.
+        where: phase and moment, for the message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""From a model, its optimizer and the settings to blocks that stream, or an error that says why."""
+"""Builds a `Streaming` from a model, its optimizer and the config, or raises an error."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def build(
     """Move the blocks' parameters to the host and patch their forwards.
 
     Raises:
-        ConfigError: something cannot stream as asked for.
-        DoesNotFitError: it would not fit.
+        ConfigError: the model cannot stream with these settings.
+        DoesNotFitError: there is not enough memory.
     """
     try:
         blocks = find_blocks(model, config.blocks, config.exclude)
@@ -53,7 +53,7 @@ def build(
 
 
 def decided(streaming: Streaming, run: Run, config: LayerStreamingConfig) -> dict[str, Any]:
-    """Return what the settings came to, for the log."""
+    """Return the resulting settings and sizes, for the log."""
     settings = streaming.settings
     return {
         "blocks": len(streaming.blocks),

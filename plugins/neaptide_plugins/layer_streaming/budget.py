@@ -1,4 +1,4 @@
-"""What streaming will hold on each tier, by shapes alone, before anything is allocated."""
+"""The memory that streaming will need on each tier, computed from shapes before allocating."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class StreamingPlan:
-    """Bytes by what they are for."""
+    """Bytes to allocate, by use."""
 
     host: dict[str, int]
-    """New allocations in RAM; the weights' own come out of the model's as they move."""
+    """New allocations in RAM. Weights that are in RAM already need none, except one block's."""
     device: dict[str, int]
-    """New allocations on the device: slots and what is staged there."""
+    """New allocations on the device: slots and staging buffers."""
 
 
 def plan(
@@ -39,14 +39,14 @@ def plan(
     *,
     adopted: bool,
 ) -> StreamingPlan:
-    """Return what streaming these blocks will allocate.
+    """Return the memory that streaming will allocate.
 
     Args:
-        named: the blocks.
+        named: qualified name and module of each block.
         outside: parameters that do not stream.
-        optimizer: whose state is to stream.
-        settings: how.
-        adopted: whether the optimizer's state is known beforehand.
+        optimizer: its state streams, too.
+        settings: how to stream.
+        adopted: whether the optimizer's state is known before its first step.
     """
     owned = owned_parameters(named, outside)
     weights = [BufferLayout.of(own).bytes for own in owned]
@@ -66,7 +66,7 @@ def plan(
         for size, own in zip(weights, owned, strict=True)
         if any(parameter.device.type != "cpu" for parameter in own)
     ]
-    host = {"one block's weights on their way": largest, "weights": sum(moving)}
+    host = {"one block's weights while they move": largest, "weights": sum(moving)}
     kept = sum(sorted(weights)[len(weights) - settings.resident :]) if settings.resident else 0
     device = {"slots": settings.max_active_layers * largest + kept}
     if not settings.in_backward:
@@ -81,11 +81,11 @@ def plan(
 
 
 def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | None:
-    """Return in a line what is missing and what would help; None if it fits.
+    """Return a line about missing memory and the way out; None if it fits.
 
     Args:
-        needed: bytes by what they are for.
-        room: bytes there are; None where nobody knows.
+        needed: bytes by use.
+        room: free bytes; None if unknown.
         where: `RAM` or the device's name.
     """
     total = sum(needed.values())
@@ -100,17 +100,17 @@ def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | N
         saved = size(needed["gradients"], 2)
         return f"{text}; update = 'in_backward' stores no gradients and saves {saved}"
     if "slots" in needed:
-        return f"{text}; lower max_active_layers or resident, or name smaller blocks"
+        return f"{text}; lower max_active_layers or resident, or choose smaller blocks"
     return f"{text}; an optimizer with less state helps (SGD, or momentum = 0)"
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return what is free on a GPU; None on a CPU, whose memory is the host's."""
+    """Return the free bytes of a GPU; None for a CPU."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
 def spare_bytes(device: torch.device, gib: float | None) -> int:
-    """Return what the peak so far has left of a GPU, less a tenth; 0 on a CPU."""
+    """Return the bytes of a GPU that are free at the peak so far, less a tenth; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     usable = (free_bytes(device) or 0) + torch.cuda.memory_reserved(device)
@@ -119,7 +119,7 @@ def spare_bytes(device: torch.device, gib: float | None) -> int:
 
 
 def least(room: int | None, gib: float | None) -> int | None:
-    """Return the smaller of what is there and what may be taken of it, in bytes."""
+    """Return the smaller of the free bytes and the limit in GiB; None if both are None."""
     allowed = None if gib is None else int(gib * 1024**3)
     return min((value for value in (room, allowed) if value is not None), default=None)
 

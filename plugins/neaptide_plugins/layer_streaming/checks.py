@@ -1,4 +1,4 @@
-"""What cannot stream, told before anything is moved: ValueError with the way out, one line."""
+"""Checks before anything is moved; each raises a one-line ValueError with the way out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_blocks(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-    """Raise where there is nothing to stream."""
+    """Raise ValueError if there are no blocks, or none with parameters."""
     if not blocks:
         msg = (
             f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential; name "
@@ -28,7 +28,7 @@ def check_blocks(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> N
 
 
 def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamingConfig) -> None:
-    """Raise for modules that the settings do not go with."""
+    """Raise ValueError for modules that conflict with the settings."""
     if config.resident != "auto" and config.resident > len(blocks):
         there = f"the {len(blocks)} blocks there are"
         msg = f"'resident' must be at most {there} (got {config.resident})"
@@ -39,29 +39,29 @@ def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamin
         ):
             msg = (
                 f"{name!r} is compiled in place and has forward hooks, which would run twice; "
-                f"use torch.compile(block), or put the hooks on a part of it"
+                f"use torch.compile(block), or register the hooks on its submodules"
             )
             raise ValueError(msg)
         for path, module in block.named_modules():
             where = f"{name}.{path}" if path else name
             if config.micro_batches > 1 and looks_across_samples(module):
                 msg = (
-                    f"{where!r} is a {type(module).__name__}, whose statistics are of the whole "
-                    f"batch and would differ with micro_batches = {config.micro_batches}; set "
-                    f"micro_batches = 1, use a norm within a sample, or exclude {name!r}"
+                    f"{where!r} is a {type(module).__name__}, whose statistics over the batch "
+                    f"would differ with micro_batches = {config.micro_batches}; set "
+                    f"micro_batches = 1, use a norm over single samples, or exclude {name!r}"
                 )
                 raise ValueError(msg)
             if uses_cuda_graphs(module):
                 msg = (
                     f"{where!r} is compiled with CUDA graphs (mode 'reduce-overhead' or "
-                    f"'max-autotune'), which fix the addresses of weights that move; compile it "
+                    f"'max-autotune'), which need fixed addresses, but weights move; compile it "
                     f"with mode='default' or 'max-autotune-no-cudagraphs'"
                 )
                 raise ValueError(msg)
 
 
 def check_slots(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], slots: int) -> None:
-    """Raise where a block uses parameters of more blocks than there are slots."""
+    """Raise ValueError if a block uses parameters of more blocks than there are slots."""
     outside = parameters_outside(model, [block for _, block in blocks])
     owner = {
         parameter: index
@@ -80,15 +80,15 @@ def check_slots(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], slots
 
 
 def looks_across_samples(module: nn.Module) -> bool:
-    """Return whether what a module does to a sample depends on the others in the batch."""
+    """Return whether a module's output for a sample depends on other samples of the batch."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return True
-    # An instance norm looks within a sample, but its running statistics do not.
+    # An instance norm uses single samples, but its running statistics use the whole batch.
     return isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
 
 
 def uses_cuda_graphs(module: nn.Module) -> bool:
-    """Return whether torch.compile was asked to capture CUDA graphs of `module`."""
+    """Return whether `module` was compiled with CUDA graphs."""
     wrapper: Any = getattr(module, "dynamo_ctx", None)
     asked: Any = getattr(module._compiled_call_impl, "get_compiler_config", dict)
     configs = (getattr(wrapper, "compiler_config", None), asked())

@@ -1,4 +1,4 @@
-"""From what a user asks for to what is done: ValueError for what cannot be, with the way out."""
+"""Derives the settings of streaming from the config; ValueError where they conflict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chosen(
     train: TrainSection,
     device: torch.device,
 ) -> StreamingSettings:
-    """Return how to stream."""
+    """Return the settings of streaming; ValueError, with the way out, where they conflict."""
     reason = adoptable(optimizer)
     in_backward, on_device = config.update == "in_backward", config.optimizer_on == "device"
     split = config.master == "split"
@@ -47,12 +47,12 @@ def chosen(
     if in_backward and config.clip == "global" and train.clip_norm is not None:
         msg = (
             f"clip = 'global' needs stored gradients (train.clip_norm is {train.clip_norm}), "
-            f"which update = 'in_backward' does without; choose clip = 'per_tensor' or "
+            f"which update = 'in_backward' does not have; choose clip = 'per_tensor' or "
             f"'lagged', or update = 'after_backward'"
         )
         raise ValueError(msg)
     if config.clip == "none" and train.clip_norm is not None:
-        msg = f"clip = 'none' contradicts train.clip_norm = {train.clip_norm}; drop one of them"
+        msg = f"clip = 'none' contradicts train.clip_norm = {train.clip_norm}; remove one of them"
         raise ValueError(msg)
     fast = config.optimizer_on == "auto" and device.type != "cpu" and reason is None
     return StreamingSettings(
@@ -80,7 +80,7 @@ def shortage_of(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
 ) -> str | None:
-    """Return in a line what does not fit in RAM or on the device, before it is allocated."""
+    """Return a line about memory that is missing in RAM or on the device; None if all fits."""
     outside = parameters_outside(model, [block for _, block in blocks])
     adopted = adoptable(optimizer) is None
     needed = plan(blocks, outside, optimizer, settings, adopted=adopted)

@@ -17,81 +17,82 @@ class LayerStreamingConfig:
 
     blocks: str | None = field(
         None,
-        help="pattern of the blocks' names, such as `model.layers.*`; left out, the repeated "
-        "children of module lists are found",
+        help="pattern of the blocks' names, such as `model.layers.*`; by default the repeated "
+        "children of module lists",
     )
     exclude: tuple[str, ...] = field((), help="patterns of blocks that stay on the device")
     mode: Literal["recompute", "graph"] = field(
         "recompute",
-        help="`recompute` keeps a block's inputs and computes it again in the backward; `graph` "
-        "keeps its activations, and fetches the weights the backward needs",
+        help="`recompute` stores a block's inputs and recomputes its forward in the backward; "
+        "`graph` stores its activations and fetches only the weights",
     )
     weights: str | None = field(
         None,
-        help="safetensors to read the weights from: a file, a directory or a pattern; the model "
-        "may then be built on the meta device",
+        help="safetensors with the weights: a file, a directory or a pattern; the model may then "
+        "be built on the meta device",
     )
     max_active_layers: int = field(
-        2, validator=ge(1), help="slots on the device, each as large as the largest block"
+        2, validator=ge(1), help="number of slots on the device, each as large as the largest block"
     )
     prefetch_distance: int = field(
-        1, validator=ge(0), help="blocks fetched ahead of their use, slots permitting"
+        1, validator=ge(0), help="number of blocks fetched ahead of their use"
     )
     resident: int | Literal["auto"] = field(
         "auto",
-        help="blocks, the last ones, whose weights stay on the device, too; `auto` takes what the "
-        "first updates have left of a GPU",
+        help="number of last blocks whose weights also stay on the device; `auto` uses the memory "
+        "of a GPU that is free after the first updates",
     )
     phases: tuple[Literal["warmup", "full", "predict", "correct"], ...] = field(
         ("warmup", "full", "predict", "correct"),
-        help="phases in which to stream; in the others every block stays on the device",
+        help="phases that stream; in the others every block stays on the device",
     )
     micro_batches: int = field(
         1,
         validator=ge(1),
-        help="pieces in which the batch goes through each block, on one fetch of its weights",
+        help="number of pieces into which each block splits the batch, with one fetch of its "
+        "weights",
     )
     inputs: Literal["device", "host"] = field(
-        "device", help="where a block's inputs wait for its backward"
+        "device", help="where a block's inputs are stored until its backward"
     )
     optimizer_on: Literal["auto", "device", "cpu"] = field(
         "auto",
-        help="where streamed parameters are stepped; `auto` is the device where that is a GPU "
-        "and the optimizer can stream its state",
+        help="where the optimizer steps streamed parameters; `auto` is the device if that is a GPU "
+        "and the optimizer's state can stream, else the CPU",
     )
     optimizer_slots: int = field(
         2,
         validator=ge(1),
-        help="blocks whose optimizer state is on the device at once; 1 takes half as much, and "
-        "waits",
+        help="number of blocks whose optimizer state is on the device at once; with 1, half the "
+        "memory, but no copy runs ahead",
     )
     update: Literal["after_backward", "in_backward"] = field(
         "after_backward",
-        help="when: after the backward, with gradients stored on the host, or inside it, block by "
-        "block on the device, with none stored",
+        help="time of the update: after the backward, with gradients stored on the host, or inside "
+        "it, block by block on the device, with none stored",
     )
     clip: Literal["global", "per_tensor", "lagged", "none"] = field(
         "global",
-        help="what `train.clip_norm` limits: the norm of all gradients (exact; needs them stored), "
-        "of each, or that of all by the norm of the update before",
+        help="norm that `train.clip_norm` limits: `global`, of all gradients (needs them stored); "
+        "`per_tensor`, of each; `lagged`, of all, taken from the previous update",
     )
     host_gib: float | None = field(
         None,
         validator=optional(gt(0.0)),
-        help="most RAM to take, in GiB; left out, what machine, cgroup and process limits leave",
+        help="largest RAM to use, in GiB; by default what machine, cgroup and process limits leave",
     )
     device_gib: float | None = field(
         None,
         validator=optional(gt(0.0)),
-        help="most device memory for slots and staging, in GiB; left out, what is free",
+        help="largest device memory for slots and staging, in GiB; by default all that is free",
     )
     pin: bool = field(
         default=True,
-        help="pin the RAM on a GPU's machine; without it, or where it fails, copies wait",
+        help="pin the RAM if the device is a GPU; copies of memory that is not pinned block",
     )
     master: Literal["weights", "split"] = field(
         "weights",
-        help="`split` keeps a float32 master of bfloat16 weights, as two bytes beside each",
+        help="`split` stores a float32 master of bfloat16 weights, in two more bytes per weight",
     )
 
     @resident.validator
@@ -105,7 +106,7 @@ class LayerStreamingConfig:
         if value >= max(2, self.max_active_layers):
             msg = (
                 f"{attribute.name!r} must be less than max_active_layers = "
-                f"{self.max_active_layers} (got {value}): each block ahead takes a slot"
+                f"{self.max_active_layers} (got {value}): each block fetched ahead needs a slot"
             )
             raise ValueError(msg)
 
@@ -125,8 +126,8 @@ class LayerStreamingConfig:
     def _knows_the_end(self, attribute: attrs.Attribute[str], value: str) -> None:
         if value == "in_backward" and self.mode == "graph":
             msg = (
-                f"{attribute.name!r} must be 'after_backward' with mode = 'graph': only a block "
-                f"that is computed again is known to be done with its weights (got {value!r})"
+                f"{attribute.name!r} must be 'after_backward' with mode = 'graph', where the end "
+                f"of a block's backward is unknown (got {value!r})"
             )
             raise ValueError(msg)
 

@@ -1,4 +1,4 @@
-"""Running out of memory inside a block: what to try, and what to say."""
+"""Out-of-memory errors: their detection and their explanation."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether torch could not allocate; on a CPU it has no class of its own for that."""
+    """Return whether torch could not allocate; on a CPU it raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error)
     )
 
 
 def explanation(cause: str, where: str, held: Mapping[str, int], savings: Mapping[str, int]) -> str:
-    """Return one line: what failed where, who holds what, and what each setting would save.
+    """Return one line: the failed allocation, the memory by use, and the savings by setting.
 
     Args:
-        cause: the allocator's own message.
-        where: phase, moment and block.
-        held: bytes by holder.
-        savings: bytes by setting; settings that would save nothing are left out.
+        cause: the allocator's message.
+        where: phase and moment.
+        held: bytes by use.
+        savings: bytes by setting; those that save nothing are not shown.
     """
     first = " ".join(cause.split()).partition(". ")[0].rstrip(".")
     largest = sorted((name for name in held if held[name]), key=held.__getitem__, reverse=True)
     holders = ", ".join(f"{name} {size(held[name], 2)}" for name in largest)
-    text = f"out of memory in {where} ({first}); held: {holders or 'nothing that streams'}"
+    text = f"out of memory in {where} ({first}); held: {holders or 'nothing by streaming'}"
     useful = {name: saved for name, saved in savings.items() if saved > 0}
     if useful:
         advice = ", ".join(f"{name} saves {size(saved, 2)}" for name, saved in useful.items())

@@ -1,4 +1,4 @@
-"""Provides the store of a model whose blocks stream, and tells each backward's end."""
+"""Connects streaming to a run: the store, the end of each backward, errors and the ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .streaming import Streaming
 
 _SETTLED = 3
-"""Updates after which the peak of a step is known: the optimizer's state is there by then."""
+"""Updates after which the peak of a step is known: the optimizer's state exists by then."""
 
 
 @attrs.define(eq=False)
@@ -57,7 +57,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Say what was decided."""
+        """Log the decisions."""
         self._run = run
         streaming = self._streaming()
         run.log.info("streaming.started", **decided(streaming, run, self.config))
@@ -66,7 +66,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Stream in the phases of the config; in the others every block stays."""
+        """Stream in the configured phases; in the others keep every block on the device."""
         self._streaming().stay(whole=self._stays_whole(phase))
 
     def _stays_whole(self, phase: Phase) -> bool:
@@ -74,7 +74,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """Use what the first updates have left of the device, where that can be known."""
+        """With `resident = "auto"`, keep as many blocks as the free device memory holds."""
         if self.config.resident != "auto" or step < _SETTLED or self._measured:
             return
         self._measured = True
@@ -87,13 +87,13 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Leave the weights on the host, and put the blocks' forwards back."""
+        """Restore the blocks' forwards; the weights stay on the host."""
         if self._store is not None:
             self._store.streaming.close()
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Gather the gradients that have left the device."""
+        """Show the gathered gradients as `.grad` after each backward."""
         streaming = self._streaming()
 
         def gathered(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
@@ -105,7 +105,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Say who holds what where a forward runs out of memory."""
+        """Explain the use of memory if a forward runs out of it."""
         streaming = self._streaming()
 
         def forward(
@@ -119,7 +119,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Say which blocks a non-finite gradient has left without their update."""
+        """Log the blocks that were not updated because of a non-finite gradient."""
         applying = self._streaming().applying
         if applying is None:
             return None
@@ -141,7 +141,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return the fetches so far, and how many of them nobody had foreseen."""
+        """Return the number of fetches, and of those that were not prefetched."""
         residency = self._streaming().residency
         return {
             "fetches": float(residency.fetches),
@@ -153,12 +153,12 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         return self._store.streaming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the norm that lagged clipping goes by."""
+        """Return the last norm, for lagged clipping."""
         applying = self._streaming().applying
         return {} if applying is None else dict(applying.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         applying = self._streaming().applying
         if applying is not None and state:
             applying.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""How blocks stream, once everything is decided."""
+"""The settings of streaming, derived from the config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class StreamingSettings:
-    """How blocks stream; the plugin's own settings, without those it answers itself."""
+    """How blocks stream; the fields are those of the plugin's config unless described."""
 
     max_active_layers: int = 2
     prefetch_distance: int = 1
@@ -24,11 +24,11 @@ class StreamingSettings:
     """Whether the optimizer steps on the device."""
     optimizer_slots: int = 2
     in_backward: bool = False
-    """Whether it does so inside the backward, so that gradients are not stored."""
+    """Whether the optimizer steps inside the backward, so that gradients are not stored."""
     clip: Clip = "none"
     """How gradients are clipped inside the backward."""
     max_norm: float | None = None
     check_finite: bool = True
     split_master: bool = False
     poison: bool = False
-    """Overwrite slots that are given up with NaN, for tests."""
+    """Overwrite freed slots with NaN, for tests."""

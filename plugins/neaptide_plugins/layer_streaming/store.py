@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamedStore(ParameterStore):
-    """Blocks' weights, gradients and optimizer state are lent from the host, the rest in place."""
+    """Lends blocks' weights, gradients and optimizer state from the host, the rest in place."""
 
     def __init__(self, model: nn.Module, streaming: Streaming, device: torch.device) -> None:
         super().__init__(model, streaming.optimizer)
@@ -40,7 +40,7 @@ class StreamedStore(ParameterStore):
         return self.streaming.applying is None
 
     def spans(self) -> list[Span]:
-        """Return one span a parameter, in the module's order."""
+        """Return one span per parameter, in the module's order."""
         return [
             Span(
                 first,
@@ -66,7 +66,7 @@ class StreamedStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend the place on the host, the parameter's own tensor, or a copy on `on`."""
+        """Lend the host buffer's view, the parameter's own tensor, or a copy on `on`."""
         parameter = self.parameters[span.name]
         tensor = self._gradient(span, mode) if of == "gradient" else self._weight(parameter)
         lent = tensor if on is None or on == tensor.device else tensor.to(on)
@@ -102,7 +102,7 @@ class StreamedStore(ParameterStore):
         return self.parameters[span.name].grad is not None
 
     def zero_gradients(self) -> None:
-        """Drop every gradient, and what an update inside the backward has left."""
+        """Drop every gradient, and end an update that ran inside the backward."""
         self.streaming.gradients.drop()
         for parameter in self.names:
             parameter.grad = None
@@ -112,13 +112,13 @@ class StreamedStore(ParameterStore):
         self._rest_norm = None
 
     def updated_in_backward(self) -> frozenset[str]:
-        """Return what was stepped in this update's backward."""
+        """Return the names of parameters that were stepped in this update's backward."""
         applying = self.streaming.applying
         stepped = applying.stepped if applying is not None else ()
         return frozenset(self.names[parameter][0] for parameter in stepped)
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm, of gradients used up inside the backward, too."""
+        """Return the global L2 norm, including gradients that were applied in the backward."""
         norm = super().gradient_norm()
         if self.streaming.applying is None:
             return norm
@@ -126,7 +126,7 @@ class StreamedStore(ParameterStore):
         return self.streaming.applying.norm(norm)
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
-        """Clip by the global norm, or those left by the backward as it has clipped the others."""
+        """Clip by the global norm, or with updates in the backward by their mode."""
         if self.streaming.applying is None:
             super().clip_gradients(max_norm, norm)
             return
@@ -134,14 +134,14 @@ class StreamedStore(ParameterStore):
         self.streaming.applying.clip_gradients(left)
 
     def step(self) -> None:
-        """Update what has a gradient, streamed or not."""
+        """Update every parameter that has a gradient, streamed or not."""
         self.streaming.step()
 
     @contextmanager
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's entry, which lies on the host for a parameter that streams."""
+        """Lend the optimizer's entry, which is on the host for a streamed parameter."""
         self._evicted.show()
         self.drain()
         parameter = self.parameters[span.name]
@@ -151,7 +151,7 @@ class StreamedStore(ParameterStore):
             self.streaming.updates.adopt(self._owners[parameter][0])
 
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
-        """Return what does not stream: what streams is on the host already."""
+        """Return the storages of parameters that do not stream; the others are on the host."""
         parameters = [
             each
             for each in dict.fromkeys(self.parameters[span.name] for span in spans)
@@ -168,7 +168,7 @@ class StreamedStore(ParameterStore):
         of: Leaves = "weight",
         refuge: Refuge | None = None,
     ) -> Callable[[], None]:
-        """Move what does not stream; leave streamed weights on the host, which saves fetches."""
+        """Evict parameters that do not stream; streamed ones are no longer fetched."""
         found = self.evictable(spans, of=of)
         if of == "state":
             return self._evicted.state(found, refuge)
@@ -187,15 +187,15 @@ class StreamedStore(ParameterStore):
         return back
 
     def close(self) -> None:
-        """Bring back what is still evicted."""
+        """End all evictions."""
         self._evicted.close()
 
     def drain(self) -> None:
-        """Wait until the host has the newest weights and state."""
+        """Wait until weights and state on the host are up to date."""
         self.streaming.settle()
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        """Load it, and move it to where it streams from."""
+        """Load `state`, and move it to the buffers from which it streams."""
         self.drain()
         super().load_optimizer_state_dict(state)
         if self.streaming.updates is not None:

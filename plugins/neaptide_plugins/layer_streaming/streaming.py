@@ -1,4 +1,4 @@
-"""Puts the pieces together: blocks that stream while the model runs."""
+"""A model whose blocks stream: builds and connects the parts of streaming."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Streaming:
 
     Args:
         model: its blocks' parameters are moved to the host, the rest to `device`.
-        named: the blocks, by qualified name.
-        optimizer: over the model's parameters.
-        device: what computes.
-        weights: safetensors to read the weights from, see `Shards.open`; left out, the model has
-            them.
+        named: qualified name and module of each block.
+        optimizer: the optimizer of the model's parameters.
+        device: the device that computes.
+        settings: how to stream.
         pin: register host memory with CUDA, so that copies run beside the computation.
-        listener: told of each copy on a CPU's lanes, for a timeline.
-        lanes: makes a lane of a device and a name; left out, streams on a GPU and threads on a CPU.
+        weights: safetensors with the weights, see `Shards.open`; None if the model has them.
+        listener: called for each copy on a CPU's lanes, for a timeline.
+        lanes: `lanes(device, name)` returns a lane; by default a stream or, on a CPU, a thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Streaming:
         self.settings = settings
         self.optimizer = optimizer
         self.unpinned: str | None = None
-        """Why host memory is not pinned though it should be."""
+        """Why host memory could not be pinned; None if it is pinned or need not be."""
 
         def allocate(size: int) -> torch.Tensor:
             slab = Slab.on_host_of(device, size, pin=pin)
@@ -81,9 +81,9 @@ class Streaming:
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
         self._newest: list[RemovableHandle] = []
-        """Of the hooks by which `state_dict` waits for what is on its way to the host."""
+        """Handles of the hooks by which `state_dict` waits for copies to the host."""
         with ExitStack() as stack:
-            # No copy may be on its way when the memory it reads is given back.
+            # On an error: end all copies before the memory that they read is freed.
             stack.callback(self._leave)
             self._set_up(device, allocate)
             stack.pop_all()
@@ -103,7 +103,7 @@ class Streaming:
             poison=settings.poison,
         )
         self.resident: list[Block] = []
-        """Those that stay on the device for good, the last ones first."""
+        """Blocks whose weights stay on the device, the last block first."""
         for block in self.blocks[::-1][: settings.resident]:
             self._stay_for_good(block)
         self.updates: Updates | None = None
@@ -154,7 +154,7 @@ class Streaming:
         )
 
     def step(self) -> None:
-        """Make the update of every parameter that has a gradient, streamed or not."""
+        """Update every parameter that has a gradient, streamed or not."""
         if self.updates is None:
             self.optimizer.step()
             self.residency.refresh()
@@ -162,7 +162,7 @@ class Streaming:
         if not self.settings.in_backward:
             for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
                 self._step(block, following)
-        # What is left is stepped where it lies; hooks on the step run for the whole update.
+        # The other parameters are stepped in place; hooks on `step` run once, for the whole update.
         streamed = [parameter for block in self.blocks for parameter in block.parameters]
         held = [parameter.grad for parameter in streamed]
         for parameter in streamed:
@@ -175,7 +175,7 @@ class Streaming:
 
     def _step(self, block: Block, following: Block | None) -> None:
         updates = self.updates
-        assert updates is not None, "asked for updates on the device only"
+        assert updates is not None, "called for updates on the device only"
         if following is not None:
             updates.prefetch_next(following)
         if all(parameter.grad is None for parameter in block.parameters):
@@ -185,9 +185,9 @@ class Streaming:
             updates.step(block, gradients)
 
     def stay(self, *, whole: bool) -> None:
-        """Let all blocks stay on the device, or only those that are resident anyhow.
+        """Keep all blocks on the device if `whole`, else only the resident ones.
 
-        A block of which a part is evicted does not: its place would be as large as ever.
+        A block with an evicted parameter is not kept, because its slot would not be smaller.
         """
         self._whole = whole
         for block in self.blocks:
@@ -197,7 +197,7 @@ class Streaming:
                 self.residency.let_go(block)
 
     def evict(self, parameters: Collection[nn.Parameter]) -> Callable[[], None]:
-        """Do not fetch some parameters until what is returned is called."""
+        """Do not fetch some parameters until the returned function is called."""
         affected = []
         for block in self.blocks:
             places = {
@@ -219,7 +219,7 @@ class Streaming:
         return back
 
     def keep_last(self, spare: int) -> int:
-        """Let as many more of the last blocks stay as `spare` bytes hold; return how many."""
+        """Keep as many more of the last blocks as fit in `spare` bytes; return their number."""
         before = len(self.resident)
         for block in self.blocks[::-1][before:]:
             spare -= block.layout.bytes
@@ -233,14 +233,14 @@ class Streaming:
         self.resident.append(block)
 
     def settle(self) -> None:
-        """Wait until weights and state on the host are the newest."""
+        """Wait until weights and state on the host are up to date."""
         for block in self.blocks:
             block.written.finish()
         if self.updates is not None:
             self.updates.settle()
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return what is held besides weights and optimizer state, wherever it lies."""
+        """Return the buffers besides weights and optimizer state, on both tiers."""
         held = [
             *self.residency.buffers(),
             *self.gradients.host.buffers(),
@@ -249,7 +249,7 @@ class Streaming:
         return held if self.updates is None else [*held, *self.updates.buffers()]
 
     def close(self) -> None:
-        """Stop streaming: the weights are on the host, where they stay; nothing is patched."""
+        """Stop streaming and remove all patches; the weights stay on the host."""
         with ExitStack() as stack:
             stack.callback(self._leave)
             self.settle()
@@ -268,7 +268,7 @@ class Streaming:
 
 
 def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
-    """Return a hook that a copied model may keep: it does not keep what it came from."""
+    """Return a hook with a weak reference: a copy of the model keeps the hook, not its origin."""
 
     def hook(*_: Any) -> None:
         found = settle()

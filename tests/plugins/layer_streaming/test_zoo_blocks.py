@@ -16,7 +16,7 @@ def test_an_odd_block_trains_to_the_bit(name: str) -> None:
 
 REFUSED_IN_PIECES = {
     "its own weight": "cannot be joined",
-    "an object in place": "puts tensors into an object",
+    "an object in place": "stores tensors in an argument",
     "a tensor to change": "changes an input in place",
     "count in buffers": "returns something else",
     "remember in attributes": "returns something else",

@@ -1,4 +1,4 @@
-"""A block's call: its forward without a graph, and its backward that computes it again.
+"""Calls of a block: a forward without a graph, and a backward that recomputes the forward.
 
-What it was passed waits meanwhile; `graph` keeps the graph instead.
+The inputs are stored in between; `graph.py` keeps the graph instead.
 """

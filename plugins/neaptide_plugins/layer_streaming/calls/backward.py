@@ -1,4 +1,4 @@
-"""The backward of a block: computed again from what was kept, this time with a graph."""
+"""The backward of a block: recomputes the forward from its inputs, with a graph."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def backward(
     *,
     own_too: bool,
 ) -> list[torch.Tensor | None]:
-    """Compute again, with a graph; return the gradients of what was passed.
+    """Recompute the block with a graph; return the gradients of shared parameters and inputs.
 
-    Those of streamed parameters are taken if `own_too`; `torch.autograd.grad` of something else
-    does not ask for them.
+    With `own_too`, gradients of streamed parameters are gathered. `torch.autograd.grad` of other
+    tensors does not need them.
     """
     unit, arrived = call.unit, list(gradients)
     unit.check_weights(call.weights)
@@ -49,7 +49,7 @@ def backward(
                 tensor.grad = None
             unit.gradients.forget_pieces(unit.block)
             call.split_more(failed, "backward")
-            assert call.batch is not None, "it was split"
+            assert call.batch is not None, "split_more has set it"
             call.contexts = call.contexts[:1] * call.batch.count
             call.untracked = call.untracked[:1] * call.batch.count
         if own_too:
@@ -85,7 +85,7 @@ def _backward_of(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(call.contexts[piece].restored())
         stack.enter_context(call.untracked[piece].restored())
-        # A leaf that requires grad may not be changed in place, its copy may.
+        # A leaf that requires grad cannot be changed in place, but its copy can.
         whole = [
             leaf.clone() if kept.copied else leaf
             for kept, leaf in zip(call.kept, leaves, strict=True)
@@ -96,9 +96,9 @@ def _backward_of(
         _, outputs = call.run(args, kwargs, inputs)
     if len(outputs) != len(arrived) or not _as_before(call, outputs):
         msg = (
-            f"block {call.unit.block.name!r} returned something else the second time, so it "
-            f"cannot be recomputed (an rng that is not torch's, or untracked state); exclude it "
-            f"from layer streaming, or set mode = 'graph'"
+            f"block {call.unit.block.name!r} returned something else when recomputed (by a random "
+            f"generator other than torch's, or untracked state); exclude it from layer "
+            f"streaming, or set mode = 'graph'"
         )
         raise RuntimeError(msg)
     pairs = [
@@ -115,7 +115,7 @@ def _backward_of(
 
 
 def _as_before(call: Call, outputs: list[torch.Tensor]) -> bool:
-    """Return whether the outputs are those of the forward, as far as that is watched."""
+    """Return whether the outputs agree with the forward's samples, if samples were taken."""
     if call.watched is None or call.batch is not None:
         return True
     return all(

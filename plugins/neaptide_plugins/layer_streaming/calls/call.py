@@ -26,55 +26,57 @@ if TYPE_CHECKING:
     from .untracked_state import UntrackedState
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"
-"""What torch.func says inside a forward whose graph is let go as it is made."""
+"""Part of torch.func's error inside a forward whose saved tensors are dropped."""
 
 
 @attrs.define(eq=False)
 class Waiting:
-    """One tensor in RAM; several blocks may have been passed it."""
+    """An input in RAM that waits for its backward; several blocks may share it."""
 
     host: torch.Tensor
-    """uint8, at least as large."""
+    """uint8, at least as large as the tensor."""
     like: torch.Tensor
-    """Without storage: shape, strides and dtype."""
+    """A meta tensor with its shape, strides and dtype."""
     left: Ticket
+    """Of the copy to RAM."""
     device: torch.Tensor | None = None
     arrival: Ticket = DONE
+    """Of the copy back."""
 
 
 @attrs.define(eq=False)
 class Call:
-    """What is known of one call between its forward and its backward."""
+    """The state of one call between its forward and its backward."""
 
     unit: Unit
     arguments: Arguments
     args: Any
     kwargs: Any
     inputs: list[torch.Tensor]
-    """The distinct tensors passed, wherever they are nested."""
+    """The distinct tensors in the arguments, nested ones included."""
     shared: list[nn.Parameter]
     weights: tuple[int, ...]
-    """Of which update they are."""
+    """Version of the weights of each needed block."""
     kept: list[KeptArgument] = attrs.field(init=False)
     contexts: list[CallContext] = attrs.field(factory=list)
-    """Of each micro-batch."""
+    """One per micro-batch."""
     untracked: list[UntrackedState] = attrs.field(factory=list)
-    """Likewise."""
+    """One per micro-batch."""
     waiting: list[tuple[KeptArgument, Waiting]] = attrs.field(factory=list)
-    """What of it is in RAM meanwhile."""
+    """The inputs that wait in RAM."""
     whole: Batch | None = None
-    """The batch in one piece, where there is one."""
+    """The batch in one piece; None without a batch."""
     batch: Batch | None = None
-    """In pieces; None where it goes through as it is."""
+    """The batch in pieces; None if it is not split."""
     random: bool = False
     """Whether the forward drew random numbers."""
     outside: GraphOutside | None = None
-    """The graph around the call, while that is checked."""
+    """The graph before the call, while it is checked."""
     result: Any = None
     came: list[torch.Tensor] = attrs.field(factory=list)
-    """The distinct tensors that came out of the forward."""
+    """The distinct tensors that the forward returned or changed."""
     watched: list[torch.Tensor] | None = None
-    """Samples of their values, where the backward is to compare them."""
+    """Samples of the values of `came`, if the backward compares them."""
 
     def __attrs_post_init__(self) -> None:
         self.kept = [kept for _, _, kept in self.arguments.passed if isinstance(kept, KeptArgument)]
@@ -82,10 +84,10 @@ class Call:
     def run(
         self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]
     ) -> tuple[Any, list[torch.Tensor]]:
-        """Call the block; return its result and the distinct tensors that came out.
+        """Call the block; return its result and its distinct output tensors.
 
-        Besides those in the result: inputs changed in place, and what was put into objects that
-        were passed (a cache).
+        Outputs are the tensors in the result, inputs that were changed in place, and tensors that
+        the block has stored in an argument (a cache).
         """
         versions = [tensor._version for tensor in inputs]
         result = apart(self.unit.forward(*args, **kwargs), self.unit.residency)
@@ -100,7 +102,7 @@ class Call:
         return result, found.tensors
 
     def finish(self, outputs: tuple[torch.Tensor, ...]) -> Any:
-        """Return what the block returned, with the graph's tensors in it and in passed objects."""
+        """Return the block's result; `outputs`, in the graph, replace its tensors."""
         others = {id(old): new for old, new in zip(self.came, outputs, strict=True)}
         result = replaced(self.result, others)
         known = {id(tensor) for tensor in self.inputs}
@@ -113,16 +115,16 @@ class Call:
         return result
 
     def split_more(self, failed: str, kind: UseKind) -> None:
-        """Halve the pieces; OutOfMemoryError, with the message, where that cannot be."""
+        """Double the number of pieces; OutOfMemoryError, with `failed`, if that is impossible."""
         unit = self.unit
         now = 1 if self.batch is None else self.batch.count
         whole, reason = self.whole, None
         if not unit.splittable:
-            reason = "whose statistics are of the whole batch"
+            reason = "whose statistics need the whole batch"
         elif whole is None or whole.size < 2 * now:
-            reason = "which has no more samples to split"
+            reason = "which has too few samples to split further"
         elif kind == "backward" and self.random:
-            reason = "which draws random numbers, others in smaller pieces"
+            reason = "which would draw other random numbers in smaller pieces"
         if reason is not None or whole is None:
             msg = f"block {unit.block.name!r}, {reason}: {failed}"
             raise torch.OutOfMemoryError(msg)
@@ -133,7 +135,10 @@ class Call:
 
 
 def tried(action: Callable[[], None]) -> str | None:
-    """Return None, or the allocator's message, once nothing of what failed is held any more."""
+    """Run `action`; return None or, after an out-of-memory error, its message.
+
+    The error and its frames, which hold tensors, are released on return.
+    """
     try:
         action()
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""The forward of a block whose graph is not kept, in pieces where memory runs out."""
+"""The forward of a block without its graph, in more pieces if memory runs out."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def forward(call: Call) -> list[torch.Tensor]:
-    """Run the block, in more pieces than asked for if memory runs out; the graph is let go.
+    """Run the block without keeping its graph; return its output tensors, detached.
 
-    It runs with gradients on: code and kernels that look at that do as they always do.
+    Gradients are enabled, so that code which depends on it runs as usual. If memory runs out, the
+    number of pieces is doubled.
     """
     unit = call.unit
     call.whole = Batch.of(call.inputs, 1)
@@ -34,8 +35,8 @@ def forward(call: Call) -> list[torch.Tensor]:
         call.batch = Batch.of(call.inputs, unit.micro_batches)
         probe(call)
     unit.seen += 1
-    # A block may begin late to reach outside, or to draw what is not torch's: calls 1, 2, 4, 8
-    # and so on are looked at.
+    # A later call may be the first to use an outer tensor or a generator that is not torch's, so
+    # calls 1, 2, 4, 8 and so on are checked.
     looked_at = unit.seen.bit_count() == 1
     call.outside = GraphOutside(call.inputs) if looked_at else None
     before = CallContext.now(unit.buffers.before())
@@ -96,8 +97,8 @@ def _check(call: Call, came: list[torch.Tensor]) -> None:
         call.outside.check(unit.block.name, came, own, unit.residency.holds)
     if call.batch is not None and call.arguments.changed:
         msg = (
-            f"block {unit.block.name!r} changes an input in place, which its micro-batches "
-            f"cannot; {ways_out(unit.block.name)}"
+            f"block {unit.block.name!r} changes an input in place, which micro-batches do not "
+            f"support; {ways_out(unit.block.name)}"
         )
         raise RuntimeError(msg)
 
@@ -107,8 +108,8 @@ def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> N
     if any(id(tensor) not in known for tensor in FoundTensors().look(passed).tensors):
         name = call.unit.block.name
         msg = (
-            f"block {name!r} puts tensors into an object it is passed (a cache), which its "
-            f"micro-batches cannot; {ways_out(name)}"
+            f"block {name!r} stores tensors in an argument (a cache), which micro-batches do not "
+            f"support; {ways_out(name)}"
         )
         raise RuntimeError(msg)
 
@@ -120,12 +121,12 @@ def _note(call: Call) -> None:
 
 def _not_kept(call: Call) -> torch.Tensor:
     msg = (
-        f"a tensor from inside block {call.unit.block.name!r} is used outside without having "
-        f"been returned (by a hook, or as an attribute), where its graph is not kept; return "
-        f"it from the block, or set mode = 'graph'"
+        f"a tensor from inside block {call.unit.block.name!r} is used outside without being "
+        f"returned (by a hook, or as an attribute), so its graph is not kept; return it from the "
+        f"block, or set mode = 'graph'"
     )
     raise RuntimeError(msg)
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """Keep nothing of what a graph that is let go would save."""
+    """Drop a tensor that autograd would save."""

@@ -1,7 +1,7 @@
-"""A block that keeps its graph: what autograd saves of the weights is saved by name.
+"""A block that keeps its graph; weights that autograd saves are stored as references.
 
 Nothing is computed twice, and activations stay on the device; only the weights leave it between
-forward and backward. Gradients leave as soon as those of another block arrive.
+forward and backward. Gradients leave when the first gradient of another block arrives.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class _Weight:
-    """A tensor that lies in a block's bytes."""
+    """A reference to a view of a block's bytes."""
 
     block: Block
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
-    """In bytes, from the block's first one."""
+    """Bytes from the start of the block."""
     changes: int
-    """Of which update it is."""
+    """The block's version when it was saved."""
 
 
 @attrs.frozen(eq=False)
@@ -51,19 +51,19 @@ class _SavedVersion:
 
 @attrs.define(eq=False)
 class Preserved:
-    """Runs one block in place of its module's own forward."""
+    """Replaces the forward of one block's module."""
 
     block: Block
     forward: Callable[..., Any]
     residency: Residency
     gradients: Gradients
     hooked: dict[nn.Parameter, RemovableHandle]
-    """The parameters of all units that tell of their gradients."""
+    """The gradient hooks of the parameters of all units."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns.
+        """Return the module's result.
 
-        A model that is compiled around its blocks goes on eagerly in here.
+        In a model that is compiled as a whole, the block runs eagerly.
         """
         if torch.compiler.is_compiling():
             return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -93,7 +93,7 @@ class Preserved:
 
     def _begin(self, _: torch.Tensor) -> None:
         self.gradients.resume(self.block)
-        # What an earlier backward has left is on the host, and added to there.
+        # Gradients of earlier backwards are on the host, where this one's are added.
         for owner in self.block.needs:
             for parameter in owner.parameters:
                 parameter.grad = None
@@ -117,12 +117,12 @@ class Preserved:
             typed = flat[saved.offset :]
             typed = typed[: typed.nbytes // saved.dtype.itemsize * saved.dtype.itemsize]
             weight = typed.view(saved.dtype).as_strided(saved.shape, saved.strides)
-            # A graph of the backward (create_graph) would hold what soon is another block's.
+            # A graph of the backward (create_graph) must not hold memory of a slot.
             return weight.clone() if torch.is_grad_enabled() else weight
         if saved.tensor._version != saved.version:
             msg = (
                 f"a tensor that the backward of block {self.block.name!r} needs was changed in "
-                f"place by a later operation"
+                f"place by a later operation; make the change on a copy"
             )
             raise ChangedInPlaceError(msg)
         return saved.tensor

@@ -1,4 +1,4 @@
-"""Finds what a block's forward uses of the graph around it without having been passed it."""
+"""Finds tensors of the outer graph that a block uses without receiving them as arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GraphOutside:
-    """The graph as it is before a block is called with `inputs`."""
+    """The autograd graph before a block is called with `inputs`."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         self._edges = {(tensor.grad_fn, tensor.output_nr) for tensor in inputs if tensor.grad_fn}
@@ -29,9 +29,10 @@ class GraphOutside:
         known: Iterable[nn.Parameter],
         streams: Callable[[torch.Tensor], bool],
     ) -> None:
-        """Raise RuntimeError where `outputs` depend on older parts of the graph but by inputs.
+        """Raise RuntimeError if `outputs` depend on the older graph other than by the inputs.
 
-        Parameters outside blocks may be used; those of other blocks, which `streams` tells, not.
+        Parameters outside of blocks are allowed. Parameters of other blocks, for which `streams` is
+        true, are not.
         """
         own = self._leaves | {id(parameter) for parameter in known}
         waiting: list[tuple[Any, int]] = [
@@ -58,6 +59,6 @@ def _number(node: Any) -> int:
 
 def _message(block: str, what: str) -> str:
     return (
-        f"block {block!r} captures {what} from outside, which computing it again would not reach; "
+        f"block {block!r} captures {what} from outside, which recomputing cannot reach; "
         f"pass it to the block as an argument, or exclude the block"
     )

@@ -1,4 +1,4 @@
-"""Blocks' inputs wait for their backward in RAM, and come back one block ahead."""
+"""Moves blocks' inputs to RAM until their backward, and prefetches them by one block."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Inputs:
-    """Takes what blocks were passed off the device, and brings it back.
+    """Moves blocks' inputs to RAM and back.
 
     Args:
-        device: where blocks compute.
-        inwards: what copies to the device run on.
-        outwards: what copies to the host run on.
+        device: the device of the blocks.
+        inwards: the lane of copies to the device.
+        outwards: the lane of copies to the host.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
     """
 
@@ -43,10 +43,10 @@ class Inputs:
         self._known = WeakTensorKeyDictionary()
         self._pool: dict[int, list[tuple[torch.Tensor, Ticket]]] = {}
         self.host_bytes = 0
-        """Allocated so far."""
+        """Bytes allocated on the host so far."""
 
     def leave(self, call: Call) -> None:
-        """Begin to take a call's inputs away: those that carry a gradient."""
+        """Start to move a call's inputs that require gradients to RAM."""
         self._calls = [reference for reference in self._calls if reference() is not None]
         for tensor, version, kept in call.arguments.passed:
             here = tensor.device.type == self._device.type
@@ -57,12 +57,12 @@ class Inputs:
             self._calls.append(weakref.ref(call))
 
     def bring(self, call: Call) -> None:
-        """Have a call's inputs back for its backward; start on those of the call before it."""
+        """Bring a call's inputs back for its backward; prefetch those of the previous call."""
         for _, waiting in call.waiting:
             self._fetch(waiting)
         for kept, waiting in call.waiting:
             if kept.tensor._version != kept.version:
-                # Perhaps while it was copied.
+                # The change may have hit the copy.
                 msg = (
                     f"an input of block {call.unit.block.name!r} was changed in place between its "
                     f"forward and backward; make the change on a copy, or exclude the block"
@@ -111,7 +111,7 @@ class Inputs:
         def copy() -> None:
             device.copy_(place, non_blocking=True)
 
-        self._inwards.hold(device)  # nobody waits for it where its backward does not come
+        self._inwards.hold(device)  # its backward may never wait for the copy
         after = (computed(self._device), waiting.left)
         waiting.arrival = self._inwards.submit("inputs return", copy, after)
         waiting.device = device
@@ -124,12 +124,12 @@ class Inputs:
         return self._allocate(nbytes), DONE
 
     def _returned(self, host: torch.Tensor, ticket: Ticket) -> None:
-        # The fetches were waited for, on the stream on which the next copy waits in turn.
+        # Fetches from it are over on the compute stream, for which the next copy into it waits.
         self._pool.setdefault(host.nbytes, []).append((host, ticket))
 
 
 def _emptied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without storage that counts the changes of the original."""
+    """Return a tensor without memory that shares the version counter of `tensor`."""
     emptied = tensor.detach()
     emptied.data = tensor.new_empty(0)
     return emptied

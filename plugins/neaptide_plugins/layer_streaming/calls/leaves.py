@@ -1,4 +1,4 @@
-"""What is at the roots of a recomputed graph, and the gradients that arrive there."""
+"""The leaves of a recomputed graph, and their gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let gradients of earlier backwards be, so that this one's are told apart."""
+    """Hide the gradients of earlier backwards, so that `.grad` has this backward's only."""
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -30,14 +30,15 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return where gradients will be whose strides their leaf's `.grad` would not keep.
+    """Return a dict that hooks fill with gradients whose strides differ from their leaf's.
 
-    Kernels sum in another order over other strides, so that the next backward would see it.
+    A leaf's `.grad` has the leaf's strides. Kernels sum in another order over other strides, which
+    would change the bits of the next backward.
     """
     found: dict[int, torch.Tensor] = {}
     for index, leaf in enumerate(leaves):
         if leaf.requires_grad:
-            # The strides alone: a hook that held its leaf would keep it until garbage is collected.
+            # Pass the strides only: a hook that holds its leaf would be a reference cycle.
             look = partial(_noted, found, index, leaf.stride())
             leaf.register_hook(look)  # type: ignore[no-untyped-call]  # torch leaves it so
     return found

@@ -1,4 +1,4 @@
-"""Splitting what a block is called with into micro-batches, and joining what it returns."""
+"""Splits a block's arguments into micro-batches, and joins the results."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Batch:
-    """Samples along dim 0 of a block's tensors, in `count` pieces that differ by one at most."""
+    """The samples along dim 0, in `count` pieces whose sizes differ by at most one."""
 
     size: int
     count: int
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], pieces: int) -> Batch | None:
-        """Return the batch of the first tensor with gradients, or else of the first one at all."""
+        """Return the batch of the first tensor with gradients, else of the first one, or None."""
         sized = [tensor for tensor in tensors if tensor.ndim > 0]
         first = next((tensor for tensor in sized if tensor.requires_grad), None)
         chosen = first if first is not None else next(iter(sized), None)
@@ -32,12 +32,12 @@ class Batch:
         return cls(size, min(pieces, size))
 
     def bounds(self, piece: int) -> tuple[int, int]:
-        """Return the first sample of a piece and its number of samples."""
+        """Return the index of a piece's first sample, and its number of samples."""
         start = piece * self.size // self.count
         return start, (piece + 1) * self.size // self.count - start
 
     def piece(self, tensors: Sequence[torch.Tensor], piece: int) -> list[torch.Tensor]:
-        """Return the tensors, those that have the samples along dim 0 narrowed to the piece."""
+        """Return the tensors; those with the batch along dim 0 are narrowed to the piece."""
         start, length = self.bounds(piece)
         return [
             tensor.narrow(0, start, length)
@@ -50,13 +50,16 @@ class Batch:
 def joined(
     name: str, results: Sequence[tuple[Any, list[torch.Tensor]]], batch: Batch
 ) -> tuple[Any, list[torch.Tensor]]:
-    """Return the result and the tensors of a whole batch from those of its pieces.
+    """Return the result and the tensors of the whole batch, joined from its pieces.
 
-    Raises RuntimeError where the pieces' tensors do not have their samples along dim 0.
+    Raises RuntimeError if a piece's tensor does not have its samples along dim 0.
     """
     (result, first), counts = results[0], {len(tensors) for _, tensors in results}
     if len(counts) > 1:
-        msg = f"block {name!r} returned another number of tensors for each micro-batch"
+        msg = (
+            f"block {name!r} returned different numbers of tensors for its micro-batches; set "
+            f"micro_batches = 1, or exclude the block"
+        )
         raise RuntimeError(msg)
     whole = []
     for index, tensor in enumerate(first):

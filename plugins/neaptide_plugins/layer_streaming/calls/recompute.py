@@ -1,7 +1,7 @@
-"""A block as one autograd.Function: forward without its graph, backward computes it again.
+"""A block as one autograd.Function: the forward keeps no graph, the backward recomputes it.
 
-So nothing holds a weight between the two, and the weights may leave the device. The batch may go
-through the block in micro-batches, on one fetch of its weights.
+So no graph holds a weight in between, and the weights may leave the device. The block may split the
+batch into micro-batches, with one fetch of its weights.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Recomputed(Unit):
-    """Runs one block in place of its module's own forward."""
+    """Replaces the forward of one block's module."""
 
     shared: list[nn.Parameter] = attrs.field(kw_only=True)
-    """Parameters the block uses and does not stream: they stay where they are."""
+    """Parameters that the block uses and that do not stream."""
     inputs: Inputs | None = attrs.field(kw_only=True, default=None)
-    """Where inputs wait for the backward; None keeps them where they are."""
+    """Moves inputs to RAM until the backward; None keeps them on the device."""
     calls: weakref.WeakSet[Call] = attrs.field(init=False, factory=weakref.WeakSet)
-    """Those between their forward and their backward."""
+    """Calls whose backward has not run."""
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the inputs that wait for a backward."""
+        """Bytes of stored inputs on the device."""
         return sum(kept.tensor.nbytes for call in self.calls for kept in call.kept)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module returns, its tensors in the graph.
+        """Return the module's result, with its tensors in the graph.
 
-        A model that is compiled around its blocks goes on eagerly in here.
+        In a model that is compiled as a whole, the block runs eagerly.
         """
         if torch.compiler.is_compiling():
             return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -62,7 +62,7 @@ class Recomputed(Unit):
         ):
             with self.using("forward" if training else "infer"):
                 return apart(self.forward(*args, **kwargs), self.residency)
-        # The first call tells whether inputs are changed; until then they are kept as copies.
+        # The first call shows whether the block changes its inputs; until then store copies.
         arguments, _ = record(args, kwargs, _nowhere, copied=self.changes_inputs is not False)
         inputs = [tensor for tensor, _, _ in arguments.passed]
         call = Call(self, arguments, args, kwargs, inputs, shared, self.weights())
@@ -80,7 +80,7 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, call: Call, inputs: Inputs | None, anchor: torch.Tensor, *tensors: torch.Tensor
     ) -> Any:
-        del anchor, tensors  # they are in the call, too; here they tie it into the graph
+        del anchor, tensors  # passed only to connect the call to the graph
         ctx.call, ctx.inputs, ctx.name = call, inputs, call.unit.block.name
         ctx.set_materialize_grads(False)
         with call.unit.using("forward"):
@@ -101,7 +101,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         call, inputs = ctx.call, ctx.inputs
-        ctx.call = ctx.inputs = None  # what they keep is let go of, block by block
+        ctx.call = ctx.inputs = None  # free the stored inputs after each block
         if call is None:
             msg = (
                 f"block {ctx.name!r} is run backward a second time: its inputs are kept for one "
@@ -118,7 +118,7 @@ class _Function(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that cannot be differentiated; what torch has for it lets constant ones pass."""
+    """Makes gradients raise when differentiated; torch's `once_differentiable` lets some pass."""
 
     @staticmethod
     def forward(ctx: Any, name: str, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -128,8 +128,8 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
         msg = (
-            f"block {ctx.name!r} is differentiated twice (create_graph), which computing it again "
-            f"does not allow for; set mode = 'graph', or exclude the block"
+            f"block {ctx.name!r} is differentiated twice (create_graph), which mode = 'recompute' "
+            f"does not support; set mode = 'graph', or exclude the block"
         )
         raise RuntimeError(msg)
 

@@ -1,4 +1,4 @@
-"""Finds out by trying whether a block's batch can be split."""
+"""Tests whether a block returns the same for a batch and for its micro-batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from .call import Call
 
 _SAMPLE = 4096
-"""Elements that tell whether a tensor is another one."""
+"""Number of elements that are compared to detect a changed tensor."""
 
 
 def probe(call: Call) -> None:
-    """Compare pieces with the whole once, so that nothing is split that is no batch."""
+    """Compare the joined pieces with the whole batch, once; RuntimeError if they differ."""
     unit, batch = call.unit, call.batch
     if unit.probed or batch is None or batch.count == 1:
         return
@@ -31,7 +31,7 @@ def probe(call: Call) -> None:
     with _evaluated(call):
         whole: list[list[torch.Tensor]] = []
         if tried(lambda: whole.append(_outputs(call, [call.inputs]))) is not None:
-            return  # the very reason for going through in pieces
+            return  # the whole batch does not fit in memory
         pieces = [batch.piece(call.inputs, piece) for piece in range(batch.count)]
         try:
             parts = _outputs(call, pieces, batch)
@@ -61,7 +61,7 @@ def _outputs(
 
 @contextmanager
 def _evaluated(call: Call) -> Iterator[None]:
-    """Without dropout and the like, and without a trace in random state or buffers."""
+    """Run in eval mode, and restore random state and buffers afterwards."""
     modules = [(module, module.training) for module in call.unit.block.module.modules()]
     unit = call.unit
     context = CallContext.now(unit.buffers.before())
@@ -76,12 +76,12 @@ def _evaluated(call: Call) -> Iterator[None]:
 
 
 def ways_out(block: str) -> str:
-    """Return what to do about a batch that cannot be split."""
+    """Return the way out for a batch that cannot be split, for an error text."""
     return f"set micro_batches = 1, or exclude {block!r} from layer streaming"
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return copies of some elements: a tensor that leaves the device is not held there by them."""
+    """Return copies of some elements, which do not keep the tensor's memory."""
     bare = tensor.detach()
     if bare.layout != torch.strided or bare.numel() <= _SAMPLE:
         return bare.clone()
@@ -89,12 +89,12 @@ def sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors differ by rounding alone."""
+    """Return whether two tensors are equal up to rounding."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not (one.is_floating_point() or one.is_complex()):
         return torch.equal(one, other)
-    # Matrices of other shapes are summed in another order: a few hundred units in the last place.
+    # Kernels sum in another order for other shapes: up to a few hundred units in the last place.
     tolerance = 512 * torch.finfo(one.dtype).eps
     scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

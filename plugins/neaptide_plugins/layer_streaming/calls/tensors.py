@@ -1,4 +1,4 @@
-"""Finds the tensors in whatever a module takes or returns, and puts others in their places."""
+"""Finds and replaces tensors in a module's arguments and results."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _PLAIN = (
 
 @attrs.define(eq=False)
 class FoundTensors:
-    """The tensors in a structure, each once, in the order they are met."""
+    """The tensors in a structure, each once, in the order of traversal."""
 
     tensors: list[torch.Tensor] = attrs.field(factory=list)
     _seen: dict[int, Any] = attrs.field(factory=dict)
 
     def look(self, value: Any) -> FoundTensors:
-        """Go through containers and the attributes of objects; return itself."""
+        """Add the tensors in `value`, its containers and its objects' attributes; return self."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self.tensors.append(value)
         elif not isinstance(value, _PLAIN) and id(value) not in self._seen:
-            self._seen[id(value)] = value  # held, so that no other object takes its address
+            self._seen[id(value)] = value  # a reference, so that its id is not reused
             for part in _parts(value):
                 self.look(part)
         return self
@@ -66,7 +66,7 @@ def replaced(
 ) -> Any:
     """Return `value` with tensors replaced by id; objects and mutable containers change in place.
 
-    Tuples are made anew, named ones included.
+    Tuples, also named ones, are created anew.
     """
     memo = {} if memo is None else memo
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What calls of a block share: its weights, and what is learned of it as it goes."""
+"""The state that all calls of a block share."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Unit:
-    """A block with its weights on the device while it runs, and what its calls have shown."""
+    """A block, the parts that run it, and facts learned from its calls."""
 
     block: Block
     forward: Callable[..., Any]
-    """Its module's own."""
+    """The module's original forward."""
     residency: Residency
     gradients: Gradients
     buffers: Buffers
     micro_batches: int = 1
     splittable: bool = True
-    """Whether it may go on in more micro-batches where memory runs out."""
+    """Whether the block may use more micro-batches when memory runs out."""
     changes_inputs: bool | None = None
     probed: bool = False
     hooked: bool = True
-    """Whether what its forward's graph saves is dropped at once: not where it uses torch.func."""
+    """Whether hooks drop the tensors that its forward saves; torch.func supports no hooks."""
     seen: int = 0
-    """Calls with gradients so far."""
+    """Number of calls with gradients so far."""
 
     def weights(self) -> tuple[int, ...]:
-        """Return which weights the block has now: they change at an update."""
+        """Return the current version of the weights of each needed block."""
         return tuple(owner.changes for owner in self.block.needs)
 
     def check_weights(self, before: tuple[int, ...]) -> None:
-        """Raise ChangedInPlaceError where the block has other weights by now."""
+        """Raise ChangedInPlaceError if the weights have changed since version `before`."""
         if before != self.weights():
             raise ChangedInPlaceError(weights_changed(self.block.name))
 
     @contextmanager
     def using(self, kind: UseKind) -> Iterator[None]:
-        """Have the weights on the device; autocast would keep casts of them, and is told not to."""
+        """Hold the weights on the device; autocast's cache is off, as it would keep casts."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         own = [(owner, one) for owner in self.block.needs for one in owner.parameters]
         versions = [one._version for _, one in own]
         try:
-            # Its random state is that of the current device.
+            # Random functions use the generator of the current device.
             with current(self.residency.device), self.residency.use(self.block, kind):
                 yield
         finally:
@@ -77,7 +77,7 @@ class Unit:
                 raise RuntimeError(msg)
 
     def learn(self, arguments: Arguments) -> None:
-        """Note whether calls change their inputs in place: if not, no copies need be kept."""
+        """Learn whether calls change inputs in place; if not, store inputs without copies."""
         if self.changes_inputs is None:
             self.changes_inputs = arguments.changed
             if not arguments.changed:
@@ -91,7 +91,7 @@ class Unit:
 
 
 def apart(returned: Any, residency: Residency) -> Any:
-    """Return it with copies of what lies in a slot, which is given to another block next."""
+    """Return `returned` with copies of tensors in a slot, which another block will overwrite."""
     others = {
         id(tensor): tensor.clone()
         for tensor in FoundTensors().look(returned).tensors
@@ -101,8 +101,8 @@ def apart(returned: Any, residency: Residency) -> Any:
 
 
 def weights_changed(block: str) -> str:
-    """Return what to say of a backward through weights that are not there any more."""
+    """Return the error text for a backward after its weights have changed."""
     return (
-        f"the weights of block {block!r} have changed since the forward whose backward this is (an "
-        f"update in between?); run the backward first"
+        f"the weights of block {block!r} have changed between its forward and this backward (by an "
+        f"update?); run the backward before the update"
     )

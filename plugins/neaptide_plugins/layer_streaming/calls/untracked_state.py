@@ -1,4 +1,4 @@
-"""What a block depends on that no tensor shows: attributes, Python's and numpy's rng state."""
+"""State of a block outside of tensors: attributes, and Python's and numpy's random state."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 _OWN = frozenset(
     [*vars(nn.Module()), "forward", "_compiled_call_impl", "_is_full_backward_hook"]
 ) - {"training"}
-"""What torch and the streaming itself keep in a module, its mode aside."""
+"""Attributes of a module that belong to torch or to streaming, except `training`."""
 
 
 @attrs.frozen(eq=False)
 class UntrackedState:
-    """Attributes of a block's modules and the state of Python's and numpy's generators."""
+    """A copy of the attributes of a block's modules and of Python's and numpy's random state."""
 
     attributes: list[tuple[dict[str, Any], dict[str, Any]]]
-    """Each module's `__dict__`, and what was in it; containers as copies."""
+    """Each module's `__dict__`, and its former content with copies of containers."""
     rng_state: Any
     numpy_rng_state: Any
 
     @classmethod
     def now(cls, module: nn.Module) -> UntrackedState:
-        """Note them as they are."""
+        """Return a copy of the current state."""
         attributes = []
         for part in module.modules():
             live = vars(part)
@@ -40,7 +40,7 @@ class UntrackedState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Bring them back meanwhile, and leave everything as it was."""
+        """Restore this state inside the context, and the state of now after it."""
         live = [({**held}, held) for held, _ in self.attributes]
         rng_state, numpy = random.getstate(), sys.modules.get("numpy.random")
         numpy_rng_state = None if numpy is None else numpy.get_state()
@@ -55,7 +55,7 @@ class UntrackedState:
                 numpy.set_state(numpy_rng_state)
 
     def bring_back(self) -> None:
-        """Set everything as it was."""
+        """Restore this state."""
         for held, before in self.attributes:
             _put(held, {key: _held(value) for key, value in before.items()})
         random.setstate(self.rng_state)

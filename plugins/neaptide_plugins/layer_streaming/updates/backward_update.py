@@ -1,4 +1,4 @@
-"""What happens to a block's gradients inside the backward: check, clip, step."""
+"""Updates inside the backward: checks, clips and applies a block's gradients."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ Clip = Literal["per_tensor", "lagged", "none"]
 
 
 class BackwardUpdate:
-    """Steps each block whose gradients are finished, and remembers what became of it.
+    """Steps each block whose gradients are finished, and records the stepped parameters.
 
     Args:
         updates: makes the steps.
-        clip: `lagged` scales by the norm of the update before, the first one per tensor.
-        max_norm: what to clip to; None with `none`.
-        check_finite: leave out a block with a gradient that is inf or nan; waits for the device.
+        device: the device of the gradients.
+        clip: `lagged` scales by the norm of the previous update, and clips the first per tensor.
+        max_norm: the norm to clip to; None with `none`.
+        check_finite: skip a block with an inf or NaN gradient; waits for the device.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class BackwardUpdate:
     ) -> None:
         self.clip = clip
         self.left_out: list[str] = []
-        """Names of blocks that were not stepped in this update."""
+        """Names of the blocks that were skipped in this update."""
         self.stepped: set[nn.Parameter] = set()
-        """What was, in this update."""
+        """Parameters that were stepped in this update."""
         self._updates = updates
         self._max_norm = max_norm
         self._check_finite = check_finite
@@ -51,15 +52,15 @@ class BackwardUpdate:
         self._last_norm: torch.Tensor | None = None
 
     def prefetch(self, block: Block) -> None:
-        """Start to bring what the step of a block needs."""
+        """Start to copy a block's state to the device."""
         self._updates.prefetch(block)
 
     def using(self, block: Block) -> AbstractContextManager[None]:
-        """Have a block on the device meanwhile."""
+        """Hold a block's weights on the device."""
         return self._updates.using(block)
 
     def __call__(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Step a block that is in use on the device."""
+        """Step a block that is on the device, or skip it."""
         given = [gradient for gradient in gradients if gradient is not None]
         finite = add_squares(self._squares, given)
         if self._check_finite and not finite:
@@ -74,7 +75,7 @@ class BackwardUpdate:
         )
 
     def clip_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Clip gradients of this update in place, as the mode says."""
+        """Clip gradients of this update in place, by the mode `clip`."""
         if self._max_norm is None or self.clip == "none":
             return
         if self.clip == "lagged" and self._last_norm is not None:
@@ -83,12 +84,12 @@ class BackwardUpdate:
             clip_per_tensor(gradients, self._max_norm)
 
     def norm(self, rest: torch.Tensor) -> torch.Tensor:
-        """Return the norm of all gradients of this update, `rest` being that of other ones."""
+        """Return the norm of all gradients of this update; `rest`: of those that do not stream."""
         squares = self._squares + rest.to(self._squares).square()
         return squares.sqrt().to(rest.dtype)
 
     def finish(self, rest: torch.Tensor) -> None:
-        """End an update whose other gradients had the norm `rest`."""
+        """End an update; `rest`: the norm of the gradients that do not stream."""
         squares = self._squares + rest.to(self._squares).square()
         self._last_norm = latest_finite(self._last_norm, squares)
         self._squares.zero_()
@@ -96,10 +97,10 @@ class BackwardUpdate:
         self.left_out = []
 
     def state_dict(self) -> dict[str, torch.Tensor | None]:
-        """Return the norm that lagged clipping goes by."""
+        """Return the last norm, for lagged clipping."""
         return {"last_norm": self._last_norm}
 
     def load_state_dict(self, state: dict[str, torch.Tensor | None]) -> None:
-        """Take it back."""
+        """Restore the state that `state_dict` returned."""
         norm = state["last_norm"]
         self._last_norm = None if norm is None else norm.to(self._squares)

@@ -1,4 +1,4 @@
-"""The optimizer's step, block by block on the device, over state that streams in and out."""
+"""The optimizer's step on the device, block by block, with state that streams in and out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ..weights.residency import Residency
 
 _AT_ONCE = 32 << 20
-"""Elements stepped in one call: what the optimizer allocates meanwhile is a few times as much."""
+"""Largest number of elements in one step; the optimizer allocates a few times as many."""
 
 
 @attrs.define(eq=False)
 class _StateBuffer:
-    """Where the optimizer's state of one block lies on the host."""
+    """The optimizer's state of one block, on the host."""
 
     keys: list[tuple[nn.Parameter, str]]
     layout: BufferLayout
@@ -47,16 +47,16 @@ class _StateSlot:
 
 
 class Updates:
-    """Steps blocks with the user's own optimizer, bit for bit as it would itself.
+    """Steps blocks by the user's optimizer class, bit for bit as `optimizer.step()`.
 
     Args:
-        optimizer: one that `stepping.adoptable` accepts.
-        residency: where the blocks' weights are.
-        inwards: what copies to the device run on.
-        outwards: what copies to the host run on.
+        optimizer: an optimizer that `stepping.adoptable` accepts.
+        residency: the device slots of the blocks' weights.
+        inwards: the lane of copies to the device.
+        outwards: the lane of copies to the host.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
-        slots: blocks whose state is on the device at once; with one it comes when it is needed.
-        split: keep the lower half of a float32 master for bfloat16 parameters.
+        split: store the lower half of a float32 master for bfloat16 parameters.
+        slots: number of blocks whose state is on the device at once; with 1 nothing is prefetched.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Updates:
         self._homes = {block.index: self._new_home(block, allocate) for block in residency.blocks}
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
         flats = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(slots)]
-        # Until what was computed in the same memory before is over.
+        # Earlier computation may still use the same memory.
         self._slots = [_StateSlot(flat, free=computed(self._device)) for flat in flats]
         self._next = cycle(self._slots)
         self.adopt()
@@ -88,20 +88,20 @@ class Updates:
         return [slot.flat for slot in self._slots]
 
     def stored(self) -> list[torch.Tensor]:
-        """Return the state's places on the host."""
+        """Return the buffers for state, on the host."""
         return [home.flat for home in self._homes.values()]
 
     def using(self, block: Block) -> AbstractContextManager[None]:
-        """Have a block on the device for its step."""
+        """Hold a block's weights on the device for its step."""
         return self._residency.use(block, "update")
 
     def prefetch_next(self, block: Block) -> None:
-        """Start to bring the state of the block that is stepped next, if there is room."""
+        """Start to copy the state of the next block to the device, if there is a slot."""
         if len(self._slots) > 1:
             self.prefetch(block)
 
     def prefetch(self, block: Block) -> None:
-        """Start to bring a block's state to the device."""
+        """Start to copy a block's state to the device."""
         home = self._homes[block.index]
         if home.slot is not None or not home.layout.bytes:
             return
@@ -119,7 +119,7 @@ class Updates:
         )
 
     def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Update a block that is in use on the device; start to write weights and state back."""
+        """Step a block that is on the device; start to copy its weights and state to the host."""
         self.prefetch(block)
         home = self._homes[block.index]
         home.arrival.wait()
@@ -131,9 +131,9 @@ class Updates:
         self._write_back(block, home)
 
     def adopt(self, block: Block | None = None) -> None:
-        """Move state that the optimizer has elsewhere (loaded, or its own) to where it streams.
+        """Copy state from other tensors in the optimizer, such as loaded ones, to the host buffers.
 
-        Only the state of `block`, where one is given; what was fetched of it counts no more.
+        With `block`, only its state. The copy on the device is discarded.
         """
         for home in self._homes.values() if block is None else (self._homes[block.index],):
             home.written.finish()
@@ -213,10 +213,10 @@ class Updates:
 def state_tensors(
     parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, *, split: bool
 ) -> tuple[list[tuple[nn.Parameter, str]], list[torch.Tensor], list[torch.dtype]]:
-    """Return the state that the optimizer will keep for some of its parameters.
+    """Return the state tensors that the optimizer will have for some of its parameters.
 
-    Parameter and name of each tensor, a tensor of its shape, and its dtype. With `split` the lower
-    half of a bfloat16 parameter's master is one of them.
+    Three lists: parameter and name of each tensor, a tensor of its shape, and its dtype. With
+    `split` they include the lower half of a bfloat16 parameter's master.
     """
     groups = {
         id(parameter): group for group in optimizer.param_groups for parameter in group["params"]

@@ -1,4 +1,4 @@
-"""Takes blocks' gradients off the device as soon as a backward has finished with them."""
+"""Gathers blocks' gradients, and stores or applies them as soon as they are complete."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ if TYPE_CHECKING:
 
 
 class Apply(Protocol):
-    """Uses up gradients as soon as they are finished."""
+    """Applies complete gradients inside the backward."""
 
     def prefetch(self, block: Block) -> None:
-        """Start to bring what using a block's gradients will need."""
+        """Start to copy to the device what applying a block's gradients needs."""
 
     def using(self, block: Block) -> AbstractContextManager[None]:
-        """Have a block on the device meanwhile, where no backward of its has it there."""
+        """Hold a block's weights on the device outside of its backward."""
 
     def __call__(self, block: Block, gradients: list[Gradient]) -> None:
-        """Use a block's gradients, on the device; None for a parameter without one."""
+        """Apply a block's gradients, on the device; None for a parameter without one."""
 
 
 class Gradients:
     """Sums a block's gradients over its uses in one backward, then stores or applies them.
 
     Args:
-        device: where they are computed.
-        lane: what copies to the host run on.
+        blocks: all blocks.
+        device: the device of the backward.
+        lane: the lane of copies to the host.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
-        apply: uses finished gradients; left out, they are added to what the host has.
+        apply: applies complete gradients; None adds them to the sums on the host.
     """
 
     def __init__(
@@ -64,25 +65,25 @@ class Gradients:
         self._arriving: tuple[Block, list[Gradient]] | None = None
 
     def expect(self, block: Block) -> None:
-        """Count a use of the block that is in the graph."""
+        """Count one use of the block in the graph."""
         for owner in block.needs:
             self._uses[owner.index] = self._uses.get(owner.index, 0) + 1
 
     def prepare(self, block: Block) -> None:
         """Begin a backward of the block."""
         self.resume(block)
-        self._check_outside(block.needs)  # on a GPU, what is on the host would be lost in it
+        self._check_outside(block.needs)  # on a GPU the backward would lose these gradients
         if self._apply is not None:
             for owner in block.needs:
                 self._apply.prefetch(owner)
 
     def resume(self, block: Block) -> None:
-        """Before a backward of the block, drop gradients that were taken from their parameters."""
+        """Before a backward of the block, drop gradients whose `.grad` was set to None."""
         for owner in block.needs:
             self.host.forget_taken(owner)
 
     def add_piece(self, block: Block) -> None:
-        """Put `.grad` of one micro-batch away: low precision is summed in float32."""
+        """Add the 16-bit gradients of one micro-batch to sums in float32."""
         for owner in block.needs:
             for parameter in owner.parameters:
                 gradient = parameter.grad
@@ -95,18 +96,18 @@ class Gradients:
                     parameter.grad = None
 
     def forget_pieces(self, block: Block) -> None:
-        """Drop the sums of a backward that is begun anew."""
+        """Drop the sums of a backward that is repeated."""
         for owner in block.needs:
             for parameter in owner.parameters:
                 self._sums.pop(parameter, None)
 
     def pass_over(self, block: Block) -> None:
-        """Count off a use whose backward was not asked for gradients of parameters."""
+        """End a use whose backward does not compute gradients of parameters."""
         for owner in block.needs:
             self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
 
     def take(self, block: Block) -> None:
-        """Take the gradients of the block's own and tied parameters: this use is over."""
+        """End a use: take the gradients of the block's own and tied parameters."""
         for owner in block.needs:
             found = []
             for parameter in owner.parameters:
@@ -122,10 +123,10 @@ class Gradients:
 
     @torch.no_grad()
     def arrived(self, block: Block, place: int) -> None:
-        """Take the gradient of one parameter, where the graph is kept.
+        """Take the gradient of one parameter, with `mode = "graph"`.
 
-        It is gathered with the block's others until one of another block arrives. On a GPU each use
-        has its own, as a parameter that was on the host in between has two accumulators.
+        A block's gradients are gathered until one of another block arrives. On a GPU, each use of a
+        parameter that was on the host in between has a gradient of its own; they are summed.
         """
         parameter = block.parameters[place]
         gradient, parameter.grad = parameter.grad, None
@@ -142,7 +143,7 @@ class Gradients:
             self._finished(block, gradients)
 
     def flush(self) -> None:
-        """End a backward: finish what waits for uses that did not come; show all as `.grad`."""
+        """End a backward: store sums whose further uses had no backward; show all as `.grad`."""
         self._finish_arriving()
         for index, total in list(self._pending.items()):
             del self._pending[index]
@@ -154,7 +155,7 @@ class Gradients:
         self.host.show()
 
     def drop(self) -> None:
-        """Forget everything, a backward that was broken off included."""
+        """Drop all gradients, also those of a backward that failed."""
         self._pending.clear()
         self._uses.clear()
         self._sums.clear()
@@ -164,7 +165,7 @@ class Gradients:
     # -- inside --------------------------------------------------------------------------------
 
     def _check_outside(self, blocks: Sequence[Block]) -> None:
-        """Raise where a parameter has a gradient that no use of its block has left."""
+        """Raise RuntimeError if a parameter has a gradient from outside its block's forward."""
         for block in blocks:
             views = self.host.views(block)
             for parameter in block.parameters:
@@ -173,9 +174,9 @@ class Gradients:
                     name = next(name for name, each in named if each is parameter)
                     msg = (
                         f"parameter {name!r} of block {block.name!r} has a gradient from outside "
-                        f"the block's forward (a penalty on weights, or a part of the block called "
-                        f"by itself), which cannot be streamed; name what is called by blocks, or "
-                        f"exclude {block.name!r}"
+                        f"the block's forward (a penalty on weights, or a direct call of a part of "
+                        f"the block), which cannot be streamed; set `blocks` to the modules that "
+                        f"are called, or exclude {block.name!r}"
                     )
                     raise RuntimeError(msg)
 

@@ -1,4 +1,4 @@
-"""Blocks' gradients on the host, and the buffers through which they go there and back."""
+"""Blocks' gradients on the host, and the staging buffers for their copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Staging:
-    """A buffer on the device, from which one block's gradients leave in a single copy."""
+    """A buffer on the device, to copy one block's gradients in a single call."""
 
     flat: torch.Tensor
     free: Ticket = DONE
@@ -30,26 +30,26 @@ class _Staging:
 
 @attrs.define(eq=False)
 class _GradientBuffer:
-    """Where a block's gradients lie on the host."""
+    """The gradients of one block, on the host."""
 
     parameters: list[nn.Parameter]
-    """The trainable ones, and those that were."""
+    """The parameters that are or were trainable."""
     layout: BufferLayout
     flat: torch.Tensor
     views: list[torch.Tensor]
     present: set[int] = attrs.field(factory=set)
-    """Which parameters have a gradient."""
+    """Indices of the parameters that have a gradient."""
     shown: bool = False
-    """Whether they have had it as `.grad` since the last backward."""
+    """Whether the gradients were shown as `.grad` since the last backward."""
     written: Ticket = DONE
 
 
 class HostGradients:
-    """Keeps what backwards add up, and shows it as `.grad` between them.
+    """Stores the sums of gradients on the host, and shows them as `.grad` between backwards.
 
     Args:
-        device: where gradients are computed.
-        lane: what copies run on.
+        device: the device of the backward.
+        lane: the lane of copies.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
     """
 
@@ -64,7 +64,7 @@ class HostGradients:
         self._next = cycle(self._staging)
 
     def reserve(self, blocks: Iterable[Block]) -> None:
-        """Allocate all that blocks will need."""
+        """Allocate the buffers for `blocks`."""
         homes = [self._home(block) for block in blocks]
         size = max((home.layout.bytes for home in homes), default=0)
         for staging in self._staging:
@@ -75,23 +75,23 @@ class HostGradients:
         return [staging.flat for staging in self._staging]
 
     def stored(self) -> list[torch.Tensor]:
-        """Return the places on the host."""
+        """Return the buffers on the host."""
         return [home.flat for home in self._homes.values()]
 
     def views(self, block: Block) -> Mapping[nn.Parameter, torch.Tensor]:
-        """Return the place of each parameter's gradient, for those that have one."""
+        """Return each parameter's view of the host buffer; empty without a buffer."""
         home = self._homes.get(block.index)
         return {} if home is None else dict(zip(home.parameters, home.views, strict=True))
 
     def forget_taken(self, block: Block) -> None:
-        """Drop gradients that were taken from their parameters since they were shown."""
+        """Drop gradients whose `.grad` was set to None since they were shown."""
         home = self._homes.get(block.index)
         if home is not None and home.shown:
             gone = {place for place in home.present if home.parameters[place].grad is None}
             home.present, home.shown = home.present - gone, False
 
     def show(self) -> None:
-        """Wait until all are written, and let parameters have theirs as `.grad`."""
+        """Wait for all copies, and set each parameter's `.grad` to its gradient on the host."""
         for home in self._homes.values():
             home.written.finish()
             home.shown = True
@@ -99,7 +99,7 @@ class HostGradients:
                 parameter.grad = home.views[place] if place in home.present else None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all gradients."""
         for home in self._homes.values():
             home.written.finish()
             home.present.clear()
@@ -107,7 +107,7 @@ class HostGradients:
                 parameter.grad = None
 
     def add(self, block: Block, gradients: Sequence[Gradient]) -> None:
-        """Add a block's gradients, on the device, to what it has; None is none."""
+        """Add a block's gradients, on the device, to its sums; None stands for no gradient."""
         home = self._home(block)
         staging = self._staged(home)
         device, host = staging.flat[: home.layout.bytes], home.flat
@@ -132,7 +132,7 @@ class HostGradients:
         staging.free = home.written = ticket
 
     def create(self, block: Block, parameter: nn.Parameter) -> None:
-        """Give a parameter without a gradient one of zeros."""
+        """Set the gradient of a parameter that has none to zeros."""
         home = self._home(block)
         place = [other is parameter for other in home.parameters].index(True)
         home.views[place].zero_()
@@ -140,13 +140,13 @@ class HostGradients:
         parameter.grad = home.views[place]
 
     def fetched(self, block: Block) -> list[Gradient]:
-        """Return a block's gradients on the device, valid until two more are fetched."""
+        """Return a block's gradients on the device, valid for this call and the next one."""
         home = self._home(block)
         home.written.finish()
         for place, parameter in enumerate(home.parameters):
             if parameter.grad is None:
                 home.present.discard(place)
-            elif parameter.grad is not home.views[place]:  # somebody's own, in its place
+            elif parameter.grad is not home.views[place]:  # the user has assigned another tensor
                 home.views[place].copy_(parameter.grad)
                 home.present.add(place)
         staging = self._staged(home)
@@ -166,7 +166,7 @@ class HostGradients:
     # -- inside --------------------------------------------------------------------------------
 
     def _home(self, block: Block) -> _GradientBuffer:
-        """Return the block's place on the host, made anew where more parameters train now."""
+        """Return the block's host buffer; allocate a larger one if more parameters train now."""
         old = self._homes.get(block.index)
         roomy = {} if old is None else dict(zip(old.parameters, old.views, strict=True))
         wanted = [one for one in block.parameters if one.requires_grad or one in roomy]
@@ -187,9 +187,9 @@ class HostGradients:
         return home
 
     def _staged(self, home: _GradientBuffer) -> _Staging:
-        """Return a buffer that nothing uses any more, large enough."""
+        """Return a free staging buffer that is large enough."""
         staging = next(self._next)
-        staging.free.wait()  # before its memory goes, too, where a larger one takes its place
+        staging.free.wait()  # also before a larger buffer replaces its memory
         if staging.flat.nbytes < home.layout.bytes:
             staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
         return staging

@@ -1,6 +1,6 @@
-"""AdamW's step over split masters by a kernel, where one was brought into the run.
+"""AdamW's step over split masters by a kernel, if the run has one.
 
-Without one nothing happens here, and the optimizer's own class takes every step.
+Without a kernel the optimizer's own class makes every step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @torch.no_grad()
 def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[Item]:
-    """Step the items that a kernel of this run takes, and return the others.
+    """Step the items that a kernel of this run supports, and return the others.
 
-    Those are items with `lo` of a plain `torch.optim.AdamW`, for which `adamw_split_step` would be
-    run by another provider than its reference. Weights and state are then those of `step_away` as
-    nearly as that provider agrees with the reference; hooks do not run, and the optimizer's state
-    holds the same entries.
+    These are items with `lo` of a plain `torch.optim.AdamW`, if a provider other than the reference
+    runs `adamw_split_step`. Their weights and state agree with those of `step_away` within that
+    provider's tolerance. Hooks do not run; the optimizer's state has the same entries.
     """
     if type(optimizer) is not optim.AdamW or not has_kernel():
         return list(items)
@@ -57,14 +56,14 @@ def _kept(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
 
 
 def _count(optimizer: optim.Optimizer, item: Item) -> float:
-    """Return the number of the item's coming step."""
+    """Return the number of the item's next step, from 1."""
     return float(_kept(optimizer, item).get("step", 0.0)) + 1
 
 
 def _taken(
     optimizer: optim.Optimizer, group: Mapping[str, Any], count: float, items: Sequence[Item]
 ) -> bool:
-    """Step items of one group and one count, if a kernel would."""
+    """Step items of one group and count if a kernel runs them; return whether it did."""
     if not items:
         return False
     device = items[0].weight.device
@@ -72,7 +71,7 @@ def _taken(
     if isinstance(rate, torch.Tensor):
         rate = rate.detach().to(device).reshape(())
     else:
-        # Filled on the device: a copy from the host would wait for it.
+        # Filled on the device, because a copy from the host would wait for the device.
         rate = torch.full((), rate, dtype=torch.float64, device=device)
     arguments = (
         [item.weight.detach() for item in items],
@@ -97,7 +96,7 @@ def _taken(
 
 
 def _ready(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
-    """Bring the item's tensors up to date, and return the state with them in it."""
+    """Update the item's tensors from the optimizer's state, and return the state for the step."""
     adopt_lo(item, optimizer.state)
     kept = _kept(optimizer, item)
     if kept:

@@ -1,7 +1,7 @@
-"""Some parameters of an optimizer stepped by its own class, over tensors that lie elsewhere.
+"""Steps some parameters of an optimizer by its own class, over other tensors with their values.
 
-A twin of the optimizer, which shares its options but has stand-ins for its parameters, takes the
-step. The optimizer itself is only written to when that is over, and its hooks do not run.
+A twin of the optimizer makes the step; it shares the options and has proxies for the parameters.
+The optimizer itself is written to only after the step, and its hooks do not run.
 """
 
 from __future__ import annotations
@@ -35,28 +35,27 @@ ADOPTED: frozenset[type[optim.Optimizer]] = frozenset(
         optim.SGD,
     }
 )
-"""Classes whose update of a parameter depends on it, its gradient and its state alone, and whose
-state tensors have the parameter's shape or none."""
+"""Classes whose update of a parameter depends on nothing but the parameter, its gradient and its
+state, and whose state tensors have the parameter's shape or no dimension."""
 
 LO = "lo"
-"""The name under which an optimizer's state may hold what `split` put beside a weight."""
+"""Name, in an optimizer's state, of the lower 16 bits that `split` separates from a weight."""
 
 
 @attrs.frozen(eq=False)
 class Item:
-    """One parameter's step: what is read, and what is updated in place, all on one device.
+    """The tensors of one parameter's step, all on one device; weight and state change in place.
 
     Attributes:
-        parameter: the optimizer's own; only its place in the optimizer is used, not its values.
-        weight: of the parameter's shape. With `lo` a bfloat16, else of any floating dtype.
-        gradient: of that shape, of any floating dtype; the update is computed in the weight's, or
-            in float32 with `lo`. The class may write into it.
-        state: the tensors named by `state_layout`, in its dtypes and the weight's shape. What they
-            hold before the parameter's first step does not matter.
-        lo: int16, what `split` put beside the weight: the step is then that of the float32.
-        shown: what the optimizer's state is to hold under each name of `state`, where that is
-            not the same tensors (a copy on the host, say, to which the caller copies back); with
-            a further name "lo", what it is to hold for `lo`, which is not in there otherwise.
+        parameter: the optimizer's parameter; it identifies the group, its values are not used.
+        weight: of the parameter's shape; bfloat16 with `lo`, else of any floating dtype.
+        gradient: of that shape and any floating dtype. The update is computed in the weight's
+            dtype, or in float32 with `lo`. The class may write into it.
+        state: the tensors named by `state_layout`, with its dtypes and the weight's shape. Their
+            values before the parameter's first step are ignored.
+        lo: int16, the lower bits that `split` returns; the step is then that of the float32 weight.
+        shown: the tensors to put into the optimizer's state under the names of `state`, if they
+            are others, such as copies on the host that the caller updates. It may also name `lo`.
     """
 
     parameter: torch.Tensor
@@ -70,42 +69,42 @@ class Item:
 
 
 def adoptable(optimizer: optim.Optimizer) -> str | None:
-    """Return None if `step_away` is exact for the optimizer, else why it is not, in one line.
+    """Return None if `step_away` is exact for the optimizer, else the reason, in one line.
 
-    A class that torch does not have says itself, in its own body, that it is as those of `ADOPTED`:
-    `separable = True`. What a subclass of it does is not known from that.
+    A class that is not torch's declares in its own body, by `separable = True`, that it meets the
+    conditions of `ADOPTED`. Its subclasses do not inherit the declaration.
     """
     if type(optimizer) not in ADOPTED and not vars(type(optimizer)).get("separable", False):
         name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         known = ", ".join(sorted(cls.__name__ for cls in ADOPTED))
         return (
-            f"{name} is none of torch.optim's {known} and does not say separable = True: its step "
-            f"may look at any parameter"
+            f"{name} is none of torch.optim's {known} and does not declare separable = True: its "
+            f"step may read any parameter"
         )
     for index, group in enumerate(optimizer.param_groups):
         for option in ("capturable", "differentiable"):
             if group.get(option):
-                return f"{option}=True in parameter group {index} ties the step to its tensors"
+                return f"{option}=True in parameter group {index} binds the step to its tensors"
     return None
 
 
 def state_layout(
     optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype
 ) -> dict[str, torch.dtype]:
-    """Return the state tensors that a parameter of `group` has after its first step.
+    """Return names and dtypes of the state tensors of a parameter of `group` after a step.
 
-    Names and dtypes of those of the parameter's shape; the others have no dimension and stay in
-    the optimizer's state. Found by a step of the class on a matrix of four numbers.
+    Only tensors of the parameter's shape; the others have no dimension and stay in the optimizer's
+    state. They are found by a step of the class on a matrix of four numbers.
 
     Args:
-        optimizer: one that `adoptable` accepts.
+        optimizer: an optimizer that `adoptable` accepts.
         group: one of its groups.
-        dtype: that of the weight in the update: float32 with a split master.
+        dtype: the dtype of the weight in the update; float32 with a split master.
     """
     cls: Any = type(optimizer)
     matrix = nn.Parameter(torch.ones(2, 2, dtype=dtype, device="cpu"))
     matrix.grad = torch.ones_like(matrix)
-    # What concerns the device or a schedule is not the state's business.
+    # The device's options and a scheduler's learning rate do not affect the state's layout.
     plain = group | {"params": [matrix], "lr": 0.1, "foreach": False, "fused": False}
     probe = cls(
         **{name: plain[name] for name in inspect.signature(cls).parameters if name in group}
@@ -121,20 +120,20 @@ def state_layout(
 
 @torch.no_grad()
 def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
-    """Step the items' parameters as `optimizer.step()` would, bit for bit, where their tensors lie.
+    """Step the items' tensors as `optimizer.step()` would step its parameters, bit for bit.
 
-    Options are read from the optimizer's groups as they are. Afterwards its state has the entries
-    that its own step would have left, with the `shown` tensors for those of the parameter's
-    shape. A tensor found in its state in the place of a shown one, as after `load_state_dict`,
-    counts: it is copied into the item's. Hooks on the step do not run, and wrappers of the
-    optimizer's `step` are not called. If the class raises, groups and state are as they were.
+    The options are those of the optimizer's groups. Afterwards the optimizer's state has the
+    entries of its own step, with the `shown` tensors for those of the parameter's shape. If it has
+    another tensor in the place of a shown one, as after `load_state_dict`, that tensor is copied
+    into the item's first. Hooks on the step do not run, and wrappers of the optimizer's `step` are
+    not called. If the class raises, groups and state are unchanged.
 
-    Beside the first step's new state and what the class itself allocates, an item with `lo` takes
-    a float32 of the weight's size, and a gradient of another dtype one more: pass fewer items.
+    An item with `lo` allocates a float32 copy of its weight, and a gradient of another dtype one
+    more, in addition to the class's own allocations. Pass fewer items to save memory.
 
     Raises:
-        ValueError: a parameter is not in the optimizer or twice in `items`, or the class made a
-            state tensor of the parameter's shape that the item has no tensor for.
+        ValueError: a parameter is not in the optimizer or twice in `items`, or the class has
+            created a state tensor of the parameter's shape for which the item has none.
     """
     state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
     proxies = {id(item.parameter): _proxy(item, optimizer.state) for item in items}
@@ -143,7 +142,7 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
         for group in optimizer.param_groups
     ]
     if not len(items) == len(proxies) == sum(len(group["params"]) for group in groups):
-        message = "a parameter is in a step twice, or in none of the optimizer's groups"
+        message = "a parameter is twice in a step, or in none of the optimizer's groups"
         raise ValueError(message)
     fused = {id(proxy) for group in groups if group.get("fused") for proxy in group["params"]}
     for item in items:
@@ -173,14 +172,14 @@ def _proxy(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> nn.Pa
 
 
 def adopt_lo(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
-    """Copy what was loaded into an optimizer's state for the item's `lo`, if anything was."""
+    """Copy a loaded `lo` from the optimizer's state into the item's, if there is one."""
     loaded = state[item.parameter].get(LO) if item.parameter in state else None
     if item.lo is not None and loaded is not None and loaded is not item.shown.get(LO, loaded):
         item.lo.copy_(loaded)
 
 
 def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, Any]:
-    """Return the state for the step: the item's tensors, up to date, and the scalars as kept."""
+    """Return the state for the step: the item's tensors, updated, and the scalars of `kept`."""
     state: dict[str, Any] = {}
     for name, value in kept.items():
         if item.lo is not None and name == LO:
@@ -190,14 +189,14 @@ def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, An
                 item.state[name].copy_(value)
             state[name] = item.state[name]
         elif fused and isinstance(value, torch.Tensor):
-            state[name] = value.to(item.weight.device)  # where a fused kernel wants its step count
+            state[name] = value.to(item.weight.device)  # a fused kernel needs its step count there
         else:
             state[name] = value
     return state
 
 
 def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state to keep after the step, what the class made copied into the item's."""
+    """Return the state to keep after the step; new tensors are copied into the item's."""
     kept: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and name in item.state:
@@ -206,10 +205,10 @@ def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = item.shown[name]
         elif isinstance(value, torch.Tensor) and value.dim():
             message = (
-                f"the optimizer now keeps {name!r} for a parameter of shape "
-                f"{tuple(item.weight.shape)}, for which there is no room: since its state was laid "
-                "out, the parameter was added (add_param_group) or an option turned on (a momentum "
-                "of 0?); begin with it, or step on the CPU"
+                f"the optimizer now has a state tensor {name!r} for a parameter of shape "
+                f"{tuple(item.weight.shape)}, for which there is no memory: after the start the "
+                "parameter was added (add_param_group) or an option turned on (a momentum that was "
+                "0?); set it before the start, or step on the CPU"
             )
             raise ValueError(message)
         else:
@@ -218,7 +217,7 @@ def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_step(cls: type[optim.Optimizer]) -> Callable[[optim.Optimizer], Any]:
-    """Return the step of a class without what torch wraps around it to run hooks."""
+    """Return the step of a class without torch's wrapper that runs hooks."""
     step: Any = cls.step
     while getattr(step, "hooked", False):
         step = step.__wrapped__

@@ -1,4 +1,4 @@
-"""A block, its parameters and where they are; a slot on the device for one block's weights."""
+"""A block with its parameters and their memory, and a device slot for a block's weights."""
 
 from __future__ import annotations
 
@@ -24,46 +24,47 @@ class Slot:
     flat: torch.Tensor
     """uint8 `[bytes of the largest block]`."""
     free: Ticket = DONE
-    """When what was computed from its former content is over."""
+    """Of the last computation with its former content."""
     leaving: Ticket = DONE
     """Of the last copy out of it."""
     views: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
-    """By block."""
+    """The parameters' views, by index of the block."""
 
 
 @attrs.define(eq=False)
 class Block:
-    """A repeated part of the model, the parameters it owns, and where they are."""
+    """A repeated part of the model, the parameters that it owns, and their memory."""
 
     index: int
     name: str
     module: nn.Module
     parameters: list[nn.Parameter]
-    """Those no earlier block owns; each is in exactly one block."""
+    """The parameters that no earlier block owns; each is in exactly one block."""
     layout: BufferLayout
     host: torch.Tensor
-    """uint8 `[layout.bytes]`: where the weights are when nothing computes with them."""
+    """uint8 `[layout.bytes]`: the weights on the host."""
     views: list[torch.Tensor]
-    """The parameters' places in `host`."""
+    """The parameters' views of `host`."""
     needs: list[Block] = attrs.field(factory=list)
-    """The owners of all parameters the block uses: itself, and owners of tied ones."""
+    """The owners of all parameters that the block uses: itself, and the owners of tied ones."""
     slot: Slot | None = None
     arrival: Ticket = DONE
     """Of the copy into the slot."""
     written: Ticket = DONE
     """Of the last copy back to the host."""
     stale: bool = False
-    """Whether the host has newer weights than the slot."""
+    """Whether the weights on the host are newer than those in the slot."""
     evicted: frozenset[int] = frozenset()
-    """Places of parameters that nobody computes with for now."""
+    """Indices of parameters that are evicted, and not fetched."""
     changes: int = 0
-    """How often the weights have been given other values."""
+    """Version of the weights, increased by each change of their values."""
     users: int = 0
+    """Number of current uses on the device."""
     used: int = 0
-    """When last, for the least recently used one to leave first."""
+    """Time of the last use, by a counter: the least recently used block leaves its slot first."""
 
     def bind(self, views: Sequence[torch.Tensor]) -> None:
-        """Let the parameters lie in `views`."""
+        """Rebind the parameters to `views`."""
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
 

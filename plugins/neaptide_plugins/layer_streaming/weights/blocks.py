@@ -1,4 +1,4 @@
-"""Which parameters stream: those that only blocks use, each owned by the first that does."""
+"""Finds the parameters that stream: those used by blocks only, owned by the first such block."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def make_blocks(
 ) -> list[Block]:
     """Move the blocks' parameters into flat buffers on the host, one block after the other.
 
-    A parameter that a module outside the blocks uses, too, stays where it is. Parameters change
-    their storage, not their identity.
+    A parameter that a module outside of the blocks also uses is not moved. Parameters change their
+    storage, not their identity.
 
     Args:
-        model: all of it.
-        named: qualified name and module of each block; none lies in another.
+        model: the whole model.
+        named: qualified name and module of each block; no block contains another.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
-        fill: `fill(parameter, place)` writes its values.
+        fill: `fill(parameter, place)` writes the parameter's values to `place`.
 
     Raises:
-        ValueError: a block lies in another, or a parameter's storage cannot be moved.
+        ValueError: a block contains another, or a parameter's storage cannot be moved.
     """
     outside = parameters_outside(model, [module for _, module in named])
     owned = owned_parameters(named, outside)
@@ -63,7 +63,7 @@ def make_blocks(
 def owned_parameters(
     named: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]
 ) -> list[list[nn.Parameter]]:
-    """Return each block's own parameters: those that no earlier block has, and none outside."""
+    """Return each block's own parameters: not in `outside`, and in no earlier block."""
     seen = set(outside)
     owned = []
     for _, module in named:
@@ -74,16 +74,16 @@ def owned_parameters(
 
 
 def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.Parameter]:
-    """Return the parameters that some module outside the blocks uses directly.
+    """Return the parameters that a module outside of the blocks has directly.
 
-    ValueError where a block lies in another.
+    ValueError if a block contains another.
     """
     chosen = {id(block) for block in blocks}
     inside: set[int] = set()
     for block in blocks:
         for name, module in block.named_modules():
             if module is not block and id(module) in chosen:
-                msg = f"a block lies in another one, as its {name!r}; name one level of them"
+                msg = f"a block contains another one, as its {name!r}; choose blocks of one level"
                 raise ValueError(msg)
             inside.add(id(module))
     return {
@@ -96,7 +96,7 @@ def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.
 
 
 def owners_of(blocks: Sequence[Block]) -> dict[nn.Parameter, tuple[Block, int]]:
-    """Return each streamed parameter's block, and its place in it."""
+    """Return each streamed parameter's block, and its index in the block."""
     return {
         parameter: (block, place)
         for block in blocks
@@ -105,7 +105,7 @@ def owners_of(blocks: Sequence[Block]) -> dict[nn.Parameter, tuple[Block, int]]:
 
 
 def shared_parameters(block: Block) -> list[nn.Parameter]:
-    """Return the parameters a block uses that do not stream."""
+    """Return the parameters of a block that do not stream."""
     streamed = {id(parameter) for owner in block.needs for parameter in owner.parameters}
     return [p for p in block.module.parameters() if id(p) not in streamed]
 

@@ -1,4 +1,4 @@
-"""Where weights come from when they are moved: the model itself, or files they are read from."""
+"""The sources of weights when they are moved: the model itself, or safetensors files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class FromFiles:
-    """Reads each parameter once, straight into the place where it stays.
+    """Reads each parameter from files once, directly into its final memory.
 
     Args:
-        model: may lie on the meta device, so that its weights are in memory only once.
+        model: may be on the meta device, so that its weights are in memory only once.
         path: see `Shards.open`.
 
     Raises:
-        CheckpointError: the files are not this model's.
+        CheckpointError: the files do not match the model.
     """
 
     def __init__(self, model: nn.Module, path: str) -> None:
@@ -44,7 +44,7 @@ class FromFiles:
         self._shards.read_into(self._names[parameter][0], place)
 
     def read_buffers(self, model: nn.Module, device: torch.device) -> None:
-        """Read the buffers that are saved with a model; those on the meta device become real."""
+        """Read the persistent buffers; those on the meta device are allocated on `device`."""
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer in self._names:
@@ -54,13 +54,13 @@ class FromFiles:
 
 
 def from_model(parameter: nn.Parameter, place: torch.Tensor) -> None:
-    """Fill `place` with what the parameter holds."""
+    """Fill `place` with the parameter's values."""
     with torch.no_grad():
         place.copy_(parameter)
 
 
 def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, fill: Fill) -> None:
-    """Bring to `device` what does not stream: other parameters, and every buffer."""
+    """Move to `device` the parameters that do not stream, and all buffers."""
     if isinstance(fill, FromFiles):
         fill.read_buffers(model, device)
     streamed = {id(parameter) for block in blocks for parameter in block.parameters}
@@ -79,9 +79,9 @@ def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, 
 
 
 def put(parameter: nn.Parameter, place: torch.Tensor) -> None:
-    """Let a parameter, which stays the same object, lie in `place`."""
+    """Rebind a parameter, which stays the same object, to the memory of `place`."""
     if parameter.is_meta:
-        # With a version of its own: what is written to the buffer is no change of the parameter.
+        # A separate version counter: writes to the buffer are no in-place change of the parameter.
         new = nn.Parameter(torch.empty(0, dtype=place.dtype), requires_grad=parameter.requires_grad)
         new.data = place
         swap_tensors(parameter, new)  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -90,22 +90,22 @@ def put(parameter: nn.Parameter, place: torch.Tensor) -> None:
 
 
 def check_values(model: nn.Module, path: str | None) -> None:
-    """Raise ValueError for tensors without values that no file will bring."""
+    """Raise ValueError for a meta tensor whose values no file has."""
     saved = set(_saved(model)) if path is not None else set()
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     for name, tensor in named:
         if tensor.is_meta and name not in saved:
             what = (
-                "is no part of a saved model; build it on the CPU"
+                "is not in the state dict; build it on the CPU"
                 if path is not None
-                else "weights = 'directory' reads it from safetensors"
+                else "no weights are set; set weights to the model's safetensors"
             )
             msg = f"{name!r} has no values (it is on the meta device) and {what}"
             raise ValueError(msg)
 
 
 def _saved(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return what a state dict would hold, the very objects."""
+    """Return the tensors of the state dict, without copies."""
     found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for path, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():

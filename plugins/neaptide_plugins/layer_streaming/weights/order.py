@@ -1,4 +1,4 @@
-"""Learns in which order blocks are used, so that the next ones can be fetched early."""
+"""Learns the order in which blocks are used, to prefetch the next ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Literal
 
 UseKind = Literal["forward", "backward", "infer", "update"]
 Use = tuple[UseKind, int]
-"""When, and the index of the block."""
+"""The kind of use, and the index of the block."""
 
 
 class Order:
-    """What followed last time on the same two uses, or else on the same one.
+    """Predicts the next use: the one that last followed the same two uses, else the same one.
 
-    A model may skip blocks, use them twice or go another way through them (experts, evaluation in
-    between): a wrong guess costs one fetch that is waited for, and is corrected for the next time.
+    A model may skip blocks, repeat them or change their order (experts, an evaluation in between).
+    A wrong prediction costs one fetch that is waited for, and is corrected for the next time.
     """
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class Order:
         self._last: Use | None = None
 
     def note(self, use: Use) -> None:
-        """Take in a use."""
+        """Record a use."""
         if self._last is not None:
             self._after[self._before, self._last] = use
             self._after[None, self._last] = use
         self._before, self._last = self._last, use
 
     def ahead(self, count: int) -> list[int]:
-        """Return the next `count` blocks other than this one, nearest first, as far as known."""
+        """Return the indices of at most `count` next blocks, without the current, nearest first."""
         before, last = self._before, self._last
         if last is None:
             return []

@@ -1,4 +1,4 @@
-"""Brings blocks' weights into a few device slots, ahead of their use where the order is known."""
+"""Copies blocks' weights into a few device slots, and prefetches them in the known order."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _NAN_BYTE = 0xFF
 
 
 class Residency:
-    """The slots, and which block is in which.
+    """The slots, and the block in each.
 
     Args:
-        blocks: all that stream, their weights on the host.
-        device: where slots are made.
-        slots: how many; as many blocks can be computed with at once.
-        distance: how many blocks to fetch ahead.
-        lane: what copies run on.
-        poison: overwrite what leaves a slot with NaN, for tests.
+        blocks: all blocks that stream, with their weights on the host.
+        device: the device of the slots.
+        slots: number of slots, which limits the blocks that are in use at once.
+        distance: number of blocks to prefetch.
+        lane: the lane of copies.
+        poison: overwrite a freed slot with NaN, for tests.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Residency:
         self.device = device
         self.order = Order()
         self.fetches = 0
-        """Copies to the device so far."""
+        """Number of copies to the device so far."""
         self.waited_for = 0
-        """Of these, those that nobody had foreseen."""
+        """Number of these that were not prefetched."""
         self._distance = distance
         self._lane = lane
         self._poison = poison
@@ -63,13 +63,13 @@ class Residency:
         self._storages |= {_storage(slot.flat) for slot in self.slots}
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return all slots, kept blocks' included."""
+        """Return the memory of all slots, kept blocks' included."""
         kept = [block.slot for block in self.blocks if self._is_kept(block)]
         return [slot.flat for slot in (*self.slots, *kept) if slot is not None]
 
     @contextmanager
     def use(self, block: Block, kind: UseKind) -> Iterator[None]:
-        """Have a block's parameters on the device meanwhile, and fetch what comes next."""
+        """Hold a block's parameters on the device, and prefetch the next blocks."""
         held: list[Block] = []
         try:
             for needed in block.needs:
@@ -91,14 +91,14 @@ class Residency:
                 self._release(needed)
 
     def view(self, block: Block, place: int) -> torch.Tensor:
-        """Return a parameter of a block in use on the device."""
+        """Return the parameter at index `place` of a block in use, on the device."""
         assert block.slot is not None, "a block in use has a slot"
         return self._views(block, block.slot)[place]
 
     def visit(self, block: Block, user: Block) -> torch.Tensor:
-        """Return a block's bytes on the device for what is computed next, in a backward of `user`.
+        """Return a block's bytes on the device, for the next operation in a backward of `user`.
 
-        They stay there until a block is visited that `user` does not need.
+        They stay valid until a block is visited that `user` does not need.
         """
         if block.slot is None:
             self.waited_for += 1
@@ -118,13 +118,13 @@ class Residency:
         return block.slot.flat[: block.layout.bytes]
 
     def leaving(self, block: Block, ticket: Ticket) -> None:
-        """Note that a block's new weights are on their way to the host."""
-        assert block.slot is not None, "they leave from its slot"
+        """Record `ticket` as the copy of a block's new weights to the host."""
+        assert block.slot is not None, "a block that was updated has a slot"
         block.slot.leaving = block.written = ticket
         block.changes += 1
 
     def owner(self, tensor: torch.Tensor) -> Block | None:
-        """Return the block in whose slot `tensor` lies, if any."""
+        """Return the block whose slot contains `tensor`, or None."""
         if not self.holds(tensor):
             return None
         storage = _storage(tensor)
@@ -136,15 +136,15 @@ class Residency:
         return next(found, None)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether `tensor` lies in a slot, or in a block's place on the host."""
+        """Return whether `tensor` is a view of a slot, or of a block's host buffer."""
         try:
             storage = tensor.untyped_storage().data_ptr()
-        except RuntimeError:  # sparse tensors and wrappers of others have none
+        except RuntimeError:  # sparse tensors and wrappers have no storage
             return False
         return storage in self._storages
 
     def keep(self, block: Block) -> None:
-        """Give a block a place on the device of its own, until it is let go."""
+        """Keep a block on the device, in a slot of its own, until `let_go`."""
         if self._is_kept(block):
             return
         self.evict(block)
@@ -153,20 +153,20 @@ class Residency:
         self._copy_in(block, block.slot)
 
     def let_go(self, block: Block) -> None:
-        """Take a kept block's place from it."""
+        """Free the slot of a kept block."""
         if self._is_kept(block):
-            assert block.slot is not None, "a kept block has one"
+            assert block.slot is not None, "a kept block has a slot"
             block.written.finish()
             self._storages.discard(_storage(block.slot.flat))
             self.evict(block)
 
     def refresh(self) -> None:
-        """Forget what is on the device: the weights on the host have changed."""
+        """Discard all copies on the device, because the weights on the host have changed."""
         for block in self.blocks:
             self.changed(block)
 
     def changed(self, block: Block) -> None:
-        """Forget a block's copy on the device; a kept one is fetched anew when next used."""
+        """Discard a block's copy on the device; a kept block is fetched again at its next use."""
         block.changes += 1
         if block.slot is None:
             return
@@ -176,12 +176,12 @@ class Residency:
             self.evict(block)
 
     def evict(self, block: Block) -> None:
-        """Take a block off the device, kept or not."""
+        """Remove a block, kept or not, from the device."""
         slot, block.slot = block.slot, None
         if slot is None:
             return
-        assert not block.users, "a block in use does not leave"
-        block.arrival.finish()  # before others get its memory
+        assert not block.users, "a block in use cannot be evicted"
+        block.arrival.finish()  # before its memory is used again
         slot.views.pop(block.index, None) if slot not in self.slots else None
         if slot in self.slots:
             slot.free = computed(self.device)
@@ -193,7 +193,7 @@ class Residency:
             self._free.append(slot)
 
     def close(self) -> None:
-        """Take every block off the device."""
+        """Remove every block from the device."""
         for block in self.blocks:
             self.evict(block)
 
@@ -201,8 +201,8 @@ class Residency:
 
     def _new_slot(self, size: int) -> Slot:
         flat = torch.empty(size, dtype=torch.uint8, device=self.device)
-        # The allocator gives memory that is still computed with: what comes later waits by itself,
-        # a lane does not.
+        # The allocator may return memory that queued kernels still use. Later kernels run after
+        # them in any case; a lane has to wait.
         return Slot(flat, free=computed(self.device))
 
     def _is_kept(self, block: Block) -> bool:
@@ -234,8 +234,8 @@ class Residency:
         slot = self._take_slot(sparing)
         if slot is None:
             msg = (
-                f"block {block.name!r} needs more slots than max_active_layers = {len(self.slots)}:"
-                f" as many as there are blocks whose parameters are used together"
+                f"block {block.name!r} needs more slots than max_active_layers = {len(self.slots)};"
+                f" set it to the number of blocks whose parameters are used together"
             )
             raise RuntimeError(msg)
         block.slot = slot

@@ -1,4 +1,4 @@
-"""Reads safetensors straight into tensors that are already there, be they larger than memory."""
+"""Reads safetensors directly into existing tensors, also from files larger than memory."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _SHOWN = 3
 
 @attrs.frozen(eq=False)
 class Shards:
-    """Tensors by name, in one safetensors file or several; `open` makes it.
+    """The tensors, by name, of one or several safetensors files; created by `open`.
 
     Every error is a CheckpointError of one line.
     """
 
     where: str
-    """What was opened, for messages."""
+    """The opened path, for messages."""
     _files: dict[str, TensorFile]
-    """By tensor."""
+    """The file of each tensor, by name."""
 
     @classmethod
     def open(cls, path: Path | str) -> Shards:
@@ -42,12 +42,12 @@ class Shards:
 
         Args:
             path: a `.safetensors` file, an index (`.json`), a directory, or a pattern such as
-                `dir/*.safetensors`. Of a directory it is `model.safetensors`, else what
-                `model.safetensors.index.json` lists, else every safetensors file in it.
+                `dir/*.safetensors`. In a directory it reads `model.safetensors`, else the files in
+                `model.safetensors.index.json`, else all safetensors files.
 
         Raises:
-            CheckpointError: nothing is there, a header is damaged, two files have the same name,
-                or the index does not match its files.
+            CheckpointError: no file is found, a header is damaged, a tensor is in two files, or
+                the index does not match its files.
         """
         path = Path(path)
         index = path if path.suffix == ".json" else path / INDEX
@@ -67,11 +67,11 @@ class Shards:
                 if listed.get(name) == one.name:
                     owners[name] = one
                 elif other != one and name not in listed:
-                    msg = f"{name!r} is in {other} and in {one.name}; remove one, or name a file"
+                    msg = f"{name!r} is in {other} and in {one.name}; remove one, or give one file"
                     raise CheckpointError(msg)
         for name, where in listed.items():
             if name not in opened[index.parent / where]:
-                msg = f"{index}: {name!r} is not in {where}, as it says; download both again"
+                msg = f"{index}: {name!r} is listed in {where}, but not there; download both again"
                 raise CheckpointError(msg)
         return cls(str(path), {name: opened[one] for name, one in owners.items()})
 
@@ -84,21 +84,21 @@ class Shards:
         return self._file(name).info(name)
 
     def check(self, targets: Mapping[str, torch.Tensor], ignore: Iterable[str] = ()) -> None:
-        """Raise unless the names are those of `targets`, and every tensor can be read into its own.
+        """Raise unless the names are those of `targets`, and each tensor fits its target.
 
-        Tied targets, which are the same tensor, are asked for under one of their names at least.
+        Of tied targets, which are the same tensor, at least one name is required.
 
         Args:
-            targets: where each tensor is to go.
-            ignore: patterns of names, such as `*.inv_freq`, that may be missing or too many.
+            targets: the target of each tensor.
+            ignore: patterns of names, such as `*.inv_freq`, that may be missing or additional.
         """
         patterns = list(ignore)
         ids = {id(target) for name, target in targets.items() if name in self._files}
         missing = [name for name, target in targets.items() if id(target) not in ids]
         surplus = [name for name in self._files if name not in targets]
         for what, names, way_out in (
-            ("lack", missing, "is it another model's? Write the files with it"),
-            ("hold", surplus, "which the model has no place for; write the files without it"),
+            ("lack", missing, "write the files from the same model"),
+            ("hold", surplus, "the model has no such tensor; write the files without it"),
         ):
             left = [name for name in names if not any(fnmatchcase(name, one) for one in patterns)]
             if left:
@@ -110,7 +110,7 @@ class Shards:
                 self._check_one(name, target)
 
     def load(self, targets: Mapping[str, torch.Tensor], ignore: Iterable[str] = ()) -> None:
-        """Check all, see `check`, then read each target once."""
+        """Call `check`, then read each target once."""
         self.check(targets, ignore)
         done: set[int] = set()
         for name, target in targets.items():
@@ -120,15 +120,15 @@ class Shards:
 
     @torch.no_grad()
     def read_into(self, name: str, out: torch.Tensor) -> None:
-        """Overwrite `out`, of any device and strides, with a tensor of its shape.
+        """Overwrite `out`, on any device and with any strides, with the tensor `name`.
 
-        Where dtypes differ, floating-point numbers are rounded. Bytes go straight to a contiguous
-        tensor on the CPU, and otherwise through a few MiB. Raises before anything is written,
-        unless the file is damaged or a number is too large for `out`.
+        The shapes must be equal. If the dtypes differ, floating-point numbers are rounded. Bytes
+        are read directly into a contiguous CPU tensor, else through a buffer of a few MiB.
+        before anything is written, unless the file is damaged or a number is too large.
         """
         self._check_one(name, out)
         file, (dtype, _) = self._file(name), self.info(name)
-        # Detached, it shares the version that tells a graph which saved it of the change.
+        # The detached tensor shares the version counter, so a graph that saved it sees the change.
         out = out.detach()
         if not out.numel():
             return
@@ -160,14 +160,14 @@ class Shards:
         if shape != tuple(target.shape):
             msg = (
                 f"{self.where}: {name!r} is {list(shape)}, the model's {list(target.shape)}; "
-                "set the model's sizes as the file has them"
+                "build the model with the sizes of the file"
             )
             raise CheckpointError(msg)
         both_real = dtype.is_floating_point and target.dtype.is_floating_point
         if dtype != target.dtype and not both_real:
             msg = (
                 f"{self.where}: {name!r} is {dtype}, the model's {target.dtype}; only "
-                "floating-point numbers are converted, make the model's the same"
+                "floating-point numbers are converted; build the model with that dtype"
             )
             raise CheckpointError(msg)
 
@@ -180,7 +180,7 @@ def _found(path: Path) -> list[Path]:
     else:
         found = sorted(map(Path, glob.glob(str(path))))  # noqa: PTH207 - it may be absolute
     if not found:
-        msg = f"{path}: no safetensors file is there; give a file, a directory or a pattern"
+        msg = f"{path}: no safetensors file found; give a file, a directory or a pattern"
         raise CheckpointError(msg)
     return found
 
@@ -191,7 +191,7 @@ def _read_index(path: Path) -> dict[str, str]:
     match canonical.loads(content, str(path), total=len(content) * canonical.BYTES_A_KEY):
         case {"weight_map": {**found}} if found and all(map(_is_file_name, found.values())):
             return {str(name): str(file) for name, file in found.items()}
-    msg = f"{path}: no index of safetensors: 'weight_map' gives no file beside it for each tensor"
+    msg = f"{path}: not an index of safetensors: 'weight_map' must give a file name for each tensor"
     raise CheckpointError(msg)
 
 

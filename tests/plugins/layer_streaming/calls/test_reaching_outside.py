@@ -27,7 +27,7 @@ def test_a_tensor_handed_out_by_an_attribute_is_refused() -> None:
             return super().forward(x) + sum(block.loss for block in self.blocks)
 
     line = refusal(lambda: WithLosses(odd(aside)))
-    assert "is used outside without having been returned" in line
+    assert "is used outside without being returned" in line
     assert "mode = 'graph'" in line
 
 

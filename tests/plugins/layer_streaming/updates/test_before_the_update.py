@@ -126,7 +126,7 @@ def test_a_parameter_added_to_the_optimizer_later_is_stepped_or_told_of(way: str
     model(batch_of(0)).backward()
     streaming.gradients.flush()
     if WAYS[way].get("on_device"):
-        with pytest.raises(ValueError, match=r"add_param_group.*begin with it, or step on the CPU"):
+        with pytest.raises(ValueError, match=r"add_param_group.*set it before the start"):
             streaming.step()
     else:
         streaming.step()

@@ -53,13 +53,16 @@ def test_a_header_longer_than_its_file_is_not_allocated(tmp_path: Path) -> None:
     ("index", "message"),
     [
         (b"{", "not strict JSON"),
-        (b"[]", "no index of safetensors"),
-        (b'{"weight_map": {}}', "no index of safetensors"),
-        (b'{"weight_map": {"a": "../1.safetensors"}}', "no index of safetensors"),
-        (b'{"weight_map": {"a": 1}}', "no index of safetensors"),
+        (b"[]", "not an index of safetensors"),
+        (b'{"weight_map": {}}', "not an index of safetensors"),
+        (b'{"weight_map": {"a": "../1.safetensors"}}', "not an index of safetensors"),
+        (b'{"weight_map": {"a": 1}}', "not an index of safetensors"),
         (b'{"weight_map": {"a": "1.safetensors", "a": "1.safetensors"}}', "twice"),
         (b'{"weight_map": {"a": "2.safetensors"}}', "'2.safetensors' of 1 files missing"),
-        (b'{"weight_map": {"b": "1.safetensors"}}', "'b' is not in 1.safetensors, as it says"),
+        (
+            b'{"weight_map": {"b": "1.safetensors"}}',
+            "'b' is listed in 1.safetensors, but not",
+        ),
     ],
 )
 def test_an_index_that_leads_astray_is_one_line(tmp_path: Path, index: bytes, message: str) -> None:

@@ -91,7 +91,7 @@ def test_what_is_not_there_is_refused_before_anything_is_allocated(tmp_path: Pat
     with torch.device("meta"):
         empty, other = Net(), Net(buffer=False)
     with pytest.raises(
-        ConfigError, match=r"'first\.weight' has no values .* weights = 'directory'"
+        ConfigError, match=r"'first\.weight' has no values .* set weights to the model's"
     ):
         trained(empty)
     torch.manual_seed(0)

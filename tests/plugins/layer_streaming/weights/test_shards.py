@@ -150,7 +150,7 @@ def shards(tmp_path: Path) -> Shards:
     ("targets", "message"),
     [
         ({"layer.wieght": (2, 3)}, r"lack 'layer.wieght' \(did you mean 'layer.weight'\?\): "),
-        ({"layer.weight": (2, 3)}, r"hold 'layer.steps': which the model has no place for"),
+        ({"layer.weight": (2, 3)}, r"hold 'layer.steps': the model has no such tensor"),
         ({"layer.weight": (3, 2), "layer.steps": (2,)}, r"'layer.weight' is \[2, 3\], the model's"),
         ({"layer.weight": (2, 3), "layer.steps": (2,)}, r"'layer.steps' is torch.int64, the model"),
     ],
@@ -191,7 +191,7 @@ def test_nothing_there_and_a_file_changed_meanwhile_are_one_line(
     shards: Shards, tmp_path: Path
 ) -> None:
     for path in (tmp_path / "none", tmp_path / "*.safetensors", tmp_path):
-        with pytest.raises(CheckpointError, match="no safetensors file is there"):
+        with pytest.raises(CheckpointError, match="no safetensors file found"):
             Shards.open(path)
     with (tmp_path / "m" / "model.safetensors").open("r+b") as file:
         file.truncate(100)

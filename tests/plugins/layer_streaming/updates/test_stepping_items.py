@@ -95,9 +95,7 @@ def test_state_that_there_is_no_room_for_is_refused_by_name() -> None:
     step_away(optimizer, [away.item(0, torch.ones(4, 6))])
     assert not optimizer.state
     optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(
-        ValueError, match=r"state tensor 'momentum_buffer' for a parameter of shape"
-    ):
+    with pytest.raises(ValueError, match=r"'momentum_buffer' for a parameter of shape \(4,"):
         step_away(optimizer, [away.item(0, torch.ones(4, 6))])
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer
+from neaptide.run.resident.evicted import InRam
 from neaptide.run.resident.store import ResidentStore
 from neaptide_toolkit.testing.allocations import Allocations, counted
 from neaptide_toolkit.testing.hostile_store import HostileStore
@@ -173,3 +174,14 @@ def test_an_update_that_cannot_begin_changes_no_kept_weight() -> None:
         store.step()
     assert all(map(torch.equal, expected, (keeper.weight for keeper in keepers)))
     assert all(parameter.isnan().all() for parameter in model.parameters())
+
+
+def test_a_refuge_that_cannot_be_read_takes_no_weights() -> None:
+    class Hidden(InRam):
+        readable = False
+
+    model = nn.Linear(8, 4)
+    store = store_of(model)
+    with pytest.raises(ValueError, match="weights need a refuge in which they can be read"):
+        store.evict(store.spans(), refuge=Hidden())
+    assert {"device"} == {span.tier for span in store.spans()}

@@ -130,8 +130,14 @@ class Evictions:
         return self._homes.get(weight, weight.device)
 
     def weights(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
-        """Evict weights; return a function that moves them back."""
+        """Evict weights; return a function that moves them back.
+
+        ValueError for a refuge that is not readable: loans of weights read them where they are.
+        """
         kept = refuge or InRam()
+        if not kept.readable:
+            msg = f"weights need a refuge in which they can be read, and {kept!r:.60} is not one"
+            raise ValueError(msg)
         homes = {each: each.device for shared in found.storages for each in shared.tensors}
         kept.take(found.storages)
         self._homes |= homes

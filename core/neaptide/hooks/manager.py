@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -119,8 +118,14 @@ class HookManager:
 
     def notify(self, hook: str, **given: Any) -> None:
         """Call a hook that returns None; PluginError for any other value."""
-        for _ in self._collect(hook, _expect_none, **given):
-            pass
+        for implementation in self._calls[hook]:
+            try:
+                value = implementation(given)
+                if value is not None:
+                    _expect(type(None), value, implementation.plugin, hook)
+            except Exception as error:
+                if not self._quarantined(implementation.plugin, hook, error):
+                    raise
 
     def first(self, hook: str, expected: Any, **given: Any) -> Any:
         """Return the first result that is not None; PluginError if it is not of type `expected`."""
@@ -204,9 +209,6 @@ def _expect(expected: Any, value: Any, plugin: str, hook: str) -> Any:
         return value
     kinds = expected if isinstance(expected, tuple) else (expected,)
     raise PluginError(returned_wrong(plugin, hook, kinds, value))
-
-
-_expect_none = partial(_expect, type(None))
 
 
 def _numbers(value: Any, plugin: str, hook: str) -> None:

@@ -1,4 +1,4 @@
-"""Blocks that stream between the host and the device, with the optimizer in backward."""
+"""Streams a model's blocks between the host and the device."""
 
 from .config import SPEC
 

@@ -133,7 +133,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Move what streams to the host, and add the slots."""
+        """Move the blocks' memory to the host, and add the slots."""
         streaming = self._streaming()
         self._held = streaming.buffers()
         all_stay = self._stays_whole(phase)

@@ -84,7 +84,7 @@ class Meter:
         if not any(touched):
             problem = "show no trace of a product in low precision"
         elif not math.isfinite(error.exact):
-            problem = "are not finite"  # the batch or the loss scale is at fault
+            problem = "are not finite"  # the batch or the loss scale is the cause
         if problem:
             self.void += 1
             if self.void < _VOID_IN_A_ROW:

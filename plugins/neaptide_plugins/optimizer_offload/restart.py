@@ -69,7 +69,7 @@ def made_again(memory: Any) -> Any:
 
 @attrs.frozen
 class Restart:
-    """What a parameter group needs to start anew."""
+    """The requirements of a parameter group to start anew."""
 
     counted: frozenset[str] = frozenset()
     """Settings of the group that a step changes, such as a count of steps."""

@@ -61,7 +61,9 @@ def _device(nvml: Any, index: int) -> str:
 
 
 def _text(answer: str | bytes) -> str:
-    return answer.decode() if isinstance(answer, bytes) else answer  # bytes in bindings before 12
+    return (
+        answer.decode() if isinstance(answer, bytes) else answer
+    )  # bindings before 12 return bytes
 
 
 def _version(distribution: str) -> str | None:

@@ -134,7 +134,7 @@ class Account:
     moments: dict[tuple[str, str, str], PhaseBytes] = attrs.field(factory=dict)
     """By tier, phase and moment."""
     spikes: list[Spike] = attrs.field(factory=list)
-    """The largest ones."""
+    """The largest spikes."""
     spike_count: int = 0
     _places: dict[tuple[str, str, str], _Counters] = attrs.field(factory=dict)
 

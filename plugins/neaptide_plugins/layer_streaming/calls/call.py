@@ -38,10 +38,10 @@ class Waiting:
     like: torch.Tensor
     """A meta tensor with its shape, strides and dtype."""
     left: Ticket
-    """Of the copy to RAM."""
+    """The copy to RAM."""
     device: torch.Tensor | None = None
     arrival: Ticket = DONE
-    """Of the copy back."""
+    """The copy back to the device."""
 
 
 @attrs.define(eq=False)

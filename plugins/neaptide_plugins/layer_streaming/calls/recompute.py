@@ -118,7 +118,7 @@ class _Function(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Makes gradients raise when differentiated; torch's `once_differentiable` lets some pass."""
+    """Makes gradients raise RuntimeError when differentiated, constant gradients included."""
 
     @staticmethod
     def forward(ctx: Any, name: str, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -141,4 +141,4 @@ def _once(name: str, gradients: list[torch.Tensor | None]) -> list[torch.Tensor 
 
 
 def _nowhere(_: torch.Tensor) -> None:
-    """Tell `record` that no tensor is an earlier block's output."""
+    """Return None: for `record`, no tensor is an earlier block's output."""

@@ -1,1 +1,1 @@
-"""What becomes of gradients: where they wait, how they are clipped, and the optimizer's step."""
+"""Gradients of streamed blocks, their clipping, and the optimizer's step."""

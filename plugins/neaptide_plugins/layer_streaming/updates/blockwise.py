@@ -158,8 +158,6 @@ class Updates:
         for home in self._homes.values():
             home.written.finish()
 
-    # -- inside --------------------------------------------------------------------------------
-
     def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _StateBuffer:
         keys, tensors, dtypes = state_tensors(block.parameters, self._optimizer, split=self._split)
         layout = BufferLayout.of(tensors, dtypes)

@@ -162,8 +162,6 @@ class Gradients:
         self._arriving = None
         self.host.clear()
 
-    # -- inside --------------------------------------------------------------------------------
-
     def _check_outside(self, blocks: Sequence[Block]) -> None:
         """Raise RuntimeError if a parameter has a gradient from outside its block's forward."""
         for block in blocks:

@@ -163,8 +163,6 @@ class HostGradients:
                 found[id(home.parameters[place])] = view
         return [found.get(id(parameter)) for parameter in block.parameters]
 
-    # -- inside --------------------------------------------------------------------------------
-
     def _home(self, block: Block) -> _GradientBuffer:
         """Return the block's host buffer; allocate a larger one if more parameters train now."""
         old = self._homes.get(block.index)

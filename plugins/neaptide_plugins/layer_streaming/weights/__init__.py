@@ -1,1 +1,1 @@
-"""Blocks and their weights: where they come from, where they lie, and when they are fetched."""
+"""Blocks and their weights: loading, host buffers, device slots and prefetching."""

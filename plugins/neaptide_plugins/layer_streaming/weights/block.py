@@ -24,9 +24,9 @@ class Slot:
     flat: torch.Tensor
     """uint8 `[bytes of the largest block]`."""
     free: Ticket = DONE
-    """Of the last computation with its former content."""
+    """The last computation with its former content."""
     leaving: Ticket = DONE
-    """Of the last copy out of it."""
+    """The last copy out of the slot."""
     views: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
     """The parameters' views, by index of the block."""
 
@@ -49,9 +49,9 @@ class Block:
     """The owners of all parameters that the block uses: itself, and the owners of tied ones."""
     slot: Slot | None = None
     arrival: Ticket = DONE
-    """Of the copy into the slot."""
+    """The copy into the slot."""
     written: Ticket = DONE
-    """Of the last copy back to the host."""
+    """The last copy back to the host."""
     stale: bool = False
     """Whether the weights on the host are newer than those in the slot."""
     evicted: frozenset[int] = frozenset()

@@ -197,8 +197,6 @@ class Residency:
         for block in self.blocks:
             self.evict(block)
 
-    # -- inside --------------------------------------------------------------------------------
-
     def _new_slot(self, size: int) -> Slot:
         flat = torch.empty(size, dtype=torch.uint8, device=self.device)
         # The allocator may return memory that queued kernels still use. Later kernels run after

@@ -41,12 +41,9 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Checkpoint": "store",
+    **dict.fromkeys(("Checkpoint", "digest", "load", "save"), "store"),
     "TensorFile": "safetensors_stream",
     "TensorItem": "safetensors_header",
-    "digest": "store",
-    "load": "store",
-    "save": "store",
 }
 
 

@@ -40,8 +40,7 @@ def temporary_of(directory: Path) -> Path:
 def recover(directory: Path) -> None:
     """Rename the previous checkpoint back if a crash happened between the renames of a save.
 
-    The process that owns the run directory calls it before loading. Raises CheckpointError if
-    renaming fails.
+    Only the owner of the run directory may call it. Raises CheckpointError if renaming fails.
     """
     directory = directory.resolve()
     try:

@@ -1,7 +1,4 @@
-"""The message and exit code of an error on the command line.
-
-Errors of Neaptide have an `exit_code` (see `neaptide.errors`); the codes of others are here.
-"""
+"""The message and exit code of an error; Neaptide's own errors have an `exit_code`."""
 
 from __future__ import annotations
 

@@ -62,14 +62,8 @@ def structure(
     The result lists every enabled plugin with the values of its preset, and its `plugins_from` is
     "listed", so that it means the same on a machine with other plugins.
 
-    Args:
-        data: nested tables of plain values.
-        specs: the installed plugins by name.
-        disabled: names of plugins that are left out although `data` enables them.
-        origins: the origin of each value by dotted path, for messages.
-
-    Raises:
-        ConfigError: with every problem, one line each.
+    `specs` are the installed plugins by name; plugins named in `disabled` are left out. Raises
+    ConfigError with every problem, one line each; the line names the value's entry in `origins`.
     """
     if not isinstance(data, Mapping):
         msg = f"expected a table (got {got(data)})"

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_FILE_BYTES = 1 << 20
+_PROBLEMS: dict[type, str] = {
+    FileNotFoundError: "no such file",
+    IsADirectoryError: "expected a file, found a directory",
+}
 
 
 @attrs.frozen
@@ -91,17 +95,11 @@ def _content(path: Path) -> bytes:
         _refuse_special(path.stat().st_mode)
         with path.open("rb") as file:
             return file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        msg = "no such file"
-        raise ConfigError(msg) from error
-    except IsADirectoryError as error:
-        msg = "expected a file, found a directory"
-        raise ConfigError(msg) from error
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         msg = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise ConfigError(msg) from error
+        raise ConfigError(_PROBLEMS.get(type(error), msg)) from error
 
 
 def _refuse_special(mode: int) -> None:

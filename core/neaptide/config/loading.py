@@ -41,17 +41,10 @@ def load(
 ) -> LoadedConfig:
     """Combine defaults < preset < files in order < environment < `sets`, and check the result.
 
-    Args:
-        files: TOML, YAML or JSON files.
-        specs: the installed plugins by name.
-        preset: the name of an installed preset.
-        sets: `key=value` settings of the command line.
-        environ: environment variables, of which those like `NEAPTIDE__A__B` are read.
-        disabled: names of plugins that are left out although a source enables them.
-
-    Raises:
-        ConfigError: with every problem of the first kind of source that cannot be read, otherwise
-            with every problem of the combined configuration.
+    `specs` are the installed plugins by name, `sets` are settings such as `train.steps=100`, and of
+    `environ` variables such as `NEAPTIDE__TRAIN__STEPS` are read. Plugins named in `disabled` are
+    left out. Raises ConfigError with every problem of the first kind of source that cannot be read,
+    otherwise with every problem of the combined configuration.
     """
     layers = [] if preset is None else [from_preset(preset)]
     layers += from_files(files)

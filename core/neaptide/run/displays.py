@@ -1,4 +1,4 @@
-"""Displays, found by entry points: what shows a run where it runs, such as in a notebook."""
+"""Displays of a running training, found by entry points; for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DISPLAY_GROUP = "neaptide.displays"
 
 
 class Display(Protocol):
-    """Shows a run: what `fit` takes as `observe`."""
+    """The progress display of a run; the argument `observe` of `fit`."""
 
     def __call__(self, result: StepResult, state: TrainState) -> None:
-        """Show a step. Reads no loss that has not reached the host."""
+        """Show a step, without reading a loss that is still on the device."""
 
     def evaluated(self, step: int, loss: float) -> None:
         """Show the mean loss on the validation data after update `step`."""
@@ -30,10 +30,11 @@ class Display(Protocol):
 def display_of(
     config: RunConfig, style: str, device: Any, stream: IO[str] | None
 ) -> AbstractContextManager[Display | None]:
-    """Return the first display, by name of its entry point, that can show a run here.
+    """Return a context that yields the first display that can show this run, else None.
 
-    Each is a function of these four, by keyword; it returns a context that gives a `Display`, or
-    None where it cannot. `stream` is None where no text is wanted. Where none can, gives None.
+    An entry point is a function with these keyword arguments that returns such a context, or None
+    if it cannot show a run here; they are called in the order of their names. `stream` is None if
+    no text is wanted.
     """
     for display in loaded(DISPLAY_GROUP):
         found: AbstractContextManager[Display] | None = display(

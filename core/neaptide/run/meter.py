@@ -49,8 +49,6 @@ class PeakMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sampled = 0
-        self.exact_host = False
         self.reset()
 
     def reset(self) -> None:

@@ -228,9 +228,7 @@ def _document(value: Any) -> str:
 
 
 def _bytes(memory: MemorySample | None) -> dict[str, int | None]:
-    if memory is None:
-        return {}
-    return {"device_bytes": memory.device_bytes, "host_bytes": memory.host_bytes}
+    return {} if memory is None else attrs.asdict(memory)
 
 
 def _higher(one: MemorySample, other: MemorySample) -> MemorySample:

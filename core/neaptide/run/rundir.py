@@ -55,10 +55,7 @@ class RunDirectory:
         self._lock.close()
 
     def rewind(self, step: int) -> int:
-        """Remove all rows and lines after update `step`, so that a resumed run can append.
-
-        Returns the last update that has a row.
-        """
+        """Remove all rows and lines after update `step`; return the last update with a row."""
         with _prepared(self.path):
             rows = _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
             for name in ("metrics.jsonl", "events.jsonl"):

@@ -1,7 +1,6 @@
 """Checks the form of all sections of a checkpoint before loading changes anything of a run.
 
-The digests in the manifest prove that no byte has changed. These checks prove that this version can
-load the sections: each can be decoded, and has the right names, types and shapes.
+Digests prove that no byte has changed; this proves that names, types and shapes are the expected.
 """
 
 from __future__ import annotations

@@ -1,30 +1,26 @@
-"""What a run came to, as `trainer.fit` returns it and `neaptide run` prints it."""
+"""The summary of a run, which `trainer.fit` returns and `neaptide run` prints."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from neaptide.io.units import duration, size
-from neaptide.text import table
+from neaptide.text import brief, called, table
 
 _LINE = ("steps", "val_loss", "final_loss", "jumps", "seconds")
 
 
 class Summary(dict[str, Any]):
-    """The keys of summary.json. `print` writes a table; `repr` is one line of the main figures."""
+    """The content of summary.json; its `str` is a table, its `repr` one line of main figures."""
 
     def __repr__(self) -> str:
-        written = (
-            f"{key}={value:.6g}" if isinstance(value := self[key], float) else f"{key}={value}"
-            for key in _LINE
-        )
-        return f"Summary({', '.join(written)})"
+        return called(self, *(f"{key}={brief(self[key])}" for key in _LINE))
 
     def __str__(self) -> str:
         return table(self.rows())
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what each figure is called, and the figure."""
+        """Return the label and text of each figure."""
         rows = [
             ("validation loss", _number(self["val_loss"])),
             ("training loss", f"{_number(self['final_loss'])} (last update)"),

@@ -1,1 +1,1 @@
-"""What plugins and verbs are built from. Public: a stranger's build on it as ours do."""
+"""Public building blocks for plugins and verbs, those of other distributions included."""

@@ -1,4 +1,4 @@
-"""Writes a model as safetensors, in files as transformers has them, one tensor at a time."""
+"""Export a model as safetensors files in the layout of transformers, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def export(
     max_shard_bytes: int = 5 * 10**9,
     tied: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Write a new directory of safetensors files and return them; it is there whole or not at all.
+    """Write a new directory of safetensors files and return their paths.
 
-    What fits is one `model.safetensors`; else `model-00001-of-0000N.safetensors` and an index.
-    Each tensor is loaded once, when its bytes are written.
+    Tensors that fit in one file go to `model.safetensors`; otherwise the files are
+    `model-00001-of-0000N.safetensors` and an index. Each tensor is loaded once, when its bytes are
+    written. If the export fails, no directory remains.
 
     Args:
-        named: the tensors, each of a name of its own.
-        directory: one that is not there yet, or is empty.
-        max_shard_bytes: of one file's tensors; a larger tensor has a file of its own.
-        tied: other names of tensors in `named`; told in the files' metadata, as the safetensors
-            library does, and not written again.
+        named: the tensors, each with a unique name.
+        directory: must not exist yet, or be empty.
+        max_shard_bytes: limit of one file's tensors; a larger tensor gets its own file.
+        tied: maps further names to names in `named`. They are listed in the files' metadata, as
+            the safetensors library does, and their tensors are not written again.
 
     Raises:
         CheckpointError: a name or dtype cannot be saved, `directory` is taken, or the disk is full.
@@ -66,7 +67,7 @@ def export(
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            msg = f"{directory} is there already; export to a new directory, or move it away"
+            msg = f"{directory} exists already; export to a new directory, or move it away"
             raise CheckpointError(msg)
         temporary.mkdir()
         for name, shard in shards.items():
@@ -93,13 +94,13 @@ def export_model(
     *,
     max_shard_bytes: int = 5 * 10**9,
 ) -> list[Path]:
-    """Write a trained model's parameters and saved buffers, wherever a store keeps them.
+    """Write a trained model's parameters and saved buffers, on whatever tier they are.
 
     Args:
         model: the trainer's.
         store: `trainer.store`.
         directory: see `export`.
-        max_shard_bytes: likewise.
+        max_shard_bytes: see `export`.
 
     Returns:
         The files: `model.safetensors`, or shards and their index.
@@ -137,7 +138,7 @@ def _check_names(names: list[str], aliases: Mapping[str, str]) -> None:
 
 
 def _split(items: list[TensorItem], most: int) -> dict[str, list[TensorItem]]:
-    """Return each file's tensors, in order, as many as fit."""
+    """Return each file's tensors, in order; each file takes as many as fit."""
     shards: list[list[TensorItem]] = [[]]
     held = 0
     for item in items:

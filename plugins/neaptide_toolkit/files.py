@@ -1,4 +1,4 @@
-"""Files that verbs write: new ones only."""
+"""Write new files for verbs; existing files are never overwritten."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 COMMENTS = "comments are not carried over"
-"""What is told where a file changes its format."""
+"""Warning of a verb that converts a file to another format."""
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file; raise ConfigError if it exists already, or cannot be written."""
+    """Write a new file; raise ConfigError if it exists already or cannot be written."""
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)

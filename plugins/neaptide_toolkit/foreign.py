@@ -1,8 +1,8 @@
-"""Another framework's settings, as whoever converts them reads them.
+"""The settings of another framework, and the interface of their converters.
 
-A distribution offers a framework as an entry point of the group `neaptide.converters`, its name the
-framework's, its value a `Converter`. A plugin takes the keys it stands for by its manifest's
-`converts`: a function of a `Source` that returns its table, or None.
+A distribution adds a framework by an entry point of the group `neaptide.converters`: its name is
+the framework's name, its value a `Converter`. A plugin converts its own keys with the function
+`converts` of its manifest, which takes a `Source` and returns the plugin's table, or None.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ AUTO = "auto"
 
 
 class Source:
-    """The settings to convert, and what has been made of them so far.
+    """The settings to convert, and a record of the keys converted so far.
 
-    Paths are dotted. A value of `"auto"`, which the Hugging Face Trainer fills in, is no value.
+    Paths are dotted. The value `"auto"`, which the Hugging Face Trainer fills in, counts as absent.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Source:
         return called(self, f"{len(self.taken)} taken", f"{len(self.problems)} problems")
 
     def look(self, path: str, kind: type[T]) -> T | None:
-        """Return a value, or None where it is absent; one of another type becomes a problem."""
+        """Return a value, or None if it is absent; a value of another type becomes a problem."""
         value = self._at(path)
         if value is None or value == AUTO:
             return None
@@ -52,7 +52,7 @@ class Source:
         return None
 
     def is_auto(self, path: str) -> bool:
-        """Return whether a value, or a table that would hold it, is left to somebody else."""
+        """Return whether a value, or a table on its path, is `"auto"`."""
         return bool(self._at(path) == AUTO)
 
     def _at(self, path: str) -> Any:
@@ -69,18 +69,18 @@ class Source:
         return value
 
     def take(self, path: str, kind: type[T]) -> T | None:
-        """Return a value as `look` does; it now has a counterpart."""
+        """Return a value as `look` does, and mark its key as converted."""
         value = self.look(path, kind)
         if value is not None:
             self.taken.add(path)
         return value
 
     def refuse(self, path: str, text: str) -> None:
-        """Say why the settings cannot be converted, at one key."""
+        """Record why one key makes the settings impossible to convert."""
         self.problems.append(Problem(text, tuple(path.split("."))))
 
     def note(self, path: str, text: str) -> None:
-        """Say what differs, or why there is no counterpart, for a key or all keys below it."""
+        """Record a difference, or why there is no counterpart, for a key or all keys below it."""
         self.notes[path] = text
 
 
@@ -90,11 +90,11 @@ def _names(names: Iterable[str]) -> frozenset[str]:
 
 @attrs.frozen
 class Converter:
-    """What makes a configuration of one framework's settings."""
+    """Converts one framework's settings to a configuration."""
 
     convert: Callable[[Source], dict[str, Any]]
-    """Returns the core's sections; what plugins stand for is left to them."""
+    """Returns the core's sections; plugins convert their own keys."""
     signs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Top-level keys that this framework's settings have and no other's."""
+    """Top-level keys that only this framework's settings have."""
 
     __repr__ = one_line

@@ -1,6 +1,6 @@
-"""How far gradients computed in an approximate way are from the exact ones, beside a run.
+"""Measure the error of approximate gradients against exact ones during a run.
 
-For a middleware of `around_forward` that now and then takes the gradients of a micro-batch twice.
+A middleware of `around_forward` calls it to compute a micro-batch's gradients in both ways.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Gradients = Sequence[torch.Tensor | None]
 
 ELEMENTS = 4_000_000
-"""Elements that are sampled unless told otherwise: 16 MB of float32 gradients."""
+"""Default number of sampled elements: 16 MB of float32 gradients."""
 
 
 @attrs.frozen(eq=False)
@@ -37,9 +37,9 @@ class Sampled:
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     elements: int
-    """In all of them."""
+    """Total over all these parameters."""
     missing: str | None
-    """Why there are none, in one line; None where there are."""
+    """Why `parameters` is empty, in one line; None if it is not."""
 
     __repr__ = one_line
 
@@ -51,17 +51,18 @@ def sample(
     elements: int = ELEMENTS,
     wanted: Callable[[Span], bool] = lambda _: True,
 ) -> Sampled:
-    """Choose trainable parameters on the device, whole ones, of at most `elements` in total.
+    """Choose whole trainable parameters on the device, of at most `elements` elements in total.
 
-    The choice depends on names and shapes alone, so that a resumed run measures the same. Where not
-    all fit they are spread over the depth of the model, and at least the smallest is taken. What is
-    not on the device cannot be asked for: it is there only while its block runs.
+    The choice depends on names and shapes alone, so a resumed run measures the same parameters. If
+    not all fit, the chosen ones are spread over the depth of the model; at least the smallest is
+    taken. Parameters on another tier are left out: they are on the device only while their block
+    runs.
 
     Args:
-        model: whose parameters they are.
-        store: knows where they lie.
-        elements: at most so many.
-        wanted: asked of each trainable span; False leaves it out.
+        model: the model with these parameters.
+        store: the parameter store, which states each span's tier.
+        elements: the largest total.
+        wanted: called with each trainable span; False excludes the span.
     """
     trainable = [span for span in store.spans() if span.trainable and wanted(span)]
     known = dict(model.named_parameters())
@@ -88,16 +89,16 @@ def _nothing(store: ParameterStore, trainable: Sequence[Span]) -> str:
     if trainable:
         tiers = "/".join(sorted({span.tier for span in trainable}))
         return (
-            f"none of the {len(trainable)} parameters in question stays on the device (they are "
-            f"on: {tiers}), so their gradients cannot be asked for beside a run"
+            f"none of the {len(trainable)} eligible parameters stays on the device (they are "
+            f"on: {tiers}), so their gradients cannot be computed beside a run"
         )
     if any(span.trainable for span in store.spans()):
-        return "none of the trainable parameters is in question"
+        return "none of the trainable parameters is eligible"
     return "the model has no trainable parameters"
 
 
 def _spread(names: Sequence[str]) -> list[str]:
-    """Return `names` so that each beginning of the list is spread evenly over all of it."""
+    """Return `names` reordered so that each prefix is spread evenly over the whole list."""
     bits = max(1, (len(names) - 1).bit_length())
     places = (int(format(index, f"0{bits}b")[::-1], 2) for index in range(2**bits))
     return [names[place] for place in places if place < len(names)]
@@ -107,10 +108,11 @@ _measured: ContextVar[bool] = ContextVar("measured", default=False)
 
 
 def is_measured() -> bool:
-    """Return whether the forward that runs is part of somebody's measurement.
+    """Return whether the current forward is part of a measurement.
 
-    Who computes otherwise than exactly leaves it alone then, and begins no measurement of its own:
-    its backward runs outside of the middleware around backwards, and only one thing is measured.
+    Plugins that compute approximately then compute exactly and start no measurement of their own:
+    the measurement's backward runs outside `around_backward`, and only one approximation is
+    measured at a time.
     """
     return _measured.get()
 
@@ -123,24 +125,25 @@ def gradients(
     *,
     loss_scale: float = 1.0,
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of the mean loss that `call()` computes, without a trace in the run.
+    """Return the gradients of the mean loss of `call()`, and leave the run unchanged.
 
     Buffers, module modes, random state and every `.grad` stay as they are. Each call starts from
-    the same random state, so that dropout is the same in all of them.
+    the same random state, so dropout is the same in all of them.
 
     Args:
-        model: whose buffers and modes are put back.
-        store: shows its weights meanwhile.
-        call: runs model and loss, as `next` of an `around_forward` does; what is active here is so
-            in its backward.
+        model: the model whose buffers and modes are restored.
+        store: makes its weights available during the computation.
+        call: runs model and loss, like `next` of an `around_forward`. A context active at this
+            call is active in its backward, too.
+        parameters: as chosen by `sample`; parameters frozen since then count as unused.
         parameters: as `sample` chooses them; those frozen since count as not depended on.
         loss_scale: multiplies the loss, and is divided out; a power of two, for fp16 gradients.
 
     Returns:
-        One tensor a parameter, in its shape and dtype; None where the loss does not depend on it.
+        One tensor for each parameter, in its shape and dtype; None if the loss does not use it.
 
     Raises:
-        ValueError: all of `parameters` are frozen, or the loss depends on nothing that is not.
+        ValueError: all `parameters` are frozen, or the loss depends on no trainable parameter.
     """
     modes = {module: module.training for module in model.modules()}
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
@@ -152,7 +155,7 @@ def gradients(
                     msg = "the loss depends on no trainable parameter, so it has no gradients"
                     raise ValueError(msg)
                 scaled = loss if loss_scale == 1.0 else loss * loss_scale
-            # A backward runs outside of autocast, where the loop calls it.
+            # The backward runs without autocast, as in the loop.
             with store.compute(), torch.autocast(scaled.device.type, enabled=False):
                 found = torch.autograd.grad(scaled, wanted, allow_unused=True)
         finally:
@@ -174,34 +177,34 @@ def _called(call: Callable[[], WeighedLoss]) -> WeighedLoss:
 
 @attrs.frozen
 class GradientError:
-    """What separates approximate gradients from exact ones, over all tensors taken together."""
+    """Norms and inner product of approximate and exact gradients, over all tensors together."""
 
     squared: float
     """Squared L2 norm of the difference."""
     exact: float
     """Squared L2 norm of the exact gradients."""
     approximate: float
-    """Squared L2 norm of the approximate ones."""
+    """Squared L2 norm of the approximate gradients."""
     product: float
-    """Inner product of the two."""
+    """Inner product of exact and approximate gradients."""
 
     __repr__ = one_line
 
     @property
     def finite(self) -> bool:
-        """Whether anything was measured: False where a gradient holds inf or NaN."""
+        """Whether the error is a finite number: False if a gradient holds inf or NaN."""
         return all(map(math.isfinite, (self.squared, self.exact, self.approximate)))
 
     @property
     def relative(self) -> float:
-        """L2 norm of the difference over that of the exact gradients; 0 where both are zero."""
+        """L2 norm of the difference divided by that of the exact gradients; 0 if both are zero."""
         if self.squared == 0:
             return 0.0
         return math.sqrt(self.squared / self.exact) if self.exact else math.inf
 
     @property
     def cosine(self) -> float:
-        """Cosine between the two, in [-1, 1]; 1 where both are zero, 0 where one is."""
+        """Cosine between the two, in [-1, 1]; 1 if both are zero, 0 if one of them is."""
         norms = math.sqrt(self.exact) * math.sqrt(self.approximate)
         if not norms:
             return 1.0 if self.exact == self.approximate else 0.0
@@ -216,13 +219,13 @@ def compare(
     Sums are taken in float64 and read from the device once.
 
     Args:
-        exact: one tensor a parameter, or None.
+        exact: one tensor, or None, for each parameter.
         approximate: likewise, in the same order.
-        factors: multiplied into both first, elementwise: `1 / (sqrt(v) + eps)` measures in
-            Adam's metric. None, also for one tensor, is 1.
+        factors: elementwise factors of both, applied first: `1 / (sqrt(v) + eps)` measures in
+            Adam's metric. None, for all or for one tensor, means 1.
 
     Raises:
-        ValueError: there are not as many of the one as of the other.
+        ValueError: the sequences have different lengths.
     """
     total: torch.Tensor | None = None
     for place, (one, other) in enumerate(zip(exact, approximate, strict=True)):

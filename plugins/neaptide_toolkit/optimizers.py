@@ -1,4 +1,4 @@
-"""What plugins that build an optimizer share: their hooks, and ranges of options. No torch."""
+"""Base class of plugins that build an optimizer, and validators of its options. No torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from neaptide import ParameterStore, PluginSpec, Run
 
 FACTOR = and_(ge(0.0), le(1e6))
-"""Validator of a weight decay, or of another factor that may be 0."""
+"""Validator of a weight decay or another factor, in [0, 1e6]."""
 EPS = and_(gt(0.0), le(1.0))
-"""Validator of what is added to a divisor."""
+"""Validator of the small number added to a divisor, in (0, 1]."""
 SEED = and_(ge(0), lt(2**32))
-"""Validator of a seed."""
+"""Validator of a seed, in [0, 2**32)."""
 
 _COUNTS = {2: "two", 3: "three"}
 
 
 def decays(_: Any, attribute: attrs.Attribute[Any], value: Sequence[float]) -> None:
-    """Validate decays of averages: as many as the default has, each in [0, 1)."""
+    """Validate decay rates of averages: as many as the default has, each in [0, 1)."""
     wanted = len(attribute.default or ())
     if len(value) != wanted or not all(0.0 <= decay < 1.0 for decay in value):
         count = _COUNTS.get(wanted, wanted)
@@ -40,28 +40,28 @@ def decays(_: Any, attribute: attrs.Attribute[Any], value: Sequence[float]) -> N
 class OptimizerPlugin(Plugin[NoConfig]):
     """Builds the optimizer of a run whose `[optimizer] name` is the plugin's.
 
-    The manifest names the class of its options under `"optimizer:<name>"`. A subclass sets `spec`
-    and `optimizer`, and overrides `build` or `started` where its optimizer needs more.
+    The manifest names the class of the optimizer's options under `"optimizer:<name>"`. A subclass
+    sets `spec` and `optimizer`; it overrides `build` or `started` if its optimizer needs more.
     """
 
     spec: ClassVar[PluginSpec]
     optimizer: ClassVar[type[torch.optim.Optimizer]]
-    """Takes parameters, `lr`, and the options by their names."""
+    """Called with the parameters, `lr`, and the options by name."""
 
     def build(self, model: nn.Module, lr: float, options: Any) -> torch.optim.Optimizer:
-        """Return the optimizer over the trainable parameters; ValueError for what it refuses."""
+        """Return the optimizer of the trainable parameters; ValueError refuses the options."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer: Callable[..., torch.optim.Optimizer] = self.optimizer
         return optimizer(parameters, lr=lr, **attrs.asdict(options, recurse=False))
 
     def started(self, run: Run, optimizer: torch.optim.Optimizer) -> None:
-        """Do what is left once a run with this optimizer starts; by default nothing."""
+        """Hook for a subclass: a run with this optimizer has started. By default nothing."""
 
     @hookimpl
     def configure_optimizer(
         self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
     ) -> torch.optim.Optimizer | None:
-        """Build it; a ConfigError has the words of a ValueError."""
+        """Build the optimizer; a ValueError of `build` becomes a ConfigError."""
         if name != self.spec.name:
             return None
         kind = self.spec.options[f"optimizer:{name}"]
@@ -76,7 +76,7 @@ class OptimizerPlugin(Plugin[NoConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Log `<name>.unused` where another optimizer is used."""
+        """Call `started`, or log `<name>.unused` if the run uses another optimizer."""
         if isinstance(store.optimizer, self.optimizer):
             self.started(run, store.optimizer)
         else:

@@ -1,9 +1,9 @@
-"""Names of the weights that low precision had better leave alone. No torch."""
+"""Names of the weights that low precision should not touch. No torch."""
 
 from __future__ import annotations
 
 SENSITIVE_WEIGHTS = ("*embed*", "lm_head.*", "*.lm_head.*", "head.*", "*.head.*", "*classifier*")
-"""Patterns of qualified names: where the loss is made are few products, and the finest ones."""
+"""Patterns of qualified names: layers next to the loss are few and the most sensitive."""
 
 LARGE_ENOUGH = 1 << 18
-"""Elements below which rounding the factors of a product costs what 8 bits save."""
+"""Elements below which rounding the factors costs more than a product in 8 bits saves."""

@@ -86,7 +86,7 @@ def test_a_directory_that_is_taken_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     export(items({"a": torch.ones(1)}), tmp_path / "empty")
     before = (tmp_path / "empty" / "model.safetensors").read_bytes()
-    with pytest.raises(CheckpointError, match="is there already; export to a new directory"):
+    with pytest.raises(CheckpointError, match="exists already; export to a new directory"):
         export(items({"a": torch.zeros(1)}), tmp_path / "empty")
     assert before == (tmp_path / "empty" / "model.safetensors").read_bytes()
     assert ["empty"] == [path.name for path in tmp_path.iterdir()]

@@ -198,7 +198,7 @@ def test_what_is_not_asked_for_and_what_is_frozen_stays_out() -> None:
     assert "first.weight" not in sampled.names
     assert all(parameter.ndim == 2 for parameter in sampled.parameters)
     nothing = sample(model, store, wanted=lambda _: False)
-    assert ((), "none of the trainable parameters is in question") == (
+    assert ((), "none of the trainable parameters is eligible") == (
         nothing.parameters,
         nothing.missing,
     )
@@ -217,7 +217,7 @@ def test_a_model_that_streams_whole_says_so() -> None:
     members = {"on_run_start": Members.on_run_start}
     trainer, _ = tiny_trainer({}, ["layer-streaming", stranger(plugin_with(**members))])
     with trainer:
-        assert seen[0].missing.startswith("none of the 26 parameters in question stays on the dev")
+        assert seen[0].missing.startswith("none of the 26 eligible parameters stays on the dev")
         assert "(they are on: host)" in seen[0].missing
 
 

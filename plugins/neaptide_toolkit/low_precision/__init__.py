@@ -1,4 +1,4 @@
-"""Matrix products with weights in 8 bits: standing in for torch's, fp8 scaling, what has it."""
+"""Matrix products with weights in 8 bits: interception, fp8 scaling, hardware support."""
 
 from .fp8 import DTYPE, GRADIENT_DTYPE, fp8_product
 from .hardware import FP8_TENSOR_CORES, fp8_missing, fp8_slower, int8_slower

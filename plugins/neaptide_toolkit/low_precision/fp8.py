@@ -1,32 +1,32 @@
-"""fp8 with one scale a tensor: e4m3 for weights and activations, e5m2 for gradients."""
+"""fp8 products with one scale per tensor: e4m3 for weights and activations, e5m2 for gradients."""
 
 from __future__ import annotations
 
 import torch
 
 DTYPE = torch.float8_e4m3fn
-"""Of weights and activations: 3 bits of mantissa, largest number 448."""
+"""Dtype of weights and activations: 3 bits of mantissa, largest number 448."""
 GRADIENT_DTYPE = torch.float8_e5m2
-"""Of gradients: 2 bits of mantissa, 32 powers of two."""
+"""Dtype of gradients: 2 bits of mantissa, 5 of exponent."""
 
 MULTIPLE = 16
-"""What every size but the rows of the first factor must be divisible by, for CUDA's kernel."""
+"""Divisor that CUDA's kernel requires of K and N (see `fp8_product`)."""
 
 _SMALLEST = 2.0**-100
-"""Extent below which all is zero: its scale, or what divides by it, would leave float32."""
+"""Tensors whose largest magnitude is smaller become zeros, as `largest / extent` would overflow."""
 
 
 def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `x` in fp8, rounded to the nearest, and the float32 scale (0-dim) to multiply it by.
+    """Return `x` in fp8, rounded to nearest, and the float32 scale (0-dim) to multiply it by.
 
-    The largest magnitude becomes the dtype's largest number. Zeros stay zeros; where `x` holds inf
-    or NaN the scale is NaN, so that whatever is computed of it is, too.
+    The largest magnitude becomes the dtype's largest number. Zeros stay zeros. If `x` holds inf or
+    NaN, the scale is NaN, and so is every product with it.
     """
     largest = torch.finfo(dtype).max
     extent = x.abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
     extent = torch.where(extent < _SMALLEST, 1.0, extent)
     extent = torch.where(extent.isinf(), torch.nan, extent)
-    # The cast does not saturate everywhere; rounding up must not step over the largest number.
+    # Rounding may exceed the largest number, and the cast does not saturate on every device.
     values = x.to(torch.float32, copy=True).mul_(largest / extent).clamp_(-largest, largest)
     return values.nan_to_num_(0.0).to(dtype), extent / largest
 
@@ -39,21 +39,21 @@ def fp8_product(
     a_dtype: torch.dtype = DTYPE,
     b_dtype: torch.dtype = DTYPE,
 ) -> torch.Tensor:
-    """Return `a @ b.T` with both factors in fp8, added up in float32.
+    """Return `a @ b.T` with both factors in fp8, accumulated in float32.
 
     Args:
         a: `[M, K]`, floating.
         b: `[N, K]`, floating; K and N divisible by 16.
-        out_dtype: of the result; float32, bfloat16 or float16.
-        a_dtype: what `a` is rounded to.
-        b_dtype: what `b` is rounded to; not both may be e5m2.
+        out_dtype: dtype of the result; float32, bfloat16 or float16.
+        a_dtype: the fp8 dtype of `a`.
+        b_dtype: the fp8 dtype of `b`; at most one of the two may be e5m2.
 
     Returns:
-        `[M, N]` of `out_dtype`; NaN throughout where a factor holds inf or NaN.
+        `[M, N]` of `out_dtype`; all NaN if a factor holds inf or NaN.
 
     Raises:
-        RuntimeError: torch has no such product for these sizes, dtypes or this device; for the
-            last of them `fp8_missing` says so beforehand.
+        RuntimeError: torch has no such product for these sizes or dtypes, or on this device;
+            `fp8_missing` checks the device beforehand.
     """
     left, left_scale = scaled(a, a_dtype)
     right, right_scale = scaled(b, b_dtype)

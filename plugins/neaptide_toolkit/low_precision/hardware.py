@@ -1,30 +1,30 @@
-"""Why products in 8 bits would be slower on a device than those they replace."""
+"""Reasons why products in 8 bits would be slower on a device than the products they replace."""
 
 from __future__ import annotations
 
 import torch
 
 FP8_TENSOR_CORES = (8, 9)
-"""CUDA compute capability from which on there are such."""
+"""Lowest CUDA compute capability with fp8 tensor cores."""
 
 INT8_TENSOR_CORES = (7, 5)
-"""Likewise."""
+"""Lowest CUDA compute capability with int8 tensor cores."""
 
 
 def fp8_slower(device: torch.device) -> str | None:
-    """Return why products in fp8 are slower on `device`, in one line; None where they are not."""
+    """Return why products in fp8 are slower on `device`, in one line; None if they are not."""
     return _slower(device, "fp8", FP8_TENSOR_CORES)
 
 
 def int8_slower(device: torch.device) -> str | None:
-    """Return why products in int8 are slower on `device`, in one line; None where they are not."""
+    """Return why products in int8 are slower on `device`, in one line; None if they are not."""
     return _slower(device, "int8", INT8_TENSOR_CORES)
 
 
 def fp8_missing(device: torch.device) -> str | None:
-    """Return why torch has no product in fp8 on `device`, in one line; None where it may have.
+    """Return why torch has no fp8 product on `device`, in one line; None if it may have one.
 
-    Elsewhere a slow one stands in for tensor cores; torch's CUDA kernel refuses such GPUs.
+    torch's CUDA kernel refuses GPUs without fp8 tensor cores; other devices compute a slow product.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -35,7 +35,7 @@ def fp8_missing(device: torch.device) -> str | None:
 def reason_by_capability(
     dtype: str, capability: tuple[int, int], needed: tuple[int, int]
 ) -> str | None:
-    """Return why a CUDA device of this compute capability is slower; None where it is not."""
+    """Return why a CUDA device of this compute capability is slower; None if it is not."""
     if capability >= needed:
         return None
     return (

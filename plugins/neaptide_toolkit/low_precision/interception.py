@@ -1,9 +1,9 @@
-"""Sends products with weights through a handler: `F.linear`, and `torch.addmm` as Conv1D calls it.
+"""Send products with weights through a handler: `F.linear`, and `torch.addmm` as Conv1D calls it.
 
-They are replaced where modules look them up, for as long as somebody listens. A mode of
-`torch.overrides` would not do: it is off inside `torch.autograd.backward`, where blocks are
-computed again, and inside `F.multi_head_attention_forward`. What torch.compile and torch.func trace
-passes by, and forward-mode derivatives.
+Both functions are replaced in torch's modules while a handler is active. A mode of
+`torch.overrides` is not enough: it is off inside `torch.autograd.backward`, where blocks are
+recomputed, and inside `F.multi_head_attention_forward`. Code traced by torch.compile or torch.func,
+and forward-mode derivatives, are not intercepted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Product:
-    """`x @ weight.T + bias`, or `x @ weight + bias` where `transposed`, that is to be computed."""
+    """One product to compute: `x @ weight.T + bias`, or `x @ weight + bias` if `transposed`."""
 
     x: torch.Tensor
     """`[..., in]`."""
     weight: torch.Tensor
-    """`[out, in]`; `[in, out]` where `transposed`."""
+    """`[out, in]`; `[in, out]` if `transposed`."""
     bias: torch.Tensor | None
     transposed: bool
     compute: Callable[[], torch.Tensor]
-    """Computes it, `[..., out]`, as the handlers outside of this one do, or torch itself."""
+    """Computes it, `[..., out]`, with the outer handlers, or with torch if there are none."""
 
     __repr__ = one_line
 
@@ -49,7 +49,7 @@ class Product:
 
 @attrs.frozen(eq=False)
 class _StandIns:
-    """What is in torch's place, and what was there."""
+    """The replacements in torch, and the functions they replaced."""
 
     linear: Callable[..., torch.Tensor]
     addmm: Callable[..., torch.Tensor]
@@ -64,10 +64,10 @@ _installed: _StandIns | None = None
 
 @contextmanager
 def intercepting(handler: Handler) -> Iterator[None]:
-    """Ask `handler` for each product meanwhile, on all threads; None leaves it to the next one.
+    """Call `handler` for each product on all threads; if it returns None, the next handler runs.
 
-    What it returns has the shape, dtype and device that torch's product would have. Handlers nest:
-    the innermost is asked first, and its `product.compute()` asks the others.
+    A returned tensor has the shape, dtype and device of torch's product. Handlers nest: the
+    innermost runs first, and its `product.compute()` runs the outer ones.
     """
     global _handlers, _installed  # noqa: PLW0603 - a process has one torch
 
@@ -87,7 +87,7 @@ def intercepting(handler: Handler) -> Iterator[None]:
 
 
 def _install() -> _StandIns:
-    # New ones each time: somebody may have wrapped those before, and calls them for ever.
+    # New functions each time: other code may have wrapped the old ones and may still call them.
     original_linear, original_addmm = functional.linear, torch.addmm
     stand_ins: _StandIns
 
@@ -107,7 +107,7 @@ def _install() -> _StandIns:
 
     def addmm(*args: Any, **kwargs: Any) -> torch.Tensor:
         handlers = _handlers if _installed is stand_ins else ()
-        # Only addmm(bias, x, weight) is a product with a weight.
+        # Only the form addmm(bias, x, weight) is a product with a weight.
         if not handlers or kwargs or len(args) != len(("bias", "x", "weight")):
             return original_addmm(*args, **kwargs)
         bias, x, weight = args
@@ -123,7 +123,7 @@ def _install() -> _StandIns:
 
 
 def _uninstall(stand_ins: _StandIns) -> None:
-    # What somebody else has put in its place since goes on calling ours, which passes on.
+    # If other code has wrapped our function since, it keeps calling ours, which calls torch.
     if functional.linear is stand_ins.linear:
         functional.linear = stand_ins.original_linear
     if torch.addmm is stand_ins.addmm:
@@ -134,7 +134,7 @@ def _is_product(x: Any, weight: Any, bias: Any) -> bool:
     return (
         type(weight) is torch.nn.Parameter
         and weight.ndim == 2  # noqa: PLR2004 - a matrix
-        and type(x) in (torch.Tensor, torch.nn.Parameter)  # subclasses have products of their own
+        and type(x) in (torch.Tensor, torch.nn.Parameter)  # subclasses define their own products
         and x.ndim > 0
         and (bias is None or (isinstance(bias, torch.Tensor) and bias.ndim == 1))
         and not x.is_nested
@@ -157,10 +157,10 @@ def _ask(
 
 
 def not_a_view(result: torch.Tensor) -> torch.Tensor:
-    """Return `result` so that an autograd.Function may return it and others may write to it.
+    """Return `result` in a form that an autograd.Function may return and in-place ops may change.
 
-    A product of more than two dimensions is a view of a matrix, and torch refuses writing to views
-    that a Function returned: `ReLU(inplace=True)` would fail.
+    A product of more than two dimensions is a view of a matrix. torch refuses in-place writes to a
+    view that a Function returned: `ReLU(inplace=True)` would fail.
     """
     if not result._is_view():  # noqa: SLF001 - torch has no public question
         return result
@@ -169,10 +169,10 @@ def not_a_view(result: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_second_derivative(where: str) -> None:
-    """Raise RuntimeError if the backward that runs is to be differentiated once more."""
+    """Raise RuntimeError if the current backward runs with `create_graph=True`."""
     if torch.is_grad_enabled():
         msg = (
-            f"{where} has a backward without derivatives of its own, and was run with "
-            f"create_graph=True; leave its weight out of low precision"
+            f"the backward of {where} cannot be differentiated, but was run with "
+            f"create_graph=True; exclude its weight from low precision"
         )
         raise RuntimeError(msg)

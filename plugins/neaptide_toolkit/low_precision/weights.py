@@ -1,4 +1,4 @@
-"""Which weights are worth multiplying in 8 bits."""
+"""Choose the weights whose products are worth computing in 8 bits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MATRIX = 2
 
 @attrs.frozen(eq=False)
 class Chosen:
-    """Matrices by identity, and why the others were left out."""
+    """The chosen matrices, and how many were left out for which reason."""
 
     names: dict[nn.Parameter, str]
-    """Those chosen, with their qualified names."""
+    """Chosen parameters, with their qualified names."""
     left_out: dict[str, int]
-    """How many matrices were left out, by reason."""
+    """Number of matrices left out, by reason."""
     largest: int
-    """Elements of the largest one chosen."""
+    """Elements of the largest chosen matrix."""
 
     __repr__ = one_line
 
@@ -41,17 +41,18 @@ def choose_weights(
 ) -> Chosen:
     """Choose the 2-D parameters of `model` whose products are to be computed in 8 bits.
 
-    Weights of embeddings, which a head may share, stay out: their gradients come from a lookup,
-    too, and the head's products are the most sensitive. So do sizes that no 8-bit kernel takes.
+    Embedding weights, which a head may share, are excluded: their gradients come from a lookup as
+    well, and the head's products are the most sensitive. Matrices whose size no 8-bit kernel
+    accepts are excluded, too.
 
     Args:
-        model: whose parameters they are.
-        include: patterns of qualified names, as `blocks.*.weight`; one that matches is needed.
-        exclude: patterns; none may match.
-        min_elements: of a matrix; what is smaller gains nothing.
+        model: the model with these parameters.
+        include: patterns of qualified names, such as `blocks.*.weight`; at least one must match.
+        exclude: patterns of which none may match.
+        min_elements: least elements of a matrix; smaller ones gain nothing.
 
     Raises:
-        ValueError: a pattern of `include` names no parameter at all.
+        ValueError: a pattern of `include` matches no parameter.
     """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
@@ -78,7 +79,7 @@ def choose_weights(
 def _check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     for pattern in patterns:
         if names and not any(fnmatchcase(name, pattern) for name in names):
-            msg = f"no parameter is called {pattern!r} in include; there is {names[0]!r}"
+            msg = f"no parameter matches {pattern!r} in include; one name is {names[0]!r}"
             raise ValueError(msg)
 
 
@@ -98,7 +99,7 @@ def _reason(
     if parameter.numel() < min_elements:
         return f"smaller than {min_elements} elements"
     if any(size % MULTIPLE for size in parameter.shape):
-        return f"a size that {MULTIPLE} does not divide"
+        return f"a size that is not a multiple of {MULTIPLE}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Memory a tier below the device, and the lanes on which copies to and from it run."""
+"""Host buffers below the device, and lanes that copy to and from it."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Host buffers of the exact size, page-aligned, and registered with CUDA where that is possible."""
+"""Host buffers of exact size, page-aligned, and page-locked by CUDA if that is possible."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
 PIECE = 4 * 2**30
-"""Bytes registered at a time, where there are places to cut."""
+"""Largest number of bytes registered in one call, if there are cuts."""
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of the process."""
 
 
 class Cudart(Protocol):
-    """What is used of `torch.cuda.cudart()`; an error is a number that is not 0."""
+    """The functions used of `torch.cuda.cudart()`; a result other than 0 is an error."""
 
     def cudaHostRegister(self, address: int, size: int, flags: int, /) -> Any:  # noqa: N802 - CUDA's name
-        """Lock a range of pages and make it known to the driver."""
+        """Page-lock a range and register it with the driver."""
 
     def cudaHostUnregister(self, address: int, /) -> Any:  # noqa: N802 - CUDA's name
-        """Undo it, by the range's beginning."""
+        """Unregister the range that begins at `address`."""
 
     def cudaGetErrorString(self, error: Any, /) -> str:  # noqa: N802 - CUDA's name
-        """Say what an error means."""
+        """Return the text of an error."""
 
 
 class Slab:
-    """A buffer in RAM of exactly `size` bytes, its pages zero and taken when first written.
+    """A buffer in RAM of exactly `size` bytes; its pages are zero and allocated at the first write.
 
-    Unlike torch's own pinned memory, which takes the next power of two. The memory goes back when
-    the slab is closed or forgotten, and no tensor is left that lies in it. Copies to or from a
-    device must be over by then.
+    torch's own pinned memory rounds up to the next power of two. The memory is freed once the slab
+    is closed or garbage-collected and no tensor uses it any more. Copies to or from a device must
+    have ended by then.
 
     Args:
         size: in bytes.
-        cudart: what registers it; None leaves it pageable.
-        cuts: offsets where a registered piece may end, such as those of blocks: the driver
-            refuses a copy that reaches over two. Only multiples of a page count; without any,
-            the slab is registered in one piece.
-        piece: bytes registered at a time, cuts permitting.
+        cudart: registers the buffer with CUDA; None leaves it pageable.
+        cuts: offsets where a registered piece may end, such as the borders of blocks. The driver
+            refuses a copy across two pieces. Only multiples of a page count; without cuts the
+            slab is registered in one piece.
+        piece: bytes registered in one call, as far as the cuts permit.
 
     Attributes:
         flat: uint8 `[size]`, page-aligned.
-        pinned: whether all of it is registered, so that copies are asynchronous.
-        reason: why it is not, in a line, though it was asked for; None otherwise.
+        pinned: whether all of it is registered, which makes copies asynchronous.
+        reason: why registration failed, in one line; None otherwise.
     """
 
     def __init__(
@@ -83,53 +83,53 @@ class Slab:
     def on_host_of(
         cls, device: torch.device, size: int, *, pin: bool = True, cuts: Iterable[int] = ()
     ) -> Slab:
-        """Return a slab for copies to and from `device`: registered if that is a GPU, and `pin`."""
+        """Return a slab for copies to and from `device`, registered if it is a GPU and `pin`."""
         if device.type != "cuda" or not pin:
             return cls(size)
         slab = cls(size, cudart=torch.cuda.cudart(), cuts=cuts)  # type: ignore[no-untyped-call]  # torch leaves it so
         if slab.reason is not None:
-            # The failure is still the driver's last error, which the next kernel would be blamed
-            # for; torch clears it when it raises.
+            # cudaHostRegister leaves its error as the driver's last error, which the next kernel
+            # launch would report; torch clears it when it raises.
             with suppress(RuntimeError):
                 torch.ones(1, device=device)
         return slab
 
     @property
     def flat(self) -> torch.Tensor:
-        """The buffer; ValueError after `close`."""
+        """The buffer; raises ValueError after `close`."""
         if self._flat is None:
             msg = f"the host buffer of {self.size} bytes is closed; make a new one"
             raise ValueError(msg)
         return self._flat
 
     def close(self) -> None:
-        """Give the buffer up; what tensors still use stays until they are gone."""
+        """Release the buffer; its memory is freed once no tensor uses it."""
         self._flat = None
         self.pinned = False
 
 
 class _RegisteredPages(Pages):
-    """Anonymous pages; forgotten, they are unregistered first and unmapped then."""
+    """Anonymous pages that are unregistered, then unmapped, when garbage-collected."""
 
     _cudart: Cudart
     _registered: tuple[int, ...] = ()
 
     def register(self, cudart: Cudart, address: int, ends: list[int]) -> str | None:
-        """Register all pieces that end at `ends`, or none; return why none, in a line."""
+        """Register the pieces that end at `ends`, all or none; return a one-line error, or None."""
         self._cudart = cudart
         start = 0
         for end in ends:
             error = cudart.cudaHostRegister(address + start, end - start, _PORTABLE)
             if int(error):
-                # Half registered, every copy across the border would fail.
+                # With only a part registered, every copy across its border would fail.
                 self._unregister()
                 return (
-                    f"CUDA cannot pin {end - start} bytes, {start} of {ends[-1]} being pinned: "
+                    f"CUDA cannot pin {end - start} bytes after {start} of {ends[-1]}: "
                     f"{cudart.cudaGetErrorString(error)}; raise `ulimit -l`, or pin less"
                 )
             self._registered += (address + start,)
             start = end
-        # As CUDA's own host memory: a child process would copy all of it, pinned, when forked.
+        # Like CUDA's own host memory: a forked child would copy all pinned pages.
         self.madvise(mmap.MADV_DONTFORK)
         return None
 
@@ -154,7 +154,7 @@ def lies_in_slab(tensor: torch.Tensor) -> bool:
 
 
 def _ends(size: int, cuts: Iterable[int], piece: int) -> Iterator[int]:
-    """Yield where each piece ends: as few as there can be of at most `piece` bytes each."""
+    """Yield the end of each piece: as few pieces of at most `piece` bytes as `cuts` permit."""
     start = last = 0
     inside = sorted({cut for cut in cuts if 0 < cut < size and cut % mmap.PAGESIZE == 0})
     for cut in (*inside, size):

@@ -1,7 +1,7 @@
-"""Lanes on which copies run beside the computation: CUDA streams, or a thread each on a CPU.
+"""Lanes that run copies beside the computation: a CUDA stream each, or a thread each on a CPU.
 
-A ticket is what a submitted copy leaves: what is computed later waits for it, and so do other
-copies; the host waits only where it must read. The same code runs on both kinds of machine.
+`submit` returns a ticket. Later computation and other copies wait for the ticket on the device; the
+host blocks only if it must read the data. The same code serves both kinds of machine.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 Listener = Callable[[str, str, float, float], None]
-"""`listener(lane, what, start, end)`: times of `time.perf_counter`."""
+"""`listener(lane, what, start, end)`; both times are those of `time.perf_counter`, in seconds."""
 
 
 class Ticket(Protocol):
-    """Work that is under way."""
+    """A handle of submitted work."""
 
     def wait(self) -> None:
-        """Hold back what is computed from here on until the work is done."""
+        """Make all computation issued after this call wait until the work is done."""
 
     def finish(self) -> None:
-        """Block the host until the work is done; raises what it raised."""
+        """Block the host until the work is done; raise the work's error, if any."""
 
 
 class Lane(Protocol):
@@ -41,17 +41,17 @@ class Lane(Protocol):
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
     ) -> Ticket:
-        """Run `work` once the tickets in `after` are done; `what` names it in a timeline."""
+        """Run `work` after the tickets in `after`; `what` is its name in a timeline."""
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Keep a tensor's memory from being given to others until the lane has passed by."""
+        """Prevent reuse of a tensor's memory until the work submitted so far is done."""
 
     def close(self) -> None:
-        """Finish what is under way and let go of threads."""
+        """Finish submitted work and end threads."""
 
 
 class Done:
-    """A ticket of work that is over."""
+    """A ticket of finished work."""
 
     def __repr__(self) -> str:
         return called(self)
@@ -90,9 +90,9 @@ class ThreadLane:
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
     ) -> Ticket:
-        """Queue `work`."""
+        """Queue `work`; see `Lane.submit`."""
         tickets = [ticket for ticket in after if ticket is not None]
-        # Taken out, it is forgotten before the ticket is done, and with it the memory it refers to.
+        # Taken out of the list, `work` and its memory are freed before the ticket is done.
         waiting = [work]
 
         def run() -> None:
@@ -107,7 +107,7 @@ class ThreadLane:
         return _Submitted(self._pool.submit(run))
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Do nothing: what the work refers to stays until it is done."""
+        """Do nothing: queued work holds references to its tensors."""
 
     def close(self) -> None:
         """Wait for the queue."""
@@ -127,7 +127,7 @@ class _Recorded:
 
 
 class StreamLane:
-    """A lane on a CUDA device: one stream; copies from pageable memory hold up the host."""
+    """A lane on a CUDA device: one stream; copies from pageable memory block the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -139,7 +139,7 @@ class StreamLane:
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
     ) -> Ticket:
-        """Enqueue `work` on the stream."""
+        """Enqueue `work` on the stream; see `Lane.submit`."""
         with torch.cuda.stream(self._stream), torch.profiler.record_function(what):
             for ticket in after:
                 if ticket is not None:
@@ -151,7 +151,7 @@ class StreamLane:
         return _Recorded(event, self._device)
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator that the stream reads it."""
+        """Tell the allocator that the stream uses the tensor."""
         tensor.record_stream(self._stream)
 
     def close(self) -> None:
@@ -165,12 +165,12 @@ def lane_for(device: torch.device, name: str, listener: Listener | None = None) 
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current device meanwhile."""
+    """Return a context in which a GPU is the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def computed(device: torch.device) -> Ticket:
-    """Return a ticket for everything that has been asked of `device` so far."""
+    """Return a ticket for all computation issued on `device` so far."""
     if device.type != "cuda":
         return DONE
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -1,1 +1,1 @@
-"""Pages that need nothing from outside: HTML, SVG and text."""
+"""Self-contained pages in HTML and SVG, and text for terminals."""

@@ -1,7 +1,7 @@
-"""The pieces of a page: escaped text, tables, figures with their legend, the page around them.
+"""Parts of an HTML page: escaped text, tables, figures with their legend, the document.
 
-Each function returns markup. It escapes the text it is given, and takes markup of other functions
-as it is.
+Each function returns markup. Plain text arguments are escaped; arguments that are markup are
+inserted unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .svg import Series
 
 _FOLD = 12
-"""Rows from which a table is folded."""
+"""Number of rows from which a table is folded."""
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """Return a whole document of the markup in `body`. It loads nothing: style is in it."""
+    """Return a whole document around the markup in `body`; style is inline, nothing is loaded."""
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     style += _palette()
     return (
@@ -38,7 +38,7 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def _palette() -> str:
-    """Return the colours of the phases, which charts know by number."""
+    """Return the CSS variables of the phases' colours; charts refer to them by number."""
     light = "".join(f" --c{i}: {one.light};" for i, one in enumerate(COLOURS.values()))
     dark = "".join(f" --c{i}: {one.dark};" for i, one in enumerate(COLOURS.values()))
     return (
@@ -49,18 +49,18 @@ def _palette() -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a section around `parts`, which are markup; nothing where all are empty."""
+    """Return a section around `parts`, which are markup; an empty string if all are empty."""
     inside = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>" if inside else ""
 
 
 def paragraph(text: str, kind: str = "note") -> str:
-    """Return a paragraph of CSS class `kind`; nothing for no text."""
+    """Return a paragraph of CSS class `kind`; an empty string for empty text."""
     return f'<p class="{kind}">{escape(text)}</p>' if text else ""
 
 
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
-    """Return figures that stand for themselves: name, value and what qualifies it."""
+    """Return key figures as tiles: each has a name, a value and a qualifying text."""
     inside = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)} <small>{escape(more)}</small></dd></div>"
         for name, value, more in figures
@@ -76,14 +76,14 @@ def table(
     fold: str = "",
     left_out: int = 0,
 ) -> str:
-    """Return a table, numbers to the right; nothing without rows.
+    """Return a table, numbers aligned right; an empty string without rows.
 
     Args:
         header: the columns' names.
         rows: cells; numbers are written with `figure`, None is `-`.
-        caption: what the table shows, for who hears the page.
-        fold: what the rows are (`jumps`): a long table is folded under that name.
-        left_out: rows there are besides these; said below the table.
+        caption: the table's content, for screen readers.
+        fold: the plural of what a row is (`jumps`); a long table is folded under that name.
+        left_out: number of further rows that are not shown, stated below the table.
     """
     if not rows:
         return ""
@@ -128,7 +128,7 @@ def _cell(value: Any, right: bool, first: bool) -> str:  # noqa: FBT001 - mapped
 
 
 def legend(series: Iterable[Series]) -> str:
-    """Return the legend of the series that have anything to show."""
+    """Return the legend of the series that have lines or marks."""
     entries = []
     for one in series:
         if not (one.lines or one.marks):
@@ -160,7 +160,7 @@ def figure_of(title: str, drawing: str, key: str, *, unit: str = "", note: str =
 
 
 def command(text: str) -> str:
-    """Return a command to copy."""
+    """Return a command in a form that is easy to copy."""
     return f"<pre><code>{escape(text)}</code></pre>"
 
 

@@ -1,4 +1,4 @@
-"""Line charts in SVG: text keeps its size at every width, and no mark is ever distorted."""
+"""Line charts in SVG that stretch to the page's width; text and marks keep their size and shape."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 Point = tuple[float, float]
-"""A place across, such as a step, and a value."""
+"""An x value, such as a step, and a y value."""
 
 WIDE = 1000
-"""Width of the inner drawing, in its own units; it is stretched to the width of the page."""
+"""Width of the inner drawing in its own units; the browser stretches it to the page's width."""
 _COLOURS = 10
-_RATIO = 100  # of the largest to the smallest value from which a scale is logarithmic
-_SMALLEST = 1e-290  # from which powers of ten are exact enough for a scale
+_RATIO = 100  # largest to smallest value; from this ratio on the scale is logarithmic
+_SMALLEST = 1e-290  # powers of ten below this are too inexact for a scale
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _SUFFIXES = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e3, 1e4, "k"))
@@ -32,7 +32,7 @@ _SHAPES = {
 
 @attrs.frozen
 class Axis:
-    """A scale from values to the share of an axis, with its ticks."""
+    """A scale that maps values to a share of the axis, with its ticks."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class Axis:
     __repr__ = one_line
 
     def place(self, value: float) -> float:
-        """Return where a value lies: 0 at the low end, 1 at the high end."""
+        """Return the share of a value: 0 at the low end, 1 at the high end."""
         low, high = self.low, self.high
         if self.log:
             low, high = math.log10(low), math.log10(high)
@@ -54,20 +54,20 @@ class Axis:
 
 @attrs.frozen(kw_only=True)
 class Series:
-    """What is drawn in one colour, with one entry in the legend."""
+    """Lines and marks of one colour, with one entry in the legend."""
 
     label: str
     colour: int
     lines: Sequence[Sequence[Point]] = ()
     marks: Sequence[tuple[Point, str]] = ()
-    """Points with the text a pointer shows."""
+    """Points, each with its tooltip."""
     shape: str = "dot"
-    """Of the marks: `dot`, `accepted` or `refused`."""
+    """Shape of the marks: `dot`, `accepted` or `refused`."""
 
     __repr__ = one_line
 
     def points(self) -> Iterable[Point]:
-        """Give all points."""
+        """Return the points of all lines and marks."""
         for line in self.lines:
             yield from line
         for point, _ in self.marks:
@@ -75,13 +75,13 @@ class Series:
 
 
 def axis(low: float, high: float, *, kind: str = "", count: int = 5) -> Axis:
-    """Return a scale that holds `low` to `high`, its ends on round numbers.
+    """Return a scale from `low` to `high`, its ends widened to round numbers.
 
     Args:
         low: the least value.
         high: the largest value.
         kind: `bytes`, `seconds`, or `` for plain numbers.
-        count: about how many ticks.
+        count: approximate number of ticks.
     """
     factor, unit = _unit(max(abs(low), abs(high)), kind)
     if low > _SMALLEST and high / low > _RATIO and not kind:
@@ -99,7 +99,7 @@ def axis(low: float, high: float, *, kind: str = "", count: int = 5) -> Axis:
 
 
 def step_axis(first: int, last: int) -> Axis:
-    """Return the scale of the steps: exactly from the first to the last, whole ticks inside."""
+    """Return the scale of the steps: it ends exactly at `first` and `last`, with whole ticks."""
     if first >= last:
         return Axis(first - 1, first + 1, (first,), (f"{first:,}",))
     step = max(1.0, _round_step((last - first) / 5))
@@ -128,7 +128,7 @@ def _unit(largest: float, kind: str) -> tuple[float, str]:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Give a range without extent one, so that a constant lies in the middle."""
+    """Return a range that is not empty, so that a constant lies in the middle."""
     if high - low > 1e-9 * max(abs(low), abs(high), _SMALLEST):
         return low, high
     around = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
@@ -141,7 +141,7 @@ def _round_step(rough: float) -> float:
 
 
 def tick_labels(ticks: Sequence[float], step: float) -> tuple[str, ...]:
-    """Return labels that tell all ticks apart, as short as that allows."""
+    """Return the shortest labels that distinguish all ticks."""
     largest = max(map(abs, ticks), default=0.0)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if largest >= 1e15 or decimals > 6:  # noqa: PLR2004 - too long in full
@@ -169,15 +169,15 @@ def chart(
     """Return one chart as an `svg` element.
 
     Args:
-        title: what it shows; read out and shown under a pointer.
+        title: the chart's title, for screen readers and as a tooltip.
         series: drawn in this order.
         x: the scale of the steps.
         y: the scale of the values.
         height: in CSS pixels; the width is that of the page.
-        bands: stretches of the x axis as (label, first, last, colour), tinted behind all else.
-        unusual: steps to mark on the upper edge, because their value is not finite.
-        describe: a longer description for who cannot see it.
-        unit: of the x axis, one short word.
+        bands: ranges of the x axis as (label, first, last, colour), drawn behind everything else.
+        unusual: steps marked at the upper edge because their value is not finite.
+        describe: a longer description for screen readers.
+        unit: unit of the x axis, one short word.
     """
 
     def across(step: float) -> str:
@@ -244,7 +244,7 @@ def _path(lines: Sequence[Sequence[Point]], x: Axis, y: Axis, height: int) -> st
             f"{WIDE * x.place(step):.1f} {height * (1 - y.place(value)):.1f}"
             for step, value in line
         ]
-        # A point by itself shows as a dot: its line has no length, but round ends.
+        # A single point shows as a dot: a line of length zero with round ends.
         found.append("M" + "L".join(places if len(places) > 1 else places * 2))
     return "".join(found)
 

@@ -1,4 +1,4 @@
-"""Makes text of a run safe to show, and writes numbers for people."""
+"""Make a run's text safe to display, and format numbers for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 
-_LARGEST = 1e300  # so that differences of two values are finite
+_LARGEST = 1e300  # keeps differences of two values finite
 _COLOURS = {
     "finished": "32",
     "running": "34",
@@ -27,14 +27,14 @@ _COLOURS = {
 }
 _NAME = 60
 LONGEST = 300
-"""Characters kept of one text."""
+"""Largest number of characters kept of one text."""
 
 
 def clean(value: Any, longest: int = LONGEST) -> str:
     """Return `value` as printable text of at most `longest` characters.
 
-    What a terminal or a browser would obey is written as an escape: control characters, marks that
-    turn the direction of text, halves of surrogate pairs.
+    Characters that a terminal or a browser would interpret are escaped: control characters, marks
+    of text direction, lone surrogates.
     """
     text = str(value)[: longest + 1]
     if not text.isprintable():
@@ -44,14 +44,14 @@ def clean(value: Any, longest: int = LONGEST) -> str:
 
 @lru_cache(maxsize=4096)
 def name(text: str) -> str:
-    """Return the text of a name, of which a run has few and its rows are full."""
+    """Return a name as safe text, cached: a run has few names, and its rows repeat them."""
     return clean(text, _NAME)
 
 
 def scalar(value: Any) -> Any:
-    """Return None, a boolean or a number as it is; text and what is beyond all scales as `clean`.
+    """Return None, a boolean or a number as it is; text and too large numbers through `clean`.
 
-    `json` reads NaN, Infinity and integers of thousands of digits, which no format takes.
+    `json` reads NaN, Infinity and integers of thousands of digits, which no number format accepts.
     """
     if value is None or isinstance(value, bool) or _is_number(value):
         return value
@@ -63,7 +63,7 @@ def _is_number(value: Any) -> bool:
 
 
 def safe(value: Any, depth: int = 6) -> Any:
-    """Return a JSON value with every scalar in it safe, and what is nested too deep left out."""
+    """Return a JSON value with every scalar made safe and values nested too deep left out."""
     if isinstance(value, dict):
         return {clean(key): safe(item, depth - 1) for key, item in value.items() if depth}
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def safe(value: Any, depth: int = 6) -> Any:
 
 
 def figure(value: Any) -> str:
-    """Write a number of unknown meaning: four decimals where they tell something."""
+    """Format a number of unknown unit, with up to four decimals."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -85,13 +85,13 @@ def figure(value: Any) -> str:
 
 
 def in_unit(value: float | None, unit: str) -> str:
-    """Write a value in `unit`: `bytes`, `seconds`, or `` for a plain number."""
+    """Format a value in `unit`: `bytes`, `seconds`, or `` for a plain number."""
     if value is None:
         return "-"
     if unit == "bytes":
         return size(value) if value >= 0 else f"-{size(-value)}"
     if unit == "seconds" and value >= 0:
-        rounded = float(f"{value:.3g}")  # to the digits that are shown: 59.97 s is 1:00
+        rounded = float(f"{value:.3g}")  # the digits shown decide the unit: 59.97 s is 1:00
         value = rounded if rounded <= 60 else value  # noqa: PLR2004 - a minute
         if value >= 60 or not value:  # noqa: PLR2004 - a minute
             return duration(value)
@@ -102,17 +102,17 @@ def in_unit(value: float | None, unit: str) -> str:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Write a count with its noun: `1 jump`, `2 jumps`."""
+    """Format a count with its noun: `1 jump`, `2 jumps`."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def drawable(value: float) -> bool:
-    """Return whether a value has a place on a chart: not nan, not beyond all scales."""
+    """Return whether a value can be drawn on a chart: neither NaN nor too large."""
     return -_LARGEST <= value <= _LARGEST
 
 
 def aligned(rows: Sequence[Sequence[Any]], *, colour: bool = False) -> str:
-    """Return rows in columns, numbers to the right; phases are coloured where asked for."""
+    """Return rows in aligned columns, numbers to the right, with coloured phases if `colour`."""
     cells = [[c if isinstance(c, str) else figure(c) for c in row] for row in rows]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -131,11 +131,11 @@ def aligned(rows: Sequence[Sequence[Any]], *, colour: bool = False) -> str:
 
 
 def bold(text: str, *, colour: bool) -> str:
-    """Return text in bold where colours are wanted."""
+    """Return text in bold if `colour`."""
     return f"\x1b[1m{text}\x1b[0m" if colour else text
 
 
 def paint(text: str, kind: str, *, colour: bool) -> str:
-    """Return text in the colour of a phase or status where colours are wanted."""
+    """Return text in the colour of a phase or status if `colour`."""
     code = _COLOURS.get(kind)
     return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text

@@ -1,4 +1,4 @@
-"""Deltas of several jumps, added up compactly until they are applied in one pass."""
+"""The summed deltas of several jumps, held compactly until one jump applies them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Deltas:
-    """The sum of the deltas of `count` jumps that stand for `horizon` updates together."""
+    """The sum of the deltas of `count` jumps, which replace `horizon` updates together."""
 
     storage: Storage
     state: State
@@ -28,15 +28,15 @@ class Deltas:
     horizon: int = 0
 
     def reserve(self, name: str, shape: tuple[int, ...]) -> None:
-        """Have room for the deltas of a weight; anew where it has another shape."""
+        """Allocate the delta of a weight; allocate it anew if the weight's shape has changed."""
         held = self.sums.get(name)
         if held is None or not held.fits(shape, self.state):
             self.sums[name] = self.storage.zeros(shape, self.state)
 
     def add(self, name: str, delta: torch.Tensor, when: int) -> None:
-        """Add what the coming jump changes a weight by; in float32 that is a plain sum.
+        """Add one jump's delta of a weight; in float32 this is a plain sum.
 
-        `when` counts updates: another rounding each time.
+        `when` counts updates; it seeds the rounding, so each sum is rounded differently.
         """
         self.reserve(name, tuple(delta.shape))
         flat = delta.reshape(-1)
@@ -45,7 +45,7 @@ class Deltas:
             self.sums[name].add(start, part, 1.0, seed_of(when, name, "delta", start))
 
     def take(self, window: Window, gains: Sequence[float], horizon: int, when: int) -> None:
-        """Add one jump: what `gains` of the window's rows come to, for `horizon` updates."""
+        """Add one jump of `horizon` updates: the sum of the window's rows times `gains`."""
         for name in window.rows:
             delta = window.combined(name, gains)
             if delta is not None:
@@ -54,18 +54,18 @@ class Deltas:
         self.horizon += horizon
 
     def total(self, name: str, scale: float) -> torch.Tensor | None:
-        """Return `scale` times the sum of a weight's deltas, float32; None where there is none."""
+        """Return `scale` times the sum of a weight's deltas, float32; None without one."""
         held = self.sums.get(name)
         return None if held is None else held.whole(self.storage.proposes_on) * scale
 
     def clear(self) -> None:
-        """Begin again from zero."""
+        """Set all sums to zero."""
         for held in self.sums.values():
             held.clear()
         self.count = self.horizon = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "count": self.count,
             "horizon": self.horizon,
@@ -73,6 +73,6 @@ class Deltas:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self.count, self.horizon = saved["count"], saved["horizon"]
         self.sums = {name: self.storage.load(held) for name, held in saved["sums"].items()}

@@ -1,4 +1,4 @@
-"""A tensor held in float32, bfloat16 or int8 on a tier, worked on in float32 piece by piece."""
+"""A tensor held in float32, bfloat16 or int8 on a tier, and computed on in float32 by pieces."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 GROUP = 256
 """Elements that share a scale in int8."""
 PIECE = 1 << 20
-"""Elements worked on at a time: what is float32 for a moment is no more than these."""
+"""Elements computed on at a time: the bound of temporary float32 memory."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 @attrs.frozen(eq=False)
 class WindowOps:
-    """Arithmetic from outside, with the signatures of `neaptide_kernels`."""
+    """Operations with the signatures of `neaptide_kernels`."""
 
     quantize: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     """`quantize_int8`."""
@@ -40,22 +40,22 @@ class WindowOps:
 
 @attrs.frozen(eq=False)
 class Storage:
-    """Where tensors are held, and by whose arithmetic."""
+    """The device, format and operations of held tensors."""
 
     ops: WindowOps
     device: torch.device
-    """Where they lie."""
+    """The device that holds the tensors."""
     locked_for: torch.device | None = None
-    """Page-locked for copies to this device, on which they are worked on."""
+    """If set, memory is page-locked for copies to this device, and arithmetic runs there."""
     pageable: Callable[[str], None] | None = None
-    """Told why memory could not be page-locked, in a line."""
+    """Called with the reason, in one line, when memory could not be page-locked."""
 
     def zeros(self, shape: tuple[int, ...], state: State) -> HeldTensor:
-        """Hold zeros of `shape`."""
+        """Return a held tensor of zeros of `shape`."""
         return self._empty(shape, DTYPES[state]).clear()
 
     def load(self, saved: Mapping[str, Any]) -> HeldTensor:
-        """Hold what `HeldTensor.state_dict` returned, in the format it has."""
+        """Return a held tensor from its `state_dict`, in the saved format."""
         held = self._empty(tuple(saved["values"].shape), saved["values"].dtype)
         held.values.copy_(saved["values"])
         if held.scales is not None:
@@ -63,13 +63,13 @@ class Storage:
         return held
 
     def works_on(self, weight: torch.Tensor) -> torch.device:
-        """Return the device to do the arithmetic on that `weight` enters."""
+        """Return the device for arithmetic with `weight`."""
         locked = self.locked_for
         return self.device if locked is None or locked.type != weight.device.type else weight.device
 
     @property
     def proposes_on(self) -> torch.device:
-        """The device to make proposals on."""
+        """The device for computing proposals."""
         return self.locked_for or self.device
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> HeldTensor:
@@ -91,16 +91,16 @@ class Storage:
 
 @attrs.frozen(eq=False)
 class HeldTensor:
-    """One tensor. Indices count elements in the order of `flatten()`, from multiples of `GROUP`."""
+    """One tensor in flattened order; every `start` is a multiple of `GROUP`."""
 
     storage: Storage
     values: torch.Tensor
-    """Codes where int8; contiguous."""
+    """The values, or int8 codes; contiguous."""
     scales: torch.Tensor | None
-    """float32 `[groups]` where int8."""
+    """float32 `[groups]` for int8, else None."""
 
     def read(self, start: int, stop: int, on: torch.device) -> torch.Tensor:
-        """Return elements as float32 `[stop - start]` on `on`; its own memory where it is that."""
+        """Return elements as float32 `[stop - start]` on `on`; a view if they are held so."""
         part = self.values.view(-1)[start:stop].to(on)
         if self.scales is None:
             return part.float()
@@ -108,7 +108,7 @@ class HeldTensor:
         return self.storage.ops.dequantize(part, scales, None, GROUP, torch.float32)
 
     def write(self, start: int, values: torch.Tensor, seed: int | None) -> None:
-        """Hold float32 `[n]` from `start` on, rounded stochastically unless `seed` is None."""
+        """Store float32 `[n]` from `start` on; rounding is stochastic unless `seed` is None."""
         stop = start + len(values)
         place = self.values.view(-1)[start:stop]
         if self.scales is not None:
@@ -129,48 +129,48 @@ class HeldTensor:
             self.write(start, total, seed)
 
     def whole(self, on: torch.device) -> torch.Tensor:
-        """Return all of it in float32 on `on`; its own memory where it is that."""
+        """Return the whole tensor in float32 on `on`; a view if it is held so."""
         return self.read(0, self.values.numel(), on).view(self.values.shape)
 
     def clear(self) -> HeldTensor:
-        """Hold zeros, and return itself."""
+        """Set all elements to zero and return itself."""
         for tensor in self.tensors():
             tensor.zero_()
         return self
 
     def fits(self, shape: tuple[int, ...], state: State) -> bool:
-        """Return whether it is of this shape and format."""
+        """Return whether it has this shape and format."""
         return tuple(self.values.shape) == shape and self.values.dtype == DTYPES[state]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return what it is made of."""
+        """Return the tensors that hold the values."""
         return [self.values] if self.scales is None else [self.values, self.scales]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it for a checkpoint."""
+        """Return the tensors for a checkpoint."""
         return {"values": self.values, "scales": self.scales}
 
 
 def storage_for(
     place: WindowTier, device: torch.device, ops: WindowOps, pageable: Callable[[str], None]
 ) -> Storage:
-    """Return where `place` is in a run that computes on `device`."""
+    """Return the storage of the setting `place` in a run that computes on `device`."""
     if place == "device":
         return Storage(ops, device)
     return Storage(ops, torch.device("cpu"), device if place == "pinned" else None, pageable)
 
 
 def held_bytes(shape: tuple[int, ...], state: State) -> int:
-    """Return the bytes of a held tensor."""
+    """Return the bytes of a held tensor of this shape and format."""
     elements = torch.Size(shape).numel()
     scales = 4 * -(-elements // GROUP) if state == "int8" else 0
     return elements * DTYPES[state].itemsize + scales
 
 
 def pieces(elements: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of the pieces to work on; a last group that is shorter is one by itself.
+    """Yield (start, stop) of each piece; a shorter last group is a piece of its own.
 
-    What takes whole groups only is faster.
+    Operations on whole groups are faster.
     """
     whole = elements - elements % GROUP
     for start in range(0, whole, PIECE):
@@ -180,31 +180,31 @@ def pieces(elements: int) -> Iterator[tuple[int, int]]:
 
 
 def seed_of(*what: object) -> int:
-    """Return the seed of one rounding: the same in a resumed run, another for another thing.
+    """Return a seed for one rounding: equal in a resumed run, different for different arguments.
 
-    32 bits: torch's generator of a CPU takes no more.
+    It has 32 bits, the limit of torch's CPU generator.
     """
     return zlib.crc32("/".join(map(str, what)).encode())
 
 
 def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:
     """Return int16 `[n]`, uniform over all values, on the device of `like`, `[n]`."""
-    # Generators draw 64 bits in little more time than 16, and far less than by position.
+    # Generators draw 64 bits in little more time than 16, and much faster than by position.
     generator = torch.Generator(like.device).manual_seed(seed)
     words = torch.empty(-(-len(like) // 4), dtype=torch.int64, device=like.device)
     return words.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(like)]
 
 
 def _cut(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return float32 `[n]` that bfloat16 holds, up or down by chance."""
+    """Return float32 `[n]` that bfloat16 represents exactly, rounded up or down at random."""
     bits = values.contiguous().view(torch.int32) + (_noise(values, seed).int() & 0xFFFF)
     return (bits & -0x10000).view(torch.float32)
 
 
 def _dithered(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return `values` and up to half a digit of int8, so that the nearest is one by chance.
+    """Return `values` plus noise of up to half an int8 step, so that rounding is stochastic.
 
-    The largest magnitude of a group stays, and with it the digit: rounded, it is itself anyway.
+    The largest magnitude of a group, which sets the step, stays: it rounds to itself.
     """
     missing = -len(values) % GROUP
     rows = torch.nn.functional.pad(values, (0, missing)) if missing else values

@@ -1,4 +1,4 @@
-"""A line search along a proposal, by forwards alone, from the averaged weights."""
+"""A line search along a proposal, by forward passes only, starting at the averaged weights."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 
 FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Multiples of a proposal at which the loss is measured."""
-_FLAT = 1e-9  # curvature of losses from 0 to 1
+_FLAT = 1e-9  # least curvature of a parabola, with losses scaled to [0, 1]
 
 
 @attrs.define(eq=False)
 class LineSearch:
-    """Mean losses at `FACTORS` times a proposal, over the batches seen so far.
+    """Mean losses at `FACTORS` times a proposal, over the batches so far.
 
-    Measured from the averaged weights, not from those of the moment: there the noise of the last
-    updates would hide whether the slow movement is one to go on with.
+    The search starts at the averaged weights. At the current weights the noise of the last updates
+    would hide whether the slow movement lowers the loss.
     """
 
     sums: list[float] = attrs.field(factory=lambda: [0.0] * len(FACTORS))
     batches: int = 0
 
     def add(self, losses: Sequence[float]) -> None:
-        """Take the losses of one batch."""
+        """Add the losses of one batch."""
         self.sums = [total + loss for total, loss in zip(self.sums, losses, strict=True)]
         self.batches += 1
 
     @property
     def best(self) -> float:
-        """The factor to go by; ValueError before the first batch."""
+        """The best factor; ValueError before the first batch."""
         if not self.batches:
             msg = "nothing has been measured"
             raise ValueError(msg)
         return lowest(FACTORS, [total / self.batches for total in self.sums])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"sums": list(self.sums), "batches": self.batches}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self.sums, self.batches = list(saved["sums"]), saved["batches"]
 
 
@@ -59,7 +59,7 @@ def along(
     """Return the losses of `base + factor * delta` for each of `FACTORS`.
 
     `base(name)` and `delta(name)` are tensors of the weight's shape, or None for a weight that
-    stays as it is. The weights are put back bitwise, whatever `probe` raises.
+    stays as it is. The weights are restored bitwise, even if `probe` raises.
     """
     weights = store.snapshot()
     losses = []
@@ -84,10 +84,10 @@ def _place(store: ParameterStore, base: NamedTensor, delta: NamedTensor, factor:
 
 
 def lowest(factors: Sequence[float], losses: Sequence[float]) -> float:
-    """Return the factor at the lowest point of the parabola fitted to the losses.
+    """Return the factor at the minimum of a parabola fitted to the losses by least squares.
 
-    By least squares, between 0 and the largest factor with a finite loss. Where the losses do not
-    curve upwards, or fewer than three are finite, the factor of the least of them; 0 without any.
+    It lies between 0 and the largest factor with a finite loss. If the parabola is not convex, or
+    fewer than three losses are finite, it is the factor of the least loss; 0 without any.
     """
     finite = [
         (factor, loss) for factor, loss in zip(factors, losses, strict=True) if math.isfinite(loss)
@@ -109,10 +109,10 @@ def lowest(factors: Sequence[float], losses: Sequence[float]) -> float:
 
 
 def _parabola(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return b and c of a + b * x + c * x * x, least squares by the normal equations.
+    """Return b and c of a + b * x + c * x * x, by the normal equations of least squares.
 
-    In plain floats: torch's solvers round differently from call to call, and a resumed run is to
-    be the uninterrupted one to the bit.
+    It computes in Python floats: torch's solvers round differently from call to call, and a resumed
+    run must equal the uninterrupted one bitwise.
     """
     middle = sum(x for x, _ in points) / len(points)
     height = sum(y for _, y in points) / len(points)

@@ -1,4 +1,4 @@
-"""The settings that predictors over a window share. No torch."""
+"""Settings shared by the predictors that use a window. No torch."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class WindowSettings:
     scale: float = field(
         0.5,
         validator=and_(gt(0.0), le(1.0)),
-        help="share of `phases.predict.max_horizon` that a jump goes",
+        help="length of a jump, as a share of `phases.predict.max_horizon`",
     )
     sample_every: int = field(5, validator=ge(1), help="updates between two samples of the weights")
     tier: WindowTier = field(
         "host",
         validator=in_(("device", "host", "pinned")),
-        help="where what is sampled is kept; `pinned` is page-locked RAM, used from the GPU",
+        help="where the samples are kept; `pinned` is page-locked RAM, used from the GPU",
     )
     state: State = field(
         "float32",
         validator=in_(("float32", "bfloat16", "int8")),
-        help="how it is kept; below float32 as distances to the first sample, rounded "
-        "stochastically",
+        help="format of the samples; below float32 they are differences from the first sample, "
+        "rounded stochastically",
     )
     apply_every: int = field(
-        1, validator=ge(1), help="windows whose proposals are added up to one jump"
+        1, validator=ge(1), help="windows whose proposals are summed to one jump"
     )
     search_batches: int = field(
         0,
         validator=ge(0),
-        help="batches, one an update, on which forwards search how far a jump goes: up to 8 times "
-        "the scale, from the average of the window's last quarter; 0: the scale it is",
+        help="batches, one an update, on which forward passes search the jump's length: up to 8 "
+        "times the scale, from the average of the window's last quarter; 0: the scale as it is",
     )
     rounding: Literal["nearest", "stochastic"] = field(
         "nearest",
         validator=in_(("nearest", "stochastic")),
-        help="how bfloat16 and float16 weights take a jump; stochastic keeps on average what is "
-        "less than half of their last digit",
+        help="rounding of bfloat16 and float16 weights after a jump; stochastic keeps, on average, "
+        "changes below half of the last digit",
     )
 
     __repr__ = one_line

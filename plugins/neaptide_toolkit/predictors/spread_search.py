@@ -1,4 +1,4 @@
-"""The line search of a window's proposal, spread over the batches that follow the window."""
+"""The line search for a window's proposal, spread over the batches after the window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class SpreadSearch:
-    """Measures on `batches` batches how far to go, from the mean of the window's last quarter."""
+    """Measures a jump's best length on `batches` batches, from the mean of the last quarter."""
 
     batches: int
     store: ParameterStore
@@ -31,7 +31,7 @@ class SpreadSearch:
     search: LineSearch = attrs.field(factory=LineSearch)
 
     def open(self, window: Window, storage: Storage, state: State) -> None:
-        """Begin anew with `window`, in the memory of before where that fits."""
+        """Start a new search for `window`; memory of the last search is reused if it fits."""
         sampled = [span for span in self.store.spans() if span.name in window.rows]
         self.level = Window.open(
             window.plan,
@@ -45,7 +45,7 @@ class SpreadSearch:
         self.search = LineSearch()
 
     def add(self, name: str, weight: torch.Tensor) -> None:
-        """Take the window's sample of a weight."""
+        """Add the window's sample of a weight to the mean."""
         if self.level is not None:
             self.level.add(name, weight)
 
@@ -56,11 +56,11 @@ class SpreadSearch:
 
     @property
     def pending(self) -> bool:
-        """Whether batches are still to be measured."""
+        """Whether more batches must be measured."""
         return self.search.batches < self.batches
 
     def measure(self, window: Window, gains: Sequence[float] | None, batch: Any) -> None:
-        """Take one batch, of which nothing was learned yet; without gains there is no way to go."""
+        """Measure the losses on a batch not yet trained on; without gains the losses are equal."""
         if gains is None or self.level is None:
             self.search.add([0.0] * len(self.search.sums))
             return
@@ -74,27 +74,27 @@ class SpreadSearch:
 
     @property
     def factor(self) -> float:
-        """How many times the proposal to go."""
+        """The factor by which to multiply the proposal."""
         return self.search.best
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it for a checkpoint."""
+        """Return the state for a checkpoint."""
         level = None if self.level is None else self.level.state_dict()
         return {"level": level, "search": self.search.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any], storage: Storage) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         level = saved["level"]
         self.level = None if level is None else Window.load(level, last_quarter, storage)
         self.search.load_state_dict(saved["search"])
 
 
 def searching_bytes(shapes: Sequence[tuple[int, ...]], state: State) -> int:
-    """Return the bytes that a search holds of weights of these shapes."""
+    """Return the bytes that a search holds for weights of these shapes."""
     return sum(window_bytes(shape, state, 1) for shape in shapes)
 
 
 def last_quarter(index: int, samples: int) -> tuple[float]:
-    """Return what a sample is multiplied by in the mean of a window's last quarter."""
+    """Return a sample's coefficient in the mean of a window's last quarter."""
     count = max(1, samples // 4)
     return (1.0 / count if index >= samples - count else 0.0,)

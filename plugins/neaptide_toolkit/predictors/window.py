@@ -1,4 +1,4 @@
-"""A window of sampled weights: rows that are sums of the samples with given coefficients."""
+"""A window of sampled weights: its rows are weighted sums of the samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class WindowPlan:
-    """When a window takes its samples: `samples` of them, one every `every` updates."""
+    """A window's schedule: `samples` samples, one every `every` updates."""
 
     samples: int
     every: int
@@ -37,22 +37,22 @@ class WindowPlan:
 class Window:
     """`rows[j] = sum_i coefficients(i, samples)[j] * w_i`, i from 0, of every weight.
 
-    Below float32 the coefficients of each row are to add up to zero, or be those of snapshots: what
-    is summed up is `w_i` less a reference, the first sample in int8. It drops out of any sum of
-    weights whose coefficients add up to zero, and what is left is small enough for few digits.
+    Below float32 each row's coefficients must sum to zero, or select one sample. The rows then sum
+    `w_i - reference`, where the reference is the first sample in int8. The reference cancels in any
+    sum of weights whose coefficients sum to zero; the small differences need few digits.
     """
 
     plan: WindowPlan
     coefficients: Coefficients
     rows: dict[str, list[HeldTensor]]
     references: dict[str, HeldTensor]
-    """Empty in float32."""
+    """The first samples, in int8; empty in float32."""
     began: int
-    """Updates made before it."""
+    """Number of updates before the window."""
     position: int = 0
-    """Updates seen so far."""
+    """Number of updates in the window so far."""
     counts: dict[str, int] = attrs.field(factory=dict)
-    """Samples taken of each weight."""
+    """Number of samples taken of each weight."""
     _finite: dict[torch.device, torch.Tensor] = attrs.field(factory=dict)
 
     __repr__ = one_line
@@ -69,7 +69,7 @@ class Window:
         began: int,
         before: Window | None = None,
     ) -> Window:
-        """Begin a window over `spans`, in the memory of the window `before` where that fits."""
+        """Start a window over `spans`; memory of the window `before` is reused if it fits."""
         width = len(coefficients(0, plan.samples))
         rows: dict[str, list[HeldTensor]] = {}
         references: dict[str, HeldTensor] = {}
@@ -91,28 +91,28 @@ class Window:
 
     @property
     def length(self) -> int:
-        """Updates that it spans."""
+        """Length of the full window in updates."""
         return self.plan.samples * self.plan.every
 
     @property
     def full(self) -> bool:
-        """Whether all samples are in."""
+        """Whether all samples are taken."""
         return self.position >= self.length
 
     @property
     def samples_next(self) -> bool:
-        """Whether the coming update is one to sample."""
+        """Whether the coming update is to be sampled."""
         return not self.full and (self.position + 1) % self.plan.every == 0
 
     @property
     def touched(self) -> bool:
-        """Whether the update in progress was sampled."""
+        """Whether a weight of the current update has been sampled."""
         return bool(self._finite)
 
     def add(self, name: str, weight: torch.Tensor) -> None:
-        """Take a sample of one weight after the coming update, before `advance`.
+        """Add the sample of one weight after its update, before `advance`.
 
-        A weight that was not there for every sample before is left out until the next window.
+        A weight that missed an earlier sample is left out until the next window.
         """
         index = (self.position + 1) // self.plan.every - 1
         rows = self.rows.get(name)
@@ -134,27 +134,27 @@ class Window:
                     held.add(start, sample, share, seed_of(when, name, row, start))
 
     def _note_finite(self, weight: torch.Tensor) -> None:
-        # Both extremes are NaN where one element is; nothing is read from the device here.
+        # aminmax returns NaN if one element is NaN; nothing is copied to the host here.
         finite = torch.stack(torch.aminmax(weight)).isfinite().all()
         before = self._finite.get(weight.device)
         self._finite[weight.device] = finite if before is None else before & finite
 
     def advance(self) -> bool:
-        """Count one update; return whether what was sampled of it is finite."""
+        """Count one update; return whether its samples are finite."""
         self.position += 1
         finite = all(bool(flag) for flag in self._finite.values())
         self._finite.clear()
         return finite
 
     def complete(self, name: str) -> bool:
-        """Return whether every sample of a weight is in."""
+        """Return whether all samples of a weight are taken."""
         return self.counts.get(name, 0) == self.plan.samples
 
     def combined(self, name: str, gains: Sequence[float]) -> torch.Tensor | None:
-        """Return `sum_j gains[j] * rows[j]`, float32 in the weight's shape; None if not complete.
+        """Return `sum_j gains[j] * rows[j]`, float32 in the weight's shape; None if incomplete.
 
-        Several rows are taken less the first one where the gains add up to zero: snapshots cancel,
-        and float32 keeps the digits of what they differ by.
+        With several rows and gains that sum to zero, the first row is subtracted from each: large
+        common values cancel, and float32 keeps the digits of the differences.
         """
         if not self.complete(name):
             return None
@@ -172,7 +172,7 @@ class Window:
         return total
 
     def level(self, name: str) -> torch.Tensor | None:
-        """Return the first row as a weight, float32, its reference added; None if not complete."""
+        """Return the first row plus its reference, a float32 weight; None if incomplete."""
         if not self.complete(name):
             return None
         row, reference = self.rows[name][0], self.references.get(name)
@@ -181,10 +181,10 @@ class Window:
         return found if reference is None else found + reference.whole(device)
 
     def gram(self) -> torch.Tensor:
-        """Return `[rows - 1, rows - 1]` inner products of the steps from a row to the next.
+        """Return `[rows - 1, rows - 1]` inner products of the differences between adjacent rows.
 
-        Over all complete weights, float64 on the host; by sorted names, so that the order in which
-        weights are held changes no bit.
+        They are summed over all complete weights, in float64 on the host, by sorted names: the
+        order of the weights changes no bit.
         """
         count = max((len(rows) for rows in self.rows.values()), default=1) - 1
         total = torch.zeros(count, count, dtype=torch.float64)
@@ -198,7 +198,7 @@ class Window:
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "samples": self.plan.samples,
             "every": self.plan.every,
@@ -213,7 +213,7 @@ class Window:
 
     @classmethod
     def load(cls, saved: Mapping[str, Any], coefficients: Coefficients, storage: Storage) -> Window:
-        """Return what `state_dict` returned."""
+        """Return the window saved by `state_dict`."""
         return cls(
             WindowPlan(saved["samples"], saved["every"]),
             coefficients,
@@ -226,11 +226,11 @@ class Window:
 
 
 _ROUNDING = 1e-9
-"""Share of the largest gain up to which a sum of gains is zero."""
+"""A sum of gains counts as zero up to this share of the largest gain."""
 
 
 def window_bytes(shape: tuple[int, ...], state: State, width: int) -> int:
-    """Return the bytes a window of `width` rows holds of a weight."""
+    """Return the bytes that a window of `width` rows holds for a weight."""
     reference = 0 if state == "float32" else held_bytes(shape, "int8")
     return width * held_bytes(shape, state) + reference
 

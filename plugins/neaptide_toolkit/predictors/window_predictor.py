@@ -1,4 +1,4 @@
-"""The hooks of a predictor over a window: it rides along, and proposes when the window is full."""
+"""Base class of predictors with a window: it samples updates and proposes once it is full."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=WindowSettings)
 
 @attrs.frozen
 class Gains:
-    """A proposal: `sum_j values[j] * rows[j]`, which stands for `horizon` updates."""
+    """A proposal: `sum_j values[j] * rows[j]`, which replaces `horizon` updates."""
 
     values: tuple[float, ...]
     horizon: int = attrs.field(validator=attrs.validators.gt(0))
@@ -40,19 +40,19 @@ class Gains:
 
 
 def reach(horizon: int, scale: float) -> float:
-    """Return how many updates ahead a jump goes: `scale` of the horizon, all of it, at least 1."""
+    """Return a jump's length in updates: `scale` times the horizon, in [1, horizon]."""
     return max(1.0, horizon * min(1.0, scale))
 
 
 @attrs.define(eq=False)
 class WindowPredictor(Plugin[S]):
-    """One window at a time: the first after Warmup, a new one when a proposal was judged.
+    """One window at a time: the first after Warmup, a new one after each judged proposal.
 
-    A subclass says how windows are planned, what is summed up in them, and what that predicts.
+    A subclass defines the plan of the windows, the rows' coefficients, and the prediction.
     """
 
     name: ClassVar[str]
-    """The plugin's."""
+    """The plugin's name."""
     ops: ClassVar[WindowOps]
 
     _run: Run | None = attrs.field(init=False, default=None)
@@ -61,9 +61,9 @@ class WindowPredictor(Plugin[S]):
     _window: Window | None = attrs.field(init=False, default=None)
     _searching: SpreadSearch | None = attrs.field(init=False, default=None)
     _updates: int = attrs.field(init=False, default=0)
-    _proposed: bool = attrs.field(init=False, default=False)  # of this window, yet to be judged
-    _poisoned: bool = attrs.field(init=False, default=False)  # the newest sample, and it was said
-    _pageable: bool = attrs.field(init=False, default=False)  # and it was said
+    _proposed: bool = attrs.field(init=False, default=False)  # this window's proposal is not judged
+    _poisoned: bool = attrs.field(init=False, default=False)  # last sample not finite, and logged
+    _pageable: bool = attrs.field(init=False, default=False)  # memory is pageable, and logged
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @abstractmethod
@@ -75,18 +75,18 @@ class WindowPredictor(Plugin[S]):
 
     @abstractmethod
     def coefficients(self, index: int, samples: int) -> Sequence[float]:
-        """Return what the sample number `index`, from 0, is multiplied by in each row."""
+        """Return the coefficient of sample `index`, counted from 0, in each row."""
 
     @abstractmethod
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
-        """Return what a full window predicts at most `horizon` updates ahead; None for nothing.
+        """Return the prediction of a full window, at most `horizon` updates ahead, or None.
 
-        `scale` is the setting, times the pace where no search says how far to go.
+        `scale` is the setting's value, times the pace's if no search measures the length.
         """
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore, probe: Probe) -> None:
-        """Ride along with the updates."""
+        """Register a callback that samples each update."""
         self._run, self._store = run, store
         if self.config.search_batches:
             self._searching = SpreadSearch(self.config.search_batches, store, probe)
@@ -96,13 +96,13 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Get off."""
+        """Remove the callback."""
         if self._leave is not None:
             self._leave()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Open the first window when Warmup is over, a new one once a proposal was judged."""
+        """Open the first window after Warmup, and a new one after each judged proposal."""
         if phase is PREDICT:
             return
         if self._proposed or (self._window is None and phase is not WARMUP):
@@ -160,7 +160,7 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Count the updates that were made, and search before those that follow a full window."""
+        """Count updates, and run the search before each update after a full window."""
 
         def counted(following: Callable[..., Any], **arguments: Any) -> Any:
             self._search(arguments["batch"])
@@ -189,7 +189,7 @@ class WindowPredictor(Plugin[S]):
         if window is None:
             return
         if not applied:
-            if window.touched:  # the update failed half-way: some weights were sampled
+            if window.touched:  # the update failed after some weights were sampled
                 self._open()
             return
         sampled = window.touched
@@ -203,14 +203,14 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def propose_update(self, horizon: int) -> Update | None:
-        """Propose what a full window predicts; a window is asked once, and a new one follows."""
+        """Propose the prediction of a full window, once; a new window follows."""
         window, deltas, pace = self._window, self._deltas, self._pace
         if window is None or not window.full:
             return None
         if self._searching is not None and self._searching.pending:
             return None
         again, self._proposed = self._proposed, True  # again: the step before this one failed
-        # How far a search found is the farthest: a pace may shorten it.
+        # A search measured the longest good jump: the pace may only shorten it.
         pace_scale = pace.scale if self._searching is None else min(1.0, pace.scale)
         scale = self.config.scale * pace_scale
         gains = self._predicted(window, horizon, scale) if scale else None
@@ -246,7 +246,7 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add what a window holds of the weights after Warmup, and the copy a search makes."""
+        """Add the window's bytes after Warmup, and the copy of weights that a search makes."""
         tier: Tier = "device" if self.config.tier == "device" else "host"
         held = 0 if phase is WARMUP else self._bytes()
         ledger = ledger.add(self.name, "predictor", tier, held)
@@ -267,7 +267,7 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return how long the window is and how much of it is in, and how many jumps wait."""
+        """Return the window's length, its updates so far, and the number of waiting jumps."""
         window = self._window
         if window is None:
             return {}
@@ -278,7 +278,7 @@ class WindowPredictor(Plugin[S]):
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window, the deltas that wait, and the count of updates."""
+        """Return the window, the waiting deltas, and the count of updates."""
         return {
             "updates": self._updates,
             "proposed": self._proposed,
@@ -288,7 +288,7 @@ class WindowPredictor(Plugin[S]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self._updates, self._proposed = state["updates"], state["proposed"]
         saved, self._window = state["window"], None
         if saved is not None:

@@ -1,4 +1,4 @@
-"""Calling a block again exactly: its arguments, buffers, random state, autocast."""
+"""Exact repetition of a block's call: its arguments, buffers, random state and autocast."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""What a block was called with, kept so that it can be called again the same way.
+"""A block call's arguments, kept to repeat the call exactly.
 
-A tensor that an earlier block of the segment returned is kept as a reference to that output and
-costs nothing; every other tensor is kept, without its graph. Objects that the block may change,
-such as a key-value cache, are copied in structure: their tensors are shared, their lists are not.
+A tensor returned by an earlier block of the segment is kept as a reference to that output, at no
+cost. Every other tensor is kept detached from its graph. An object that the block may change, such
+as a key-value cache, is copied in structure: the copy shares its tensors but not its lists.
 """
 
 from __future__ import annotations
@@ -40,49 +40,49 @@ _IMMUTABLE_TYPES = (
 
 
 class ChangedInPlaceError(RuntimeError):
-    """A tensor that has to be seen again was changed after the block had used it."""
+    """A kept tensor was changed in place after the block used it."""
 
 
 @attrs.define(eq=False)
 class KeptArgument:
-    """A tensor as it was passed: detached (a graph held here would never be freed)."""
+    """A tensor argument, detached: a graph held here would never be freed."""
 
     tensor: torch.Tensor
     requires_grad: bool
     version: int
     copied: bool
-    """It is a copy from before the call, because the block may change its input in place."""
+    """Whether it is a copy from before the call, made because the block may change its input."""
 
     __repr__ = one_line
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copied: bool) -> KeptArgument:
-        """Keep `tensor`, or a copy of it."""
+        """Keep `tensor`, or a copy of it if `copied`."""
         held = tensor.detach().clone() if copied else tensor.detach()
         return cls(held, tensor.requires_grad, held._version, copied)
 
     def share(self, tensor: torch.Tensor) -> None:
-        """Let go of the copy: the call has left `tensor`, the original, as it was."""
+        """Replace the copy by `tensor`, the original, which the call did not change."""
         self.tensor, self.copied = tensor.detach(), False
         self.version = self.tensor._version
 
     def leaf(self) -> torch.Tensor:
-        """Return the values passed, at the root of a graph of its own."""
+        """Return the passed values as a leaf of a new graph."""
         if self.tensor._version != self.version:
             msg = "an input was changed in place between its forward and backward"
             raise ChangedInPlaceError(msg)
         return self.tensor.detach().requires_grad_(self.requires_grad)
 
     def again(self) -> torch.Tensor:
-        """Return a tensor to pass once more."""
+        """Return a tensor for the repeated call."""
         tensor = self.leaf()
-        # A leaf that requires grad may not be changed in place, its copy may.
+        # A leaf that requires grad must not be changed in place; its clone may.
         return tensor.clone() if self.copied else tensor
 
 
 @attrs.frozen
 class Output:
-    """The `leaf`-th leaf of what call number `call` of the segment returned."""
+    """Reference to leaf number `leaf` of the result of call number `call` in the segment."""
 
     call: int
     leaf: int
@@ -92,7 +92,7 @@ class Output:
 
 @attrs.frozen(eq=False)
 class Structure:
-    """A copy of an object that the block may change."""
+    """A structural copy of an object that the block may change."""
 
     value: Any
 
@@ -104,7 +104,7 @@ class Arguments:
     leaves: list[Any]
     spec: TreeSpec
     passed: list[tuple[torch.Tensor, int, KeptArgument | Output]] = attrs.field(factory=list)
-    """Each tensor passed, its version and what is kept of it, for the duration of the call."""
+    """Each passed tensor, its version and its kept form; for the duration of the call."""
 
     __repr__ = one_line
 
@@ -115,27 +115,27 @@ class Arguments:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes kept, until `settle`."""
+        """Bytes kept; valid until `settle`."""
         return sum(
             kept.tensor.nbytes for _, _, kept in self.passed if isinstance(kept, KeptArgument)
         )
 
     def share(self) -> None:
-        """Let go of the copies: the call turned out to change nothing."""
+        """Free the copies: the call changed nothing."""
         for tensor, _, kept in self.passed:
             if isinstance(kept, KeptArgument):
                 kept.share(tensor)
 
     def settle(self) -> None:
-        """Let go of the tensors passed: the call is over."""
+        """Drop the references to the passed tensors: the call is over."""
         self.passed = []
 
     def again(
         self, outputs: list[list[Any]], memo: dict[int, torch.Tensor] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return args and kwargs to call the block again with, given the outputs so far.
+        """Return args and kwargs for the repeated call, given the outputs so far.
 
-        `memo` holds tensors to pass in place of the kept ones, by `id(kept)`.
+        `memo` maps `id(kept)` to a tensor that replaces the kept one.
         """
         revive = partial(_revived, outputs=outputs, memo={} if memo is None else memo)
         args, kwargs = tree_unflatten([revive(leaf) for leaf in self.leaves], self.spec)
@@ -143,7 +143,7 @@ class Arguments:
 
 
 def _revived(leaf: Any, outputs: list[list[Any]], memo: dict[int, Any]) -> Any:
-    # No closure: one that calls itself would hold what it sees until garbage is collected.
+    # Not a closure: a recursive one is a reference cycle, which keeps its tensors alive.
     if isinstance(leaf, KeptArgument):
         if id(leaf) not in memo:
             memo[id(leaf)] = leaf.again()
@@ -158,9 +158,9 @@ def _revived(leaf: Any, outputs: list[list[Any]], memo: dict[int, Any]) -> Any:
 def record(
     args: tuple[Any, ...], kwargs: dict[str, Any], origin: Any, *, copied: bool
 ) -> tuple[Arguments, bool]:
-    """Record a call's arguments; also say whether a changeable object was among them.
+    """Return a call's arguments, and whether a changeable object is among them.
 
-    `origin(tensor)` returns the Output a tensor is, or None; `copied` keeps copies of tensors.
+    `origin(tensor)` returns the tensor's Output, or None; `copied` keeps copies of tensors.
     """
     flat, spec = tree_flatten((args, kwargs))
     arguments = Arguments([], spec)
@@ -185,7 +185,7 @@ def record(
 
 
 def copy_structure(value: Any, leaf: Any, memo: dict[int, Any] | None = None) -> Any:
-    """Copy containers and objects, and put `leaf(x)` in place of each thing x inside them."""
+    """Copy containers and objects; replace each leaf x inside them by `leaf(x)`."""
     memo = {} if memo is None else memo
     if isinstance(value, torch.Tensor | KeptArgument | Output | _IMMUTABLE_TYPES):
         return leaf(value)
@@ -205,7 +205,7 @@ def copy_structure(value: Any, leaf: Any, memo: dict[int, Any] | None = None) ->
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return an object's attributes, those in slots included."""
+    """Return an object's attributes, including those in slots."""
     found = dict(getattr(value, "__dict__", {}))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())

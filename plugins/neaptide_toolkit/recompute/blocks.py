@@ -20,10 +20,10 @@ def find_blocks(
     """Return the model's blocks in order, as (qualified name, module).
 
     Without a `pattern`: the children of every ModuleList and Sequential that holds at least two of
-    the same class with parameters, the outermost such container where they nest. What has no
-    forward, such as a ModuleList in a ModuleList, is never called: its own children count in its
-    place. A pattern is matched against whole qualified names, `*` within one of them. ValueError
-    where a pattern matches nothing, or what has no forward.
+    the same class with parameters; of nested containers, the outermost. A module without a forward,
+    such as a ModuleList in a ModuleList, is replaced by its children. With a `pattern`: the modules
+    whose whole qualified name matches; `*` matches within one name. ValueError if a pattern matches
+    nothing, or a module without a forward.
     """
     named = [(name, module) for name, module in model.named_modules() if name]
     if pattern is None:
@@ -60,7 +60,7 @@ def _repeated_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if members:
             chosen.append(name)
             blocks += members
-    # One module may have two places: in a container, and in a block of another container.
+    # A module may be listed twice: in a container, and inside a block of another container.
     inner = {id(part) for _, block in blocks for part in block.modules() if part is not block}
     return [(name, block) for name, block in blocks if id(block) not in inner]
 
@@ -81,7 +81,7 @@ def _has_forward(module: nn.Module) -> bool:
 def _uncalled(name: str, module: nn.Module, pattern: str) -> str:
     return (
         f"{name!r} is a {type(module).__name__}, which has no forward and is never called; name "
-        f"what is in it, such as '{pattern}.*'"
+        f"its children, such as '{pattern}.*'"
     )
 
 
@@ -93,4 +93,4 @@ def _matches(name: str, pattern: str) -> bool:
 def _unmatched(pattern: str, names: list[str]) -> str:
     close = get_close_matches(pattern, names, n=1, cutoff=0.4)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"no module is named like {pattern!r}{hint}"
+    return f"no module name matches {pattern!r}{hint}"

@@ -1,4 +1,4 @@
-"""What a forward depends on besides its arguments: buffers, random state, autocast."""
+"""A forward's inputs besides its arguments: buffers, random state, autocast."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Buffer:
 
 @attrs.define(eq=False)
 class Buffers:
-    """A block's buffers, and which of the large ones its calls have been seen to change."""
+    """A block's buffers, and which of the large ones its calls have changed so far."""
 
     module: nn.Module
     changing: set[tuple[nn.Module, str]] = attrs.field(factory=set)
@@ -39,7 +39,10 @@ class Buffers:
     __repr__ = one_line
 
     def before(self) -> BuffersBefore:
-        """Copy what the coming call may change: all at first, later what is small or known to."""
+        """Copy the buffers that the coming call may change.
+
+        Before the first call: all. Later: the small ones, and large ones known to change.
+        """
         entries = []
         for owner in self.module.modules():
             for name, live in owner._buffers.items():
@@ -53,7 +56,7 @@ class Buffers:
 
 @attrs.define(eq=False)
 class BuffersBefore:
-    """The buffers as they were before one call."""
+    """A block's buffers as they were before one call."""
 
     buffers: Buffers
     entries: list[_Buffer]
@@ -62,17 +65,17 @@ class BuffersBefore:
     __repr__ = one_line
 
     def settle(self, block: str) -> None:
-        """After the call, let go of the copies of large buffers that it left alone.
+        """After the call, free the copies of large buffers that it did not change.
 
-        torch's batch norm writes its statistics without counting up their version, so that small
-        buffers are not asked, and large ones are compared by value after the first call.
+        torch's batch norm writes its statistics without raising the buffers' version. So small
+        buffers are always copied, and large ones are compared by value after the first call.
         """
         for entry in self.entries:
             now = entry.owner._buffers[entry.name]
             changed = now is not entry.live or entry.live._version != entry.version
             if entry.copy is None and changed:
                 msg = (
-                    f"block {block!r} changes its buffer {entry.name!r}, which it did not before; "
+                    f"block {block!r} changes its buffer {entry.name!r} only in a later call; "
                     f"exclude the block"
                 )
                 raise RuntimeError(msg)
@@ -85,7 +88,7 @@ class BuffersBefore:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Show the module copies to change; the live buffers are not touched."""
+        """Show the module copies that it may change; its own buffers stay untouched."""
         live = [(entry, entry.owner._buffers[entry.name]) for entry in self.entries]
         for entry in self.entries:
             assert entry.copy is not None, "settled entries have one"
@@ -110,7 +113,7 @@ class CallContext:
 
     @classmethod
     def now(cls, buffers: BuffersBefore) -> CallContext:
-        """Note them as they are."""
+        """Record the current state."""
         cuda = None
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             device = torch.cuda.current_device()
@@ -123,13 +126,13 @@ class CallContext:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Bring them back meanwhile, and leave everything as it was."""
+        """Restore the recorded state inside the context, and the present one after it."""
         now = CallContext.now(self.buffers)
         with ExitStack() as stack:
             stack.callback(now.set_random)
             stack.enter_context(self.buffers.swapped_in())
             for kind, enabled, dtype in self.autocast:
-                # Without the cache: it would hold casts of weights beyond this replay.
+                # Without autocast's cache: it would hold casts of weights beyond this replay.
                 stack.enter_context(
                     torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False)
                 )
@@ -137,7 +140,7 @@ class CallContext:
             yield
 
     def random_moved(self) -> bool:
-        """Return whether random numbers have been drawn since."""
+        """Return whether random numbers have been drawn since the state was recorded."""
         now = CallContext.now(self.buffers)
         if not torch.equal(now.cpu_random, self.cpu_random):
             return True
@@ -146,7 +149,7 @@ class CallContext:
         return not torch.equal(now.cuda_random[1], self.cuda_random[1])
 
     def set_random(self) -> None:
-        """Bring the random state back."""
+        """Restore the random state."""
         torch.set_rng_state(self.cpu_random)
         if self.cuda_random is not None:
             device, state = self.cuda_random

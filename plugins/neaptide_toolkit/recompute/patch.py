@@ -1,4 +1,4 @@
-"""Standing in for a module's forward, and leaving without a trace."""
+"""Replace a module's forward, and restore it without a trace."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Patch:
-    """Calls something else in place of `module.forward` from `apply` on, until `remove`.
+    """Replaces `module.forward` from `apply` until `remove`.
 
-    A deep copy of the module, made meanwhile, runs its own class's forward on itself. A module that
-    was compiled in place (`module.compile()`) goes on being so, inside of what stands in for it.
+    A deep copy of the patched module runs its own class's forward. A module that was compiled in
+    place (`module.compile()`) stays compiled, inside the replacement.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -30,24 +30,24 @@ class Patch:
         return called(self, brief(self.module), brief(self._call))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what the module had before."""
+        """Call the module's original forward, compiled if it was."""
         if self._compiled is None:
             return self._own(*args, **kwargs)
-        self._put_back()  # it compiles the module's call, whose forward must be the module's own
+        self._put_back()  # compilation of the module's call needs the module's own forward
         try:
             return self._compiled(*args, **kwargs)
         finally:
             self.module.__dict__["forward"] = self
 
     def apply(self, call: Callable[..., Any]) -> None:
-        """Let `call` answer from here on."""
+        """Call `call` in place of the forward from now on."""
         self._call = call
         if self._compiled is not None:
             self.module._compiled_call_impl = None
         self.module.__dict__["forward"] = self
 
     def remove(self) -> None:
-        """Put back the forward as it was."""
+        """Restore the original forward."""
         if self._compiled is not None:
             self.module._compiled_call_impl = self._compiled
         self._put_back()
@@ -59,7 +59,7 @@ class Patch:
             self.module.__dict__["forward"] = self._own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answer in place of the module's forward."""
+        """Run the replacement."""
         return self._call(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The contract every plugin must keep, as checks anyone can run on theirs.
+"""The contract that every plugin must keep, as checks that any plugin's tests can run.
 
 from neaptide_toolkit.testing import check_plugin
 

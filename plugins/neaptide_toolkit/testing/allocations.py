@@ -1,4 +1,4 @@
-"""Counts what torch's CPU allocator hands out while something runs, whoever holds it."""
+"""Count the memory that torch's CPU allocator hands out, whichever object holds it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Event(NamedTuple):
-    """A mark by its name, or a block that comes (bytes > 0) or goes."""
+    """A named mark, or an allocation (bytes > 0) or free (bytes < 0)."""
 
     time: int
     mark: str = ""
@@ -25,22 +25,22 @@ class _Event(NamedTuple):
 
 @attrs.define(eq=False)
 class Allocations:
-    """What was allocated and given back, in order, and where the marks lie between.
+    """Allocations, frees and marks in their order.
 
-    On the thread that counts and on autograd's; what a thread of one's own allocates or frees is
-    not seen. What was there before does not count, and neither does its end.
+    Counted are the calling thread's and autograd's; other threads are not seen. Memory allocated
+    before the count does not count, and neither does its release.
     """
 
     _events: list[_Event] = attrs.field(factory=list)
 
     @staticmethod
     def mark(name: str) -> None:
-        """Set a mark at this moment; several may have one name."""
+        """Set a mark at this moment; several marks may share a name."""
         with record_function(_MARK + name):
             pass
 
     def at_marks(self) -> dict[str, list[int]]:
-        """Return the bytes held at each mark, once the count is over."""
+        """Return the bytes held at each mark, by name; valid after the count has ended."""
         marks: dict[str, list[int]] = {}
         for event, held in self._followed():
             if event.mark:
@@ -48,7 +48,7 @@ class Allocations:
         return marks
 
     def peaks_after_marks(self) -> dict[str, int]:
-        """Return by name the most bytes held between a mark and the next."""
+        """Return, by mark, the most bytes held between it and the next mark."""
         peaks: dict[str, int] = {}
         name = ""
         for event, held in self._followed():
@@ -58,7 +58,7 @@ class Allocations:
         return peaks
 
     def peak(self) -> int:
-        """Return the most bytes held at a time, once the count is over."""
+        """Return the most bytes held at once; valid after the count has ended."""
         return max((held for _, held in self._followed()), default=0)
 
     def _followed(self) -> Iterator[tuple[_Event, int]]:
@@ -75,7 +75,7 @@ class Allocations:
 
 @contextmanager
 def counted() -> Iterator[Allocations]:
-    """Count meanwhile; the answers are there afterwards. No other torch profiler may run."""
+    """Count inside the context; results are valid after it. No other torch profiler may run."""
     events: list[_Event] = []
     with _MemoryProfile(profile_memory=True) as profiler:
         yield Allocations(events)
@@ -98,7 +98,7 @@ def _events(nodes: Iterable[Any]) -> Iterator[_Event]:
 
 
 def peak_of(action: Callable[[], Any]) -> int:
-    """Return the most bytes allocated at a time during `action`, beyond those before it."""
+    """Return the most bytes held at once during `action`, above those held before it."""
     with counted() as allocations:
         kept = action()
     del kept
@@ -109,7 +109,7 @@ _MARK = "neaptide.mark: "
 
 
 class _MemoryProfile(profile):
-    """Records memory and marks, and no operators: these would take thirty times as long."""
+    """Records memory and marks only; recording operators would take thirty times as long."""
 
     def _start_trace(self) -> None:
         self.entered = True

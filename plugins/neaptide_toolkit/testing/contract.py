@@ -1,4 +1,4 @@
-"""The laws a plugin has to keep, each checked by real training on a tiny task."""
+"""The laws for plugins, each checked by real training on a tiny task."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def check_plugin(
     beside: Iterable[str | PluginSpec] = (),
     laws: Iterable[str] | None = None,
 ) -> None:
-    """Check that a plugin keeps the contract; a few seconds on a CPU.
+    """Check that a plugin keeps the contract; takes a few seconds on a CPU.
 
     Args:
         plugin: an installed plugin's name, or a manifest.
-        settings: its settings, where the defaults never act on a tiny model.
-        beside: plugins it requires.
-        laws: names from `LAWS`; all of them where left out.
+        settings: its settings, for a plugin whose defaults have no effect on a tiny model.
+        beside: plugins that it requires.
+        laws: names from `LAWS`; by default all of them.
 
     Raises:
-        ContractError: the first law it breaks. Whatever the plugin raises meanwhile is the cause
-            of one; KeyboardInterrupt alone passes.
+        ContractError: names the first broken law. An exception raised during the check is its
+            cause; KeyboardInterrupt passes through.
         ValueError: no such plugin is installed, or there is no such law.
     """
     chosen = list(laws or LAWS)
     for law in chosen:
         if law not in LAWS:
-            msg = f"there is no law {law!r}{suggest(law, LAWS)}; there is {', '.join(LAWS)}"
+            msg = f"there is no law {law!r}{suggest(law, LAWS)}; the laws are {', '.join(LAWS)}"
             raise ValueError(msg)
     spec = plugin if isinstance(plugin, PluginSpec) else _manifest(plugin)
     subject = Subject(spec, settings or {}, tuple(beside))
@@ -64,7 +64,7 @@ def _manifest(name: str) -> PluginSpec:
     known = installed_plugins()
     if name not in known.installed:
         msg = (
-            f"no plugin {name!r} is installed{suggest(name, known)}; install what ships it, or "
+            f"no plugin {name!r} is installed{suggest(name, known)}; install its distribution, or "
             f"pass its PluginSpec"
         )
         raise ValueError(msg)
@@ -75,7 +75,7 @@ def _manifest(name: str) -> PluginSpec:
 
 
 def detach_leaves_no_trace(subject: Subject) -> None:
-    """After the run the model's modules have the attributes, hooks and forwards they had."""
+    """After the run, the model's modules have their former attributes, hooks and forwards."""
     task = tiny_task(steps=8)
     subject.attempt.tries("train 8 steps, close the run and look for traces in the model")
     before = _traces(task.model)
@@ -91,19 +91,19 @@ def detach_leaves_no_trace(subject: Subject) -> None:
     require(
         not changed,
         f"traces in {'; '.join(changed)}",
-        "undo in on_run_end what the plugin patched: remove hooks by their handles, delete "
-        "attributes, put modules back",
+        "in on_run_end undo every change to the model: remove hooks by their handles, delete "
+        "attributes, restore modules",
     )
 
 
 def resume_is_exact(subject: Subject) -> None:
-    """Saved at any step and loaded into a new run, it goes on to the same digest."""
+    """A run saved at any step and loaded into a new run ends with the same digest."""
     attempt = subject.attempt
     attempt.tries(f"train {STEPS} steps without a break")
     expected = _run(subject).digest
     for after in SAVE_AFTER:
         attempt.tries(
-            f"save after step {after}, load that into a new run and train on to step {STEPS}"
+            f"save after step {after}, load the checkpoint into a new run and train to step {STEPS}"
         )
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "checkpoint"
@@ -112,24 +112,24 @@ def resume_is_exact(subject: Subject) -> None:
         if resumed != expected:
             require(
                 _run(subject).digest == expected,
-                "another digest, and even two runs without a break differ in theirs",
+                "another digest, and even two runs without a break have different digests",
                 "draw random numbers from torch's generators or from a seeded one; let no result "
-                "depend on time, on addresses or on what an earlier run left behind",
+                "depend on time, on addresses or on the state of an earlier run",
             )
             require(
                 holds=False,
                 came=f"digest {resumed[:12]}… instead of {expected[:12]}… of the unbroken run",
-                change="return from state_dict all that later steps read (counters, generators, "
-                "windows half full), and take it back in load_state_dict",
+                change="return from state_dict everything that later steps read (counters, "
+                "generators, partly filled windows), and restore it in load_state_dict",
             )
 
 
 def numerics_are_as_declared(subject: Subject) -> None:
-    """Weights and buffers end where the manifest says, bitwise or within `rtol` of without it."""
+    """Weights and buffers match those without the plugin as declared: bitwise or within `rtol`."""
     spec = subject.spec
     if spec.numerics == "changes-training":
         return
-    # What is only equal up to rounding may split batches: no module may look across samples then.
+    # A plugin with numerics "tolerance" may split batches: then no module may mix samples.
     coupled = spec.numerics == "exact"
     without = attrs.evolve(subject, spec=STEADY_PREDICTOR, settings={}, beside=())
     subject.attempt.tries(f"train {STEPS} steps without the plugin")
@@ -144,7 +144,7 @@ def numerics_are_as_declared(subject: Subject) -> None:
             require(
                 torch.equal(weight, own.weights[name]),
                 f"{name} differs, and {spec.numerics!r} is declared",
-                "leave weights, gradients and random state as they are, or declare what holds: "
+                "do not change weights, gradients or random state, or declare the effect: "
                 'numerics="tolerance" with an rtol, or numerics="changes-training"',
             )
         else:
@@ -152,30 +152,30 @@ def numerics_are_as_declared(subject: Subject) -> None:
             require(
                 gap <= spec.rtol,
                 f"{name} is off by {gap:.2e}, more than the declared rtol {spec.rtol:.2e}",
-                "if no more than rounding differs, declare a larger rtol; else "
+                "if the difference is only rounding, declare a larger rtol; otherwise "
                 'numerics="changes-training"',
             )
 
 
 def works_on_loans_alone(subject: Subject) -> None:
-    """Under HostileStore, where weights are NaN outside their loans, nothing changes by a bit."""
+    """With HostileStore, whose weights are NaN outside their loans, results stay bitwise equal."""
     if "param.storage" in subject.spec.claims:
         return
     loans = (
-        "reach weights, gradients and optimizer state inside store.loan(…) alone, clone what is "
-        "kept beyond it, and let nothing depend on the order of store.spans()"
+        "access weights, gradients and optimizer state only inside store.loan(…), clone values "
+        "that are kept longer, and do not depend on the order of store.spans()"
     )
-    subject.attempt.tries(f"train {STEPS} steps on the store that ships")
+    subject.attempt.tries(f"train {STEPS} steps with the default store")
     resident = _run(subject)
     subject.attempt.tries(
-        f"train {STEPS} steps on a store whose weights are NaN outside their loans", loans
+        f"train {STEPS} steps with a store whose weights are NaN outside their loans", loans
     )
     hostile = _run(subject, HOSTILE_STORE)
     _require_same_names(resident, hostile)
     for name, weight in resident.weights.items():
         require(
             torch.equal(weight, hostile.weights[name]),
-            f"{name} ends with other values than on the store that ships",
+            f"{name} ends with other values than with the default store",
             loans,
         )
     require(
@@ -238,8 +238,8 @@ def _require_same_names(expected: _SubjectRun, own: _SubjectRun) -> None:
     require(
         not others,
         f"parameters or buffers that are missing, new or of another shape: {sorted(others)}",
-        "put what the plugin replaces in the model back in on_run_end, under the names and with "
-        "the shapes it had",
+        "in on_run_end restore every part of the model that the plugin replaced, under its former "
+        "name and with its former shape",
     )
 
 
@@ -248,7 +248,7 @@ def _shape(result: _SubjectRun, name: str) -> torch.Size | None:
 
 
 def _traces(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return by module its class and its attributes; of dicts, such as hooks, the length."""
+    """Return each module's class and attributes; for a dict, such as hooks, its length."""
     return {
         name: {
             "its class": type(module),
@@ -264,7 +264,7 @@ def _traces(model: nn.Module) -> dict[str, dict[str, Any]]:
 def _differences(
     before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> Iterable[str]:
-    """Yield what differs between the traces of a module; None where there is no such module."""
+    """Yield the differences between two traces of a module; None means it does not exist."""
     if before is None or after is None:
         yield "new" if before is None else "gone"
         return

@@ -1,4 +1,4 @@
-"""The laws on `estimate_memory`: what it states is what is held, and what was allocated."""
+"""The laws for `estimate_memory`: it must match held tensors and allocated bytes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.05
 FLOOR = 8 << 10
-"""Bytes that are nobody's: counters of a few bytes a parameter, and slabs' rounding to 256."""
+"""Tolerated bytes: counters of a few bytes a parameter, and slabs' rounding to 256."""
 
 
 def estimate_is_measured(subject: Subject) -> None:
-    """Its estimate of what it holds between steps is what its tensors take, within 5 %."""
+    """The bytes it states for the time between steps match its tensors, within 5 %."""
     task = tiny_task()
     subject.attempt.tries(
-        f"train {STEPS} steps, and after each add up the tensors that the plugin holds"
+        f"train {STEPS} steps, and after each step sum the tensors that the plugin holds"
     )
     with subject.trainer(task) as trainer:
         plugin = trainer.hooks.plugins[subject.spec.name]
@@ -45,19 +45,19 @@ def estimate_is_measured(subject: Subject) -> None:
             require(
                 abs(stated - measured) <= TOLERANCE * max(stated, measured),
                 f"in {phase} it estimates {stated} bytes between steps but holds {measured}",
-                f"let estimate_memory add what the plugin holds in {phase}, of kinds and at "
-                f"moments that include 'update', and nothing that it does not hold",
+                f"let estimate_memory add the bytes that the plugin holds in {phase}, of kinds and "
+                f"at moments that include 'update', and no others",
             )
 
 
 def estimate_is_allocated(subject: Subject) -> None:
-    """What its estimate adds and moves is what the allocators say, at moments of each phase.
+    """The bytes it adds and moves match the allocators' counts at the moments of each phase.
 
-    Compared are two runs, with the plugin and without it: what was allocated with what the ledgers
-    state, to 5 % of what the plugin adds or moves and a few KiB.
+    The law compares two runs, with and without the plugin. The difference in allocated bytes must
+    equal the difference in the ledgers, within 5 % and a few KiB.
     """
     subject.attempt.tries(
-        "train with the plugin and without, and count what torch's allocators hand out"
+        "train with and without the plugin, and count the bytes of torch's allocators"
     )
     without = attrs.evolve(subject, spec=STEADY_PREDICTOR, settings={})
     plain = observed(without) if subject.beside else _plain(torch.get_default_dtype())
@@ -77,7 +77,7 @@ def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_sl
     if own.device.type == "cuda":
         pairs = {"on the device": (device, cuda), "on the host": (host, cpu + slabs)}
     else:
-        # One allocator serves both tiers here, and only slabs are the host's for certain.
+        # On a CPU one allocator serves both tiers; only slabs certainly belong to the host.
         pairs = {"on device and host": (device + host, cpu + slabs)}
         if with_slabs:
             outside = own.outside_slabs(key) - plain.outside_slabs(key)
@@ -89,20 +89,20 @@ def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_sl
             abs(stated - allocated) <= TOLERANCE * largest + FLOOR,
             f"in {key[0]} at {key[1]!r} it states {stated:+} bytes {where}, "
             f"and {allocated:+} are allocated",
-            f"let estimate_memory state for {key[0]} what is held at {key[1]!r}, on its tier; give "
-            f"back what is no longer needed, in reference cycles too",
+            f"let estimate_memory state for {key[0]} the bytes held at {key[1]!r}, on their tier; "
+            f"free memory that is no longer needed, also in reference cycles",
         )
 
 
 @functools.cache
 def _plain(dtype: torch.dtype) -> Observed:
-    """Return what a run without any plugin holds while `dtype` is torch's default."""
-    del dtype  # torch has it already; here it tells one answer from another
+    """Return the counts of a run without plugins while `dtype` is torch's default."""
+    del dtype  # only a cache key: torch's default already has this value
     return observed(Subject(STEADY_PREDICTOR, {}, ()))
 
 
 def _owned(plugin: Plugin[Any], model: nn.Module) -> list[torch.Tensor]:
-    """Return the tensors reachable from `plugin` that are not the model's."""
+    """Return the tensors reachable from `plugin` that do not belong to the model."""
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     seen: set[int] = set()
     found: list[torch.Tensor] = []

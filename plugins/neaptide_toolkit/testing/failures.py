@@ -1,4 +1,4 @@
-"""How a broken law is told: what was tried, what came, what to change, and where to read on."""
+"""The error for a broken law: the attempted action, the result, the remedy and the page to read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 PAGE = "docs/testing-plugins.md"
-"""Has a section for each law; the law's name is its anchor."""
+"""Has a section for each law, with the law's name as its anchor."""
 
 
 class ContractError(AssertionError):
-    """A plugin, or a provider, breaks a law. An error of the run is its `__cause__`.
+    """A plugin or a provider breaks a law. If the run raised an error, it is the `__cause__`.
 
     Args:
-        subject: who breaks it, such as `"plugin 'ema'"`.
+        subject: the plugin or provider, such as `"plugin 'ema'"`.
         law: the law's name.
-        tried: what the law was about to do, such as `"train 8 steps"`.
-        came: what was seen; of an error of the run its type, its text and the plugin's hook.
-        change: what to change.
+        tried: the law's current action, such as `"train 8 steps"`.
+        came: the result; for an error of the run, its type, its text and the plugin's hook.
+        change: the remedy.
     """
 
     def __init__(self, subject: str, law: str, tried: str, came: str, change: str) -> None:
@@ -52,7 +52,7 @@ class ContractError(AssertionError):
 
 
 class _BrokenError(Exception):
-    """What a law saw was not what it requires."""
+    """The result does not meet the law."""
 
     def __init__(self, came: str, change: str) -> None:
         super().__init__(came, change)
@@ -60,27 +60,27 @@ class _BrokenError(Exception):
 
 
 def require(holds: bool, came: str, change: str) -> None:  # noqa: FBT001 - reads as a sentence
-    """Break the law unless it `holds`, with what came instead and what to change."""
+    """Raise unless the law `holds`, with the result `came` and the remedy `change`."""
     if not holds:
         raise _BrokenError(came, change)
 
 
 @attrs.define
 class Attempt:
-    """What a law does at the moment, and what to change where nobody knows better."""
+    """A law's current action, and the default remedy if it fails."""
 
     tried: str = "begin"
     change: str = ""
 
     def tries(self, what: str, change: str = "") -> None:
-        """Say what follows, such as `"train 8 steps"`.
+        """Set the next action, such as `"train 8 steps"`.
 
-        `change` is what to do about an error in it that no hook of a plugin raised.
+        `change` is the remedy for an error that no plugin's hook raised.
         """
         self.tried = what
         self.change = change or (
-            "the run goes through without the plugin: find in the traceback of this error what "
-            "the plugin has changed, and undo it or leave it"
+            "the run succeeds without the plugin: find in this error's traceback what "
+            "the plugin has changed, and undo that change"
         )
 
 
@@ -88,14 +88,14 @@ class Attempt:
 def told_as(
     law: str, subject: str, attempt: Attempt, own: str = "", beside: Collection[str] = ()
 ) -> Iterator[None]:
-    """Raise whatever is raised inside as a ContractError of `law`; KeyboardInterrupt passes.
+    """Turn every exception raised inside into a ContractError of `law`, except KeyboardInterrupt.
 
     Args:
         law: the law's name.
-        subject: who is checked, for the text.
-        attempt: what the law does, kept up to date by the law.
-        own: the name of the plugin that is checked.
-        beside: the names of the plugins enabled beside it.
+        subject: the checked plugin or provider, for the text.
+        attempt: the law's current action; the law updates it.
+        own: the checked plugin's name.
+        beside: the names of the other enabled plugins.
     """
     try:
         yield
@@ -110,14 +110,14 @@ def told_as(
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first error of a group in which the end of a run gathers what plugins raise."""
+    """Return the first error of a group; at its end a run groups the errors of plugins."""
     while isinstance(error, BaseExceptionGroup) and _where(error) is None:
         error = error.exceptions[0]
     return error
 
 
 def _where(error: BaseException | None) -> re.Match[str] | None:
-    """Return the core's note of the plugin and the hook, on the error or on what caused it."""
+    """Return the core's note with plugin and hook, from the error or one of its causes."""
     while error is not None:
         notes = getattr(error, "__notes__", ())
         found = _RAISED_BY.search(" ".join(note for note in notes if isinstance(note, str)))
@@ -128,17 +128,17 @@ def _where(error: BaseException | None) -> re.Match[str] | None:
 
 
 _ALLOCATOR = "DefaultCPUAllocator: can't allocate"
-"""On a CPU torch has no class of its own for want of memory."""
+"""On a CPU, torch has no error class for lack of memory."""
 _RAISED_BY = re.compile(
     r"raised by plugin '[^']*' (?:in hook '(?P<hook>\w+)'|while it was created)"
 )
 _CHANGES = {
     "state_dict": "let state_dict return a dict of dicts, lists, tensors, numbers, strings and "
     "None after any step, the first one included",
-    "load_state_dict": "let load_state_dict take back what state_dict returned, in a plugin that "
+    "load_state_dict": "let load_state_dict restore the result of state_dict in a plugin that "
     "has not trained yet",
-    "on_run_end": "let on_run_end undo only what was done before: it runs after any number of "
-    "steps, and after a run that failed",
+    "on_run_end": "let on_run_end undo only changes that were made: it runs after any number of "
+    "steps, and after a failed run",
 }
 
 
@@ -148,28 +148,28 @@ def _came(error: BaseException) -> str:
 
 
 def _change(error: BaseException, own: str, beside: Collection[str]) -> str:
-    """Return what to change by who raised the error and where; empty where that is not known."""
-    # By `said`: a stranger's error may raise when it is shown.
+    """Return the remedy for the plugin and hook that raised the error; empty if unknown."""
+    # `said` instead of str: another package's error may raise in its __str__.
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _ALLOCATOR in said(error):
         return "take less memory, or free some and check again"
     guilty, where = culprit(error), _where(error)
     if guilty in beside:
-        return f"mend plugin {guilty!r} in `beside`, or what this plugin changes for it"
+        return f"fix plugin {guilty!r} in `beside`, or what this plugin changes for it"
     if where is not None and f"raised by plugin {own!r}" in where[0]:
         hook = where["hook"]
         if hook is None:
             return (
-                "make the plugin of its config alone, whatever the settings; what needs the run "
-                "belongs in on_run_start"
+                "create the plugin from its config alone, for any settings; code that needs the "
+                "run belongs in on_run_start"
             )
         return _CHANGES.get(
             hook,
-            f"let {hook!r} of the plugin end without this error; docs/hooks.md says what the hook "
-            f"is given and may return",
+            f"mend {hook!r} of the plugin so that it raises no such error; docs/hooks.md lists "
+            f"the hook's arguments and results",
         )
     if isinstance(error, NeaptideError):
         return (
-            "change what the error names: in the plugin, in its manifest, or in the settings "
-            "given to the check"
+            "change the cause named by the error: in the plugin, in its manifest, or in the "
+            "settings given to the check"
         )
     return ""

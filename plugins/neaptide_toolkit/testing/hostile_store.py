@@ -1,4 +1,4 @@
-"""A store under which nothing works that touches weights without a loan."""
+"""A store whose weights are unusable without a loan, for tests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _TIERS: tuple[Tier, ...] = ("host", "device")
 class HostileStore(ParameterStore):
     """Every weight, gradient and optimizer tensor is NaN outside its loan or `compute()`.
 
-    Loans are copies that turn to NaN when they end, tiers are mixed, spans come in odd order. What
-    gives bitwise the resident result here works wherever the weights are.
+    Loans are copies that become NaN when they end, tiers alternate, and spans come in reverse
+    order. A plugin whose results are bitwise those of the resident store works with any store.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -40,7 +40,7 @@ class HostileStore(ParameterStore):
         self._hide()
 
     def spans(self) -> list[Span]:
-        """Return the spans backwards, on tiers that alternate."""
+        """Return the spans in reverse order, on alternating tiers."""
         return [
             attrs.evolve(span, tier=tier)
             for span, tier in zip(reversed(self._inner.spans()), cycle(_TIERS), strict=False)
@@ -55,7 +55,7 @@ class HostileStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend a copy of the true value, which is NaN afterwards."""
+        """Lend a copy of the true value; the copy becomes NaN at the end."""
         with self._inner.loan(span, mode, of=of) as place:
             truth = self._hidden.get(place.data_ptr(), (place, place))[1]
             copy = truth.detach().to(on or truth.device, copy=True)
@@ -68,7 +68,7 @@ class HostileStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend copies of the true tensors, which are NaN afterwards."""
+        """Lend copies of the true tensors; the copies become NaN at the end."""
         with self._inner.loan(span, mode, of="state") as entry:
             truths: dict[int, torch.Tensor] = {}
 
@@ -100,7 +100,7 @@ class HostileStore(ParameterStore):
         return self._inner.has_gradient(span)
 
     def zero_gradients(self) -> None:
-        """Drop gradients and what hides behind them."""
+        """Drop the gradients and their hidden values."""
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 self._hidden.pop(parameter.grad.data_ptr(), None)
@@ -108,7 +108,7 @@ class HostileStore(ParameterStore):
 
     @contextmanager
     def compute(self) -> Iterator[None]:
-        """Show the true values while the module or the optimizer runs."""
+        """Restore the true values while the module or the optimizer runs."""
         if self._holders == 0:
             self._show()
         self._holders += 1
@@ -120,12 +120,12 @@ class HostileStore(ParameterStore):
                 self._hide()
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        """Load with the true values in place."""
+        """Load the state with the true values restored."""
         with self.compute():
             super().load_optimizer_state_dict(state)
 
     def release(self) -> None:
-        """Show everything for good: the run is over."""
+        """Restore all values for good: the run is over."""
         self._show()
         self._holders += 1
 
@@ -147,8 +147,8 @@ class HostileStore(ParameterStore):
                 and tensor.numel()
                 and tensor.data_ptr() not in self._hidden
             ):
-                # Through .data: autograd's version counters must not notice, as they do not when
-                # a real store brings weights back for the backward.
+                # Through .data, so that autograd's version counters do not change; a real store
+                # does the same when it fetches weights for the backward.
                 self._hidden[tensor.data_ptr()] = (tensor.data, tensor.data.clone())
                 _poison(tensor.data)
 
@@ -173,13 +173,13 @@ class HostileStorePlugin(Plugin[NoConfig]):
     def provide_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> ParameterStore:
-        """Hide everything from now on."""
+        """Return a store that hides everything from now on."""
         self._store = HostileStore(model, optimizer)
         return self._store
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Give the weights back."""
+        """Restore the weights."""
         if self._store is not None:
             self._store.release()
 
@@ -187,6 +187,6 @@ class HostileStorePlugin(Plugin[NoConfig]):
 HOSTILE_STORE = PluginSpec(
     name="hostile-store",
     load="neaptide_toolkit.testing.hostile_store:HostileStorePlugin",
-    summary="A store that shows weights only on loan, for tests.",
+    summary="A store whose weights are NaN outside their loans, for tests.",
     claims={"param.storage"},
 )

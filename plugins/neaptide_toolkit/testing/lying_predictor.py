@@ -1,4 +1,4 @@
-"""A predictor that lies, to see that a run survives any: `LYING_PREDICTOR`."""
+"""A predictor with bad proposals, which a run must survive: `LYING_PREDICTOR`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ LIES = ("exaggerated", "infinite", "misshapen", "nan", "random", "stale")
 
 @attrs.frozen(kw_only=True)
 class LyingConfig:
-    """`[plugins.lying-predictor]`."""
+    """Settings of `[plugins.lying-predictor]`."""
 
     lie: str = field(
         "random",
         validator=in_(LIES),
-        help="`random` directions, four times what was moved (`exaggerated`), back to where the "
-        "run began (`stale`), deltas that are `nan`, `infinite` or `misshapen`",
+        help="`random` directions, four times the last movement (`exaggerated`), back to the "
+        "run's first weights (`stale`), deltas that are `nan`, `infinite` or `misshapen`",
     )
-    size: float = field(0.03, help="norm of a random delta, as a share of its weight's")
+    size: float = field(0.03, help="norm of a random delta, as a share of its weight's norm")
 
 
 @attrs.define(eq=False)
 class LyingPredictor(Plugin[LyingConfig]):
-    """Proposes at every Predict step. Holds two copies of the weights, resumes without them."""
+    """Proposes at every Predict step. It holds two copies of the weights, which are not saved."""
 
     _first: Snapshot | None = attrs.field(init=False, default=None)
     _last: Snapshot | None = attrs.field(init=False, default=None)
@@ -42,7 +42,7 @@ class LyingPredictor(Plugin[LyingConfig]):
 
     @hookimpl
     def propose_update(self, store: ParameterStore, horizon: int) -> Update:
-        """Propose the lie."""
+        """Return a bad proposal of the configured kind."""
         now = store.snapshot()
         self._proposals += 1
         first, last = self._first or now, self._last or now
@@ -70,11 +70,11 @@ class LyingPredictor(Plugin[LyingConfig]):
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many proposals there were."""
+        """Return the number of proposals."""
         return {"proposals": self._proposals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the number of proposals."""
         self._proposals = state["proposals"]
 
 
@@ -82,7 +82,7 @@ LYING_PREDICTOR = PluginSpec(
     name="lying-predictor",
     load="neaptide_toolkit.testing.lying_predictor:LyingPredictor",
     config=LyingConfig,
-    summary="A predictor that lies, for tests.",
+    summary="A predictor with bad proposals, for tests.",
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

@@ -1,4 +1,4 @@
-"""The laws on what is read without a run: the manifest and the settings."""
+"""The laws for a plugin's manifest and settings, which need no run."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _WITH_TORCH = 79
 
 
 def manifest_is_light(subject: Subject) -> None:
-    """The manifest has a summary and is importable without torch."""
+    """The manifest has a summary and can be imported without torch."""
     spec, attempt = subject.spec, subject.attempt
     attempt.tries("read its manifest")
     require(
-        bool(spec.summary), "it has no summary", "say in a line what it does: PluginSpec(summary=…)"
+        bool(spec.summary), "it has no summary", "describe it in one line: PluginSpec(summary=…)"
     )
     found = installed_plugins().installed.get(spec.name)
     if found is None:
         return
     module = found.target.partition(":")[0]
-    attempt.tries(f"import {module} in a Python of its own")
+    attempt.tries(f"import {module} in a new Python process")
     code = f"import sys, {module}; sys.exit({_WITH_TORCH} if 'torch' in sys.modules else 0)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)  # noqa: S603 - our own interpreter
     require(
         done.returncode != _WITH_TORCH,
-        "the import of torch with it",
+        "the import loads torch",
         f"import nothing in {module} that imports torch; let `load` name the class as "
         f"'package.module:Class', which is imported later",
     )
@@ -45,12 +45,12 @@ def manifest_is_light(subject: Subject) -> None:
     require(
         done.returncode == 0,
         f"exit code {done.returncode}: {last}",
-        f"let {module} be importable alone, before anything else of Neaptide is",
+        f"make {module} importable alone, before any other module of Neaptide",
     )
 
 
 def config_round_trips(subject: Subject) -> None:
-    """Its settings survive every format bit for bit; each has a default and a line of help."""
+    """Its settings survive every file format bit for bit; each has a default and a help text."""
     attempt, spec = subject.attempt, subject.spec
     form = "let `config` be an attrs.frozen(kw_only=True) class whose fields have defaults"
     attempt.tries(f"build its settings from {dict(subject.settings)}", form)
@@ -62,9 +62,9 @@ def config_round_trips(subject: Subject) -> None:
         require(
             again == full,
             f"{again.plugins[spec.name]} instead of {full.plugins[spec.name]}",
-            "use types that a file holds: bool, int, float, str, lists, tables, None",
+            "use types that a file can hold: bool, int, float, str, lists, tables, None",
         )
-    attempt.tries("look at each of its settings", form)
+    attempt.tries("inspect each of its settings", form)
     for field in attrs.fields(spec.config):
         require(
             field.default is not attrs.NOTHING,

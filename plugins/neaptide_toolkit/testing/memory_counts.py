@@ -1,4 +1,4 @@
-"""Runs a plugin and counts what is held at marked moments of each phase, by who hands it out."""
+"""Run a plugin and count held bytes, by allocator, at marked moments of each phase."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 WIDTH = 128
-"""Of the network: 1.2 MB of weights, so that 5 % are far above counters and rounding."""
+"""Width of the network: 1.2 MB of weights, so 5 % of them exceed counters and rounding by far."""
 STEPS = 22
-"""Two cycles of the phases, but for the last's end."""
+"""Almost two cycles of the phases: the end of the second is left out."""
 
 
 @attrs.frozen
 class HeldBytes:
-    """Bytes at one moment beyond those before the run, counted by who hands them out."""
+    """Bytes held at one moment above those before the run, by allocator."""
 
     cpu: int
     cuda: int
@@ -45,34 +45,34 @@ class HeldBytes:
 
 @attrs.frozen(eq=False)
 class Observed:
-    """What a run held, and what its ledgers state.
+    """The bytes that a run held, and the bytes that its ledgers state.
 
-    Of a moment it is the most that was held at it when the run was last in that phase.
+    For each moment it is the maximum during the run's last stay in the phase.
     """
 
     device: torch.device
     held: dict[tuple[str, Moment], HeldBytes]
     ledgers: dict[str, Ledger]
     beside_weights: int
-    """Bytes of optimizer state that the optimizer itself put next to weights on the host."""
+    """Bytes of optimizer state that the optimizer itself allocated for weights on the host."""
 
     def stated(self, key: tuple[str, Moment]) -> tuple[int, int]:
-        """Return the bytes on device and host."""
+        """Return the stated bytes on device and host."""
         phase, moment = key
         ledger = self.ledgers[phase]
         return ledger.total(tier="device", moment=moment), ledger.total(tier="host", moment=moment)
 
     def outside_slabs(self, key: tuple[str, Moment]) -> int:
-        """Return the bytes that are on the host of a CPU although no slab holds them."""
+        """Return the bytes on the host of a CPU run that no slab holds."""
         phase, moment = key
         state = self.ledgers[phase].total(tier="host", moment=moment, kind="optimizer.state")
         return min(self.beside_weights, state)
 
 
 def observed(subject: Subject) -> Observed:
-    """Train through all phases, evaluating after each step, and count at every mark."""
+    """Train through all phases with an evaluation after each step, and count at every mark."""
     if torch.cuda.is_available():
-        gc.collect()  # what earlier runs have left must not go in the middle of this one
+        gc.collect()  # garbage of earlier runs must not be freed during this one
     slabs_before, cuda_before = mapped_slabs(), _cuda_bytes()
     others: dict[str, list[tuple[int, int]]] = {}
 
@@ -90,7 +90,7 @@ def observed(subject: Subject) -> Observed:
             for batch in task.batches[:STEPS]:
                 result = trainer.step(batch)
                 trainer.evaluate(task.batches[STEPS : STEPS + 1])
-                # As of the phase's own time: what a plugin holds may grow later.
+                # The ledger of this time: the bytes that a plugin holds may grow later.
                 phases = [result.phase.name, *([PREDICT.name] if result.jump else [])]
                 ledgers.update((phase, trainer.estimate_memory(phase)) for phase in phases)
             beside = _state_beside_weights(trainer.store, task.model)
@@ -112,7 +112,7 @@ def _cuda_bytes() -> int:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Leave cycles alone: a tensor in one is held until the collector happens to come by."""
+    """Disable the garbage collector, whose times of collection would change the counts."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -137,7 +137,7 @@ def _state_beside_weights(store: ParameterStore, model: nn.Module) -> int:
 class Marks(Plugin[NoConfig]):
     """Calls `mark` inside every other plugin, just before the core's own part.
 
-    With phase, moment and the number of the stay in the phase.
+    A mark's name has the phase, the moment and the number of the stay in the phase.
     """
 
     mark: Callable[[str], None] = attrs.field(init=False, default=lambda _: None)
@@ -147,7 +147,7 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Mark updates once more where the optimizer begins, a store having brought the weights."""
+        """Mark each update again where the optimizer begins, after a store has fetched weights."""
 
         def begins(*_: Any) -> None:
             assert self._phase is not None, "updates are made in a phase"
@@ -157,13 +157,13 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Mark nothing more."""
+        """Remove the hook."""
         if self._end is not None:
             self._end()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Count."""
+        """Count the stay in the phase."""
         self._stays += 1
         self._phase = phase
 
@@ -182,7 +182,7 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Mark updates, gradients being there."""
+        """Mark updates, at which gradients exist."""
         return self._marking("update")
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""The laws a provider of an op has to keep, checked on the op's own samples."""
+"""The law for a provider of an op, checked on the op's own samples."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ PROVIDER_LAW = "provider-agrees"
 """The name of the law that `check_provider` checks."""
 _ANSWERS = "let `supports` and `configs` answer every query of the op without raising"
 _RUNS = (
-    "return what the op's reference returns for these arguments, in tensors of its own, and write "
-    "to nothing but what the op mutates"
+    "return the reference's results for these arguments, in new tensors, and write only to the "
+    "arguments that the op mutates"
 )
 
 
 def check_provider(provider: Provider, device: str | torch.device = "cpu") -> int:
-    """Check a provider against its op's reference; it need not be added anywhere.
+    """Check a provider against its op's reference; it need not be registered.
 
-    On every sample it supports, as it is and with strided tensors: results within the op's
-    tolerances in every config, nothing written but what the op mutates, no memory shared with the
-    arguments, the same bits twice where the op is deterministic.
+    The check runs every sample that the provider supports, contiguous and strided, in every
+    config. Results must be within the op's tolerances and share no memory with the arguments; only
+    arguments that the op mutates may be written; a deterministic op must return equal bits twice.
 
     Returns:
-        How many samples it supports.
+        The number of samples it supports.
 
     Raises:
-        ContractError: naming the sample and what was wrong, or that it supports none. Whatever
-            the provider raises is the cause of one; KeyboardInterrupt alone passes.
+        ContractError: names the sample and the fault, or states that no sample is supported. An
+            exception of the provider is its cause; KeyboardInterrupt passes through.
     """
     attempt = Attempt()
     with told_as(PROVIDER_LAW, f"provider {provider.name!r} of {provider.op!r}", attempt):
@@ -54,7 +54,7 @@ def _check(provider: Provider, device: torch.device, attempt: Attempt) -> int:
     for sample in spec.samples(device):
         for kind, arguments in _forms(spec.complete(sample.arguments)):
             where = f"{sample.name}{kind}"
-            attempt.tries(f"ask whether it supports the sample {where}", _ANSWERS)
+            attempt.tries(f"call `supports` with the sample {where}", _ANSWERS)
             query = KERNELS.query(provider.op, arguments)
             if provider.supports(query) is not True:
                 continue
@@ -67,20 +67,20 @@ def _check(provider: Provider, device: torch.device, attempt: Attempt) -> int:
                 first, second = (provider.run(*copied(arguments), **config) for _ in range(2))
                 require(
                     not spec.deterministic or same_bits(first, second),
-                    "other bits the second time",
-                    "add in one order, without atomics: the op promises the same bits",
+                    "different bits in the second run",
+                    "add in a fixed order, without atomics: the op promises equal bits",
                 )
     attempt.tries(f"find samples of the op on {device}")
     require(
         supported > 0,
-        "it supports none",
-        "let `supports` return True for what it can run, or check it on the device it is made for",
+        "it supports no sample",
+        "let `supports` return True for queries it can run, or check it on its own device",
     )
     return supported
 
 
 def _forms(arguments: list[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the arguments, and the same numbers in tensors with gaps."""
+    """Yield the arguments, and the same values in strided tensors."""
     yield "", arguments
     yield ", strided", [_strided(each) for each in arguments]
 

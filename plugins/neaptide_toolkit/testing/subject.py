@@ -1,4 +1,4 @@
-"""The plugin under check, and the run it is checked in."""
+"""The checked plugin and its test run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ PHASE_LENGTHS = {
 
 @attrs.frozen
 class Subject:
-    """The plugin under check, with the settings and the company it is checked in."""
+    """The checked plugin, its settings and the plugins enabled beside it."""
 
     spec: PluginSpec
     settings: Mapping[str, Any]
     beside: tuple[str | PluginSpec, ...]
     may_fail: bool = False
-    """Whether a run goes on without an observer that fails; else its error ends the run."""
+    """Whether a run continues after an observer fails; otherwise its error ends the run."""
     attempt: Attempt = attrs.field(factory=Attempt)
-    """What the law that is checked does at the moment."""
+    """The current action of the law."""
 
     def plugins(self, *more: PluginSpec) -> list[str | PluginSpec]:
-        """Return what to enable: the plugin, its company, and a predictor if it brings none."""
+        """Return the plugins to enable: this one, its company, and a predictor if it has none."""
         claims = self.spec.claims | {
             claim
             for other in self.beside
@@ -49,7 +49,7 @@ class Subject:
         return [spec, *self.beside, *predictor, *more]
 
     def config(self) -> dict[str, Any]:
-        """Return the run's config."""
+        """Return the run's configuration."""
         return {
             "phases": PHASE_LENGTHS,
             "train": {"clip_norm": 1.0, "steps": STEPS},
@@ -57,7 +57,7 @@ class Subject:
         }
 
     def trainer(self, task: TinyTask, *more: PluginSpec) -> HybridTrainer:
-        """Return a trainer of `task` under these plugins."""
+        """Return a trainer of `task` with these plugins."""
         return HybridTrainer(
             task.model,
             task.optimizer,

@@ -1,4 +1,4 @@
-"""A small awkward task to check contracts on: dropout, batch norm, tied and frozen parts."""
+"""A small task with difficult features: dropout, batch norm, tied and frozen parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLASSES = 8
 
 
 class TinyBlock(nn.Module):
-    """A residual block; `coupled`, its samples depend on each other and on random numbers."""
+    """A residual block; if `coupled`, its samples depend on each other and on random numbers."""
 
     def __init__(self, shared: nn.Linear, *, coupled: bool) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def tiny_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> Loss:
 
 @attrs.frozen(eq=False)
 class TinyTask:
-    """A model, its optimizer and its batches, the same for the same seed."""
+    """A model, its optimizer and its batches; equal seeds give equal tasks."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -84,7 +84,7 @@ def tiny_task(
 ) -> TinyTask:
     """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples of `width`.
 
-    Not `coupled` it has no batch norm and no dropout, so that a split batch is the same batch.
+    If not `coupled`, it has no batch norm and no dropout, so splitting a batch changes no result.
     """
     torch.manual_seed(seed)
     model = TinyNet(width, coupled=coupled)
@@ -103,11 +103,11 @@ def tiny_task(
 
 @attrs.define(eq=False)
 class SteadyPredictor(Plugin[NoConfig]):
-    """Proposes to shrink every weight by a thousandth: a jump that is always possible."""
+    """Proposes to shrink every weight by a thousandth: a proposal that is always possible."""
 
     @hookimpl
     def propose_update(self, store: ParameterStore) -> Update:
-        """Read the weights through loans, as a predictor must."""
+        """Read the weights through loans and return the proposal."""
 
         def delta(span: Span) -> Any:
             with store.loan(span, "read") as weight:

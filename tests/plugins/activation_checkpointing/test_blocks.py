@@ -86,10 +86,10 @@ def test_a_star_stays_within_one_part_of_the_name(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"blocks": "block.*"}, "no module is named like 'block.*' (did you mean 'blocks.3'?)"),
+        ({"blocks": "block.*"}, "no module name matches 'block.*' (did you mean 'blocks.3'?)"),
         (
             {"exclude": ["blocks.7"]},
-            "no module is named like 'blocks.7' (did you mean 'blocks.3'?)",
+            "no module name matches 'blocks.7' (did you mean 'blocks.3'?)",
         ),
         ({"save_ops": ["matmull"]}, f"there is no op 'matmull' (did you mean 'matmul'?){HINT}"),
         (

@@ -27,8 +27,8 @@ class Plain(nn.Module):
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"blocks": "layers.*"}, r"no module is named like 'layers\.\*'"),
-    ({"exclude": ["blocks.9"]}, r"no module is named like 'blocks\.9'"),
+    ({"blocks": "layers.*"}, r"no module name matches 'layers\.\*'"),
+    ({"exclude": ["blocks.9"]}, r"no module name matches 'blocks\.9'"),
     ({"resident": -1}, "must be >= 0 or 'auto'"),
     ({"phases": ["fool"]}, "fool"),
     ({"resident": 5}, r"'resident' must be at most the 4 blocks there are \(got 5\)"),

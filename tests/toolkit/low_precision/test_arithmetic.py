@@ -91,7 +91,7 @@ def test_weights_are_chosen_by_name_size_and_use() -> None:
     assert 2048 == chosen.largest
     assert {
         "embedding": 1,
-        "a size that 16 does not divide": 1,
+        "a size that is not a multiple of 16": 1,
         "smaller than 1024 elements": 1,
         "excluded": 1,
     } == chosen.left_out

@@ -92,7 +92,7 @@ def test_a_driver_that_refuses_leaves_all_of_it_pageable_and_says_why() -> None:
     slab = Slab(8 * PAGE, cudart=driver, cuts=cuts, piece=2 * PAGE)
     assert not slab.pinned
     assert (
-        f"CUDA cannot pin {2 * PAGE} bytes, {4 * PAGE} of {8 * PAGE} being pinned: out of memory; "
+        f"CUDA cannot pin {2 * PAGE} bytes after {4 * PAGE} of {8 * PAGE}: out of memory; "
         "raise `ulimit -l`, or pin less"
     ) == slab.reason
     assert {} == driver.ranges

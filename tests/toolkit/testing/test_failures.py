@@ -141,9 +141,9 @@ def test_hooks_that_no_law_reaches_break_none() -> None:
     ("method", "error", "came", "change"),
     [
         ("__init__", KeyError("x"), "while it was created", "belongs in on_run_start"),
-        ("__init__", SystemExit(1), "SystemExit: 1", "in the traceback of this error"),
+        ("__init__", SystemExit(1), "SystemExit: 1", "in this error's traceback"),
         ("state_dict", SystemExit(1), "in hook 'state_dict'", "let state_dict return"),
-        ("load_state_dict", KeyError("x"), "in hook 'load_state_dict'", "what state_dict returned"),
+        ("load_state_dict", KeyError("x"), "in hook 'load_state_dict'", "the result of state_dict"),
     ],
 )
 def test_what_a_plugins_own_methods_raise_is_a_laws_failure(
@@ -353,7 +353,7 @@ def test_a_plugin_beside_it_is_named_where_it_raises() -> None:
     with pytest.raises(ContractError) as caught:
         check_plugin(described(plugin_with()), beside=[other], laws=["resume-is-exact"])
     assert error is caught.value.__cause__
-    assert "mend plugin 'other' in `beside`" in caught.value.change
+    assert "fix plugin 'other' in `beside`" in caught.value.change
 
 
 def test_a_result_by_chance_is_told_from_state_that_is_not_saved() -> None:
@@ -363,14 +363,14 @@ def test_a_result_by_chance_is_told_from_state_that_is_not_saved() -> None:
         model.head.bias.grad.add_(1e-3 * drift)
 
     cls = plugin_with(after_backward=after_backward)
-    with pytest.raises(ContractError, match="even two runs without a break differ"):
+    with pytest.raises(ContractError, match="even two runs without a break have different"):
         check_plugin(described(cls, numerics="changes-training"), laws=["resume-is-exact"])
 
 
 @pytest.mark.parametrize(
     ("code", "came"),
     [
-        ("import torch", "the import of torch with it"),
+        ("import torch", "the import loads torch"),
         ("raise KeyError('x')", "exit code 1: KeyError: 'x'"),
         ("raise SystemExit(5)", "exit code 5"),
     ],
@@ -404,7 +404,7 @@ def test_an_entry_point_that_cannot_be_imported_breaks_the_first_law(
 def test_a_name_that_nobody_has_is_the_callers_mistake() -> None:
     with pytest.raises(ValueError, match=r"no plugin 'emma' is installed \(did you mean 'ema'\?\)"):
         check_plugin("emma")
-    with pytest.raises(ValueError, match=r"no law 'resume'.* there is manifest-is-light, "):
+    with pytest.raises(ValueError, match=r"no law 'resume'.* the laws are manifest-is-light, "):
         check_plugin("ema", laws=["resume"])
 
 

@@ -190,7 +190,7 @@ STACKS = [name for name in presets.names() if name.startswith("stack-")]
 def test_a_stack_says_that_it_is_composed_and_runs_with_a_file(
     neaptide: Any, folder: Path, name: str
 ) -> None:
-    assert presets.text(name).startswith("# To compose with your own file: ")
+    assert presets.text(name).startswith("# Combine with your own file: ")
     assert f"neaptide run --preset {name} mine.toml" in presets.text(name)
     neaptide("presets", "copy", "tiny-cpu", "mine.toml")
     short = ("train.steps=2", "train.device=cpu", "eval.every=0", "eval.batches=1")

@@ -1,1 +1,1 @@
-"""The verbs of the command line, found by entry points as a stranger's are."""
+"""The verbs of the command line, found by entry points like those of other distributions."""

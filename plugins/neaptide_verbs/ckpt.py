@@ -45,7 +45,7 @@ def verify_(*paths: Path, json: AsJson = False) -> int:
     for path in paths:
         try:
             problems |= {str(directory): verify(directory) for directory in _found_in(path)}
-        except WrongCheckpointError as error:  # the other paths are looked at all the same
+        except WrongCheckpointError as error:  # reported after the other paths are verified
             problems[str(path)] = [str(error)]
             absent.add(str(path))
     if json:
@@ -63,14 +63,14 @@ def verify_(*paths: Path, json: AsJson = False) -> int:
 
 
 def _within(checkpoint: str, problem: str) -> str:
-    """Return the problem with the names of files as seen from the checkpoint."""
+    """Return the problem with file names relative to the checkpoint."""
     return problem.removeprefix(f"{checkpoint}: ").replace(f"{checkpoint}/", "")
 
 
 def _found_in(path: Path) -> list[Path]:
-    """Return the checkpoints at `path`: one itself, a folder of them, or a run directory."""
+    """Return the checkpoints at `path`: a checkpoint, a folder of them, or a run directory."""
     try:
-        # By its name a checkpoint is known even where its manifest is lost.
+        # The folder's name identifies a checkpoint whose manifest is lost.
         if (path / MANIFEST).exists() or (path.is_dir() and STEP.fullmatch(path.name)):
             return [path]
         for root in (path / "checkpoints", path):
@@ -78,7 +78,7 @@ def _found_in(path: Path) -> list[Path]:
             if found:
                 return found
     except OSError as error:
-        msg = f"cannot read {path}: {error.strerror}; give a directory that can be read"
+        msg = f"cannot read {path}: {error.strerror}; give a readable directory"
         raise WrongCheckpointError(msg) from error
     msg = (
         f"there is no checkpoint in {path}; give a checkpoint, a folder of them or a run directory"

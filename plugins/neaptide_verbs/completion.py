@@ -1,4 +1,4 @@
-"""`neaptide completion`: what makes a shell complete verbs and options."""
+"""`neaptide completion`: shell completion of verbs, options and names."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SHELLS: tuple[Shell, ...] = get_args(Shell)
 
 
 def completion(
-    shell: Annotated[Shell | None, Parameter(help="Left out: the one `$SHELL` names.")] = None,
+    shell: Annotated[Shell | None, Parameter(help="By default the shell in `$SHELL`.")] = None,
     /,
     *,
     install: Annotated[
-        bool, Parameter(negative="", help="Install it for your user, and say where.")
+        bool, Parameter(negative="", help="Install it for your user, and print the path.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Print the script that makes your shell complete verbs, options and names, or install it.
+    """Print the script for your shell's completion of verbs, options and names, or install it.
 
-    `neaptide completion --install` is all most people need; a new shell then has it. For this
-    shell alone: `source <(neaptide completion bash)`. Names are those of presets and of the
-    plugins installed now.
+    Most users need only `neaptide completion --install` and a new shell. For this shell alone:
+    `source <(neaptide completion bash)`. The names are those of presets and of the plugins
+    installed now.
     """
     from neaptide.cli.app import build_app  # noqa: PLC0415 - it is what imports this
 
@@ -56,7 +56,7 @@ def completion(
     if json:
         print_json({"shell": chosen, "path": str(path)})
     else:
-        print_text(f"completion for {chosen} installed in {path}; open a new shell to have it")
+        print_text(f"completion for {chosen} installed in {path}; open a new shell to use it")
 
 
 def _verbs(app: App) -> Iterator[Callable[..., Any]]:
@@ -69,7 +69,7 @@ def _verbs(app: App) -> Iterator[Callable[..., Any]]:
 
 
 def _offer_words(verb: Callable[..., Any]) -> None:
-    """Add the words of `Offers` to the types that scripts are made from."""
+    """Add the words of `Offers` to the types from which the scripts are generated."""
     for parameter, hint in get_type_hints(verb, include_extras=True).items():
         if get_origin(hint) is not Annotated:
             continue

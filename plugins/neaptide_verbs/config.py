@@ -1,4 +1,4 @@
-"""`neaptide config`: check a configuration, or show what it amounts to."""
+"""`neaptide config`: check a configuration, or show it complete with defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FormatName = Literal["toml", "yaml", "json"]
 
 
-app = App(name="config", help="Check configurations, and show what they amount to.")
+app = App(name="config", help="Check configurations, and show them complete with defaults.")
 
 
 @app.command
@@ -44,9 +44,9 @@ def check(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Check everything that can be checked without importing torch; with `--imports` the rest.
+    """Check everything that needs no import of torch; with `--imports` the rest.
 
-    No model is built either way.
+    Neither check builds a model.
     """
     config, ordered = configured(loaded(files, preset, set_).config)
     if imports:
@@ -65,10 +65,10 @@ def show(
     preset: Preset = None,
     set_: Sets = None,
     origin: Annotated[
-        bool, Parameter(negative="", help="Print where each value came from, a line a value.")
+        bool, Parameter(negative="", help="Print the source of each value, one value a line.")
     ] = False,
     format: Annotated[  # noqa: A002 - the option's name
-        FormatName, Parameter(help="Notation to print in.")
+        FormatName, Parameter(help="Format of the output.")
     ] = "toml",
     json: AsJson = False,
 ) -> None:
@@ -87,7 +87,7 @@ def _try_settings(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
     from neaptide.run import assembly  # noqa: PLC0415 - imports torch
     from neaptide.run.defaults import import_factory, try_optimizer  # noqa: PLC0415 - likewise
 
-    sys.path.insert(0, str(Path.cwd()))  # as `run` does: after torch has found its own modules
+    sys.path.insert(0, str(Path.cwd()))  # like `run`: after torch has found its own modules
     hooks = assembly.create_plugins(config, ordered, run_logger())
     if hooks.left_to_core("configure_optimizer"):
         try_optimizer(config.optimizer.name, config.optimizer.lr, config.optimizer.options)
@@ -98,8 +98,8 @@ def _try_settings(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
 
 
 def _print_origins(plain: dict[str, Any], origins: Mapping[str, str], *, json: bool) -> None:
-    # What `configured` adds is the plugin behind the name of a model or a data set.
-    added = "builds what model.name or data.name names"
+    # `configured` adds the plugin that builds the named model or data set.
+    added = "builds the model or data set of model.name or data.name"
     rows = [
         (dotted(path), at(plain, path), origins.get(dotted(path), added)) for path in leaves(plain)
     ]
@@ -107,5 +107,5 @@ def _print_origins(plain: dict[str, Any], origins: Mapping[str, str], *, json: b
         keys = ("path", "value", "origin")
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
-    # What a configuration holds is written alike in TOML and JSON.
+    # TOML and JSON write these values alike.
     print_table([(path, f"= {jsons.dumps(value)}", source) for path, value, source in rows])

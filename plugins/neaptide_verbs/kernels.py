@@ -1,4 +1,4 @@
-"""`neaptide kernels`: which ops there are, who runs them here, and how fast."""
+"""`neaptide kernels`: list the ops, the provider of each on this machine, and its speed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 app = App(name="kernels", help="Show, explain, time and tune the kernels of this machine.")
 
 Device = Annotated[
-    str | None, Parameter(help="`cpu` or `cuda`; left out, the GPU where there is one.")
+    str | None, Parameter(help="`cpu` or `cuda`; by default the GPU if there is one.")
 ]
 SampleName = Annotated[
-    str | None, Parameter(name="--sample", help="One of the op's samples; the first is taken.")
+    str | None, Parameter(name="--sample", help="One of the op's samples; by default the first.")
 ]
 
 
 @app.command(name="list")
 def list_(*, device: Device = None, json: AsJson = False) -> None:
-    """List the ops, and who would run each."""
+    """List the ops, and the provider chosen for each."""
     with _kernels() as (kernels, notes):
         rows: list[dict[str, Any]] = []
         for name, op in sorted(kernels.ops.items()):
@@ -61,7 +61,7 @@ def list_(*, device: Device = None, json: AsJson = False) -> None:
 def explain(
     op: str, /, *, sample: SampleName = None, device: Device = None, json: AsJson = False
 ) -> None:
-    """Say who would run an op on one of its samples, and what keeps the others from it."""
+    """Show the provider chosen for one sample of an op, and why the others are not."""
     with _kernels() as (kernels, notes):
         _known(kernels, op)
         chosen = _named(_large(kernels, op, _device(device)), sample)
@@ -86,13 +86,13 @@ def explain(
 
 @app.command
 def bench(op: str | None = None, /, *, device: Device = None, json: AsJson = False) -> None:
-    """Time every provider that agrees with the reference; nothing is kept."""
+    """Time every provider that agrees with the reference, without saving the timings."""
     _measured(op, device, json=json, keep=False)
 
 
 @app.command
 def tune(op: str | None = None, /, *, device: Device = None, json: AsJson = False) -> None:
-    """Time every provider in every config, and keep what was found for the runs to come."""
+    """Time every provider in every config, and save the timings for later runs."""
     _measured(op, device, json=json, keep=True)
 
 
@@ -139,9 +139,9 @@ def _print_measured(
 
 @contextmanager
 def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
-    """Hold the ops and providers of every installed plugin.
+    """Yield the ops and providers of every installed plugin, and notes.
 
-    What kept some from being asked, and what is warned of meanwhile, is in the notes afterwards.
+    After the context the notes list the plugins that could not be loaded, and warnings.
     """
     from neaptide.hooks.manager import HookManager  # noqa: PLC0415 - likewise
     from neaptide.hooks.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - likewise
@@ -160,7 +160,7 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
                     hooks = HookManager([(spec, cls(spec.config()))], object(), None)
                     hooks.notify("register_kernels", kernels=scope)
             except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
-                notes.append(f"plugin {name!r} was not asked: {' '.join(str(error).split())}")
+                notes.append(f"plugin {name!r} was left out: {' '.join(str(error).split())}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", KernelWarning)
             yield KERNELS, notes
@@ -203,7 +203,8 @@ def _named(samples: Iterator[Sample], name: str | None) -> Sample:
         if name is None or sample.name == name:
             return sample
         known.append(sample.name)
-    msg = f"there is no sample {name!r}{suggest(name or '', known)}; there is {'; '.join(known)}"
+    hint = suggest(name or "", known)
+    msg = f"no sample is named {name!r}{hint}; the samples are {'; '.join(known)}"
     raise _UsageError(msg)
 
 

@@ -1,4 +1,4 @@
-"""`neaptide presets`: the configurations that installed distributions ship."""
+"""`neaptide presets`: show and copy the presets of installed distributions."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def show(name: Name, /, *, json: AsJson = False) -> None:
 
 @app.command
 def copy(name: Name, path: Path | None = None, /, *, json: AsJson = False) -> None:
-    """Copy a preset to a file of your own; an existing file is never overwritten.
+    """Copy a preset to a new file; an existing file is never overwritten.
 
-    The suffix of the file says its format; only TOML keeps the comments.
+    The file's suffix determines its format; only TOML keeps the comments.
     """
     text = presets.text(name)
     target = path or Path(f"{name}.toml")

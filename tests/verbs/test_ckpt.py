@@ -124,7 +124,7 @@ def test_a_path_without_checkpoints_is_one_line(neaptide: Any, path: str) -> Non
 def test_a_path_that_cannot_be_looked_at_is_one_line(neaptide: Any) -> None:
     done = neaptide("ckpt", "list", "long" * 99)
     (line,) = done.err.splitlines()
-    assert line.endswith(": File name too long; give a directory that can be read")
+    assert line.endswith(": File name too long; give a readable directory")
 
 
 def test_nothing_to_verify_is_a_usage_error(neaptide: Any) -> None:

@@ -53,7 +53,7 @@ def test_a_tuned_op_is_explained_by_its_timings(
     [
         (["explain", "quantise_int8"], "did you mean 'quantize_int8'"),
         (["tune", "nothing"], "there is no op 'nothing'"),
-        (["explain", "quantize_int8", "--sample", "x"], "there is no sample 'x'"),
+        (["explain", "quantize_int8", "--sample", "x"], "no sample is named 'x'"),
         (["list", "--device", "tpu"], "--device is cpu or cuda (got 'tpu')"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Compares training with and without prediction, at equal backward passes and at equal time."""
+"""Compare training with and without prediction, at equal backward passes and at equal time."""

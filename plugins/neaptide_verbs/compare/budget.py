@@ -1,4 +1,4 @@
-"""What a loss is worth in backward passes: budget curves, multipliers and their intervals. Pure."""
+"""Convert losses to backward passes: budget curves, multipliers and their intervals. Pure."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _T90 = (
 
 @attrs.frozen
 class Worth:
-    """How many times its passes the baseline needs for the same loss: mean, 90 % interval."""
+    """The multiplier of the passes that the baseline needs for equal loss: mean, 90 % interval."""
 
     mean: float
-    """nan where the mean loss lies outside the baseline's curve."""
+    """nan if the mean loss lies outside the baseline's curve."""
     low: float | None
-    """0 where the curve does not bound it; None with a single seed, which tells of no spread."""
+    """0 if the curve does not bound it; None with one seed, which has no spread."""
     high: float | None
-    """inf where the curve does not bound it; None with a single seed."""
+    """inf if the curve does not bound it; None with one seed."""
     least: float
-    """The smallest multiplier that the curve can tell."""
+    """The smallest multiplier that the curve can measure."""
     most: float
-    """The largest one."""
+    """The largest multiplier that the curve can measure."""
     outside: str | None
-    """`below` where it is worth less than `least`, `above` where more than `most`."""
+    """`below` if the multiplier is less than `least`, `above` if more than `most`, else None."""
 
     def times(self, factor: float) -> Worth:
-        """Return it in another unit, such as time, of which `factor` are one of this."""
+        """Return the multiplier times `factor`, to convert it to another unit, such as time."""
         return attrs.evolve(
             self,
             mean=self.mean * factor,
@@ -50,11 +50,11 @@ class Worth:
 
 @attrs.frozen
 class BudgetCurve:
-    """Final loss against budget, each point a whole run with its own schedule.
+    """Final loss over budget; each point is a whole run with its own schedule.
 
-    Between two budgets the loss is taken to be linear in the logarithm of the budget. Noise can
-    make a longer run look worse: the losses are made non-increasing by pooling such neighbours
-    (isotonic regression by pool-adjacent-violators, Barlow et al. 1972).
+    Between two budgets the loss is linear in the logarithm of the budget. Noise can make a longer
+    run look worse, so neighbours are pooled until the losses are non-increasing (isotonic
+    regression by pool-adjacent-violators, Barlow et al. 1972).
     """
 
     budgets: tuple[float, ...]
@@ -63,15 +63,15 @@ class BudgetCurve:
     """Validation losses, non-increasing."""
 
     def at(self, budget: float) -> float | None:
-        """Return the loss after `budget` passes; None outside what was measured."""
+        """Return the loss after `budget` passes; None outside the measured budgets."""
         return _interpolated(
             math.log(budget), [math.log(known) for known in self.budgets], self.losses
         )
 
     def reaching(self, loss: float, near: float | None = None) -> float | None:
-        """Return the passes after which the loss is reached; None outside what was measured.
+        """Return the number of passes that reach the loss; None outside the measured losses.
 
-        Where the curve is flat, those closest to `near`, or the fewest.
+        On a flat part of the curve it is the number closest to `near`, or else the smallest.
         """
         logs = [math.log(budget) for budget in self.budgets]
         falling = [-known for known in self.losses]
@@ -90,9 +90,9 @@ class BudgetCurve:
 
 
 def curve(points: Sequence[tuple[float, float]]) -> BudgetCurve:
-    """Return the curve through `(budget, loss)` points, several at a budget being averaged.
+    """Return the curve through `(budget, loss)` points; points of equal budget are averaged.
 
-    ValueError without any, or with a loss that is not finite.
+    ValueError if there are no points, or if a loss is not finite.
     """
     if not points or not all(math.isfinite(loss) for _, loss in points):
         msg = f"a budget curve needs finite losses (got {list(points)})"
@@ -103,12 +103,13 @@ def curve(points: Sequence[tuple[float, float]]) -> BudgetCurve:
 
 
 def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget: float) -> Worth:
-    """Return what losses after `budget` passes are worth, one of each seed.
+    """Return the multiplier of losses after `budget` passes, from one difference for each seed.
 
-    `differences` are to the baseline's run of the same seed after `at` passes, a budget of the
-    curve. What a seed's data and initialisation do to both sides drops out. Their mean and
-    Student's interval are laid off from the curve's loss at `at`, so that a seed whose own loss
-    lies outside the curve counts like every other. ValueError without a difference, or outside it.
+    A difference is the loss minus that of the baseline's run of the same seed after `at` passes, a
+    budget of the curve. It cancels the effects of a seed's data and initialisation. The mean of the
+    differences and its Student interval are added to the curve's loss at `at`, so a seed whose own
+    loss lies outside the curve counts like the others. ValueError without differences, or if `at`
+    lies outside the curve.
     """
     middle = baseline.at(at)
     if not differences or middle is None:
@@ -135,7 +136,7 @@ def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget
 
 
 def paired(baseline: BudgetCurve, at: float, difference: float, budget: float) -> float | None:
-    """Return one seed's multiplier by itself; None where it lies outside the curve."""
+    """Return one seed's multiplier alone; None if it lies outside the curve."""
     middle = baseline.at(at)
     passes = None if middle is None else baseline.reaching(middle + difference, at)
     return None if passes is None else passes / budget
@@ -146,7 +147,7 @@ def _t90(freedom: int) -> float:
     if freedom <= len(_T90):
         return _T90[freedom - 1]
     normal = 1.6449
-    return normal + (normal**3 + normal) / (4 * freedom)  # Cornish-Fisher, 0.0002 off at 31
+    return normal + (normal**3 + normal) / (4 * freedom)  # Cornish-Fisher, error 0.0002 at 31
 
 
 def _non_increasing(values: Sequence[float]) -> list[float]:
@@ -160,7 +161,7 @@ def _non_increasing(values: Sequence[float]) -> list[float]:
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Return y at x over ascending `xs`, None outside of them; at equal xs the first y."""
+    """Return y at x over ascending `xs`, None outside their range; at equal xs the first y."""
     slack = _slack(xs)
     if not xs[0] - slack <= x <= xs[-1] + slack:
         return None
@@ -175,5 +176,5 @@ def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float |
 
 
 def _slack(xs: Sequence[float]) -> float:
-    """Return by how much ascending `xs` may be missed through rounding."""
+    """Return the rounding tolerance at the ends of ascending `xs`."""
     return 1e-12 * max(abs(xs[0]), abs(xs[-1]))

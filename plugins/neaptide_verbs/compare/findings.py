@@ -1,4 +1,4 @@
-"""What a comparison found, as one JSON document. The only place that states a speedup."""
+"""The result of a comparison as one JSON document. Only this document states a speedup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .runs import ComparedRun, Comparison
 
 KINDS = {"plain": "loss", "averaged": "averaged"}
-"""How the weights were evaluated: as they are, and their average in their place."""
+"""Evaluations of the final weights: as they are, and with their average in their place."""
 
 
 def findings(found: Comparison) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def findings(found: Comparison) -> dict[str, Any]:
 
 
 def is_tuned(found: Comparison) -> bool:
-    """Say whether the baseline may be called tuned: all was swept that there is to sweep."""
+    """Return whether the baseline counts as tuned: every possible setting was swept."""
     swept = found.tuned.get(BASELINE)
     return swept is not None and {LEARNING_RATE, "warmup", "decay"} <= set(swept.swept)
 
@@ -102,7 +102,7 @@ def _evaluated(
 
 
 def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
-    """Return a multiplier in passes times `factor`; without figures where a run diverged."""
+    """Return a multiplier in passes times `factor`; without figures if a run diverged."""
     worth = found.worth or Worth(math.nan, None, None, math.nan, math.nan, None)
     per_seed = {
         seed: None if value is None else value * factor for seed, value in found.per_seed.items()
@@ -111,10 +111,10 @@ def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
 
 
 def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
-    """Return a pass's time on the baseline over that of a side.
+    """Return the time of a pass of the baseline divided by that of a side.
 
-    nan where no pass was made, where both ended with the same losses to the bit, so that nothing
-    but the machine's mood is left to measure, and where their numbers of threads differ.
+    It is nan if a side made no pass, if both ended with bitwise equal losses (then the difference
+    is only noise of the machine), or if their numbers of threads differ.
     """
     if name == BASELINE:
         return 1.0
@@ -129,10 +129,10 @@ def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
 
 
 def _seconds_a_pass(runs: Sequence[ComparedRun]) -> float:
-    """Return the seconds a pass takes in the fastest of `runs`, the least disturbed one.
+    """Return the seconds of a pass in the fastest of `runs`, the least disturbed one.
 
-    Both sides' are of as many runs, or the fastest of more would be faster by chance alone. And of
-    one budget: shorter runs may have made fewer jumps.
+    Both sides must have equally many runs, as the fastest of more runs is faster by chance; and all
+    runs must have one budget, as shorter runs may make fewer jumps.
     """
     return min(
         (run.result.seconds / run.result.updates for run in runs if run.result.updates),
@@ -146,7 +146,7 @@ def _share(runs: Sequence[ComparedRun]) -> float:
 
 
 def _needed(points: Sequence[tuple[float, float]], loss: float, a_pass: float) -> dict[str, Any]:
-    """Return what a side needs for a loss; `at_most` where even its shortest runs were better."""
+    """Return the budget that a side needs for a loss; `at_most` if its shortest runs reach it."""
     if not points:
         return {"passes": None, "seconds": None, "at_most": False}
     side = curve(points)
@@ -157,13 +157,13 @@ def _needed(points: Sequence[tuple[float, float]], loss: float, a_pass: float) -
 
 
 def _levels(found: Comparison) -> list[dict[str, Any]]:
-    """Return the passes and seconds each side needs for the mean losses of the baseline."""
+    """Return the passes and seconds that each side needs for the baseline's mean losses."""
     reference = losses_of(found.runs, BASELINE, "best")
     if not reference:
         return []
     a_pass = {side.name: _seconds_a_pass(found.of(side.name, 1.0)) for side in found.sides}
     levels: list[dict[str, Any]] = []
-    losses = dict.fromkeys(curve(reference).losses)  # equally good budgets are one level
+    losses = dict.fromkeys(curve(reference).losses)  # budgets of equal loss are one level
     for loss in losses:
         needed = {}
         for side in found.sides:

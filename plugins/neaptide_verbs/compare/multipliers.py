@@ -1,4 +1,4 @@
-"""What the runs of a side are worth, as multiples of the baseline's backward passes. Pure."""
+"""Convert the runs of a side to multiples of the baseline's backward passes. Pure."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ DIVERGED, BASELINE_DIVERGED = "diverged", "baseline diverged"
 
 @attrs.frozen
 class Multiplier:
-    """What a side is worth over all seeds, and in each."""
+    """A side's multiplier over all seeds, and of each seed."""
 
     worth: Worth | None
-    """None where a run of either side diverged."""
+    """None if a run of either side diverged."""
     outside: str | None
-    """Why there is no mean: `below` or `above` the baseline's curve, or who diverged."""
+    """Why there is no mean: `below` or `above` the baseline's curve, or the diverged side."""
     per_seed: Mapping[int, float | None]
-    """None outside the curve."""
+    """Each seed's multiplier; None outside the curve."""
 
 
 def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[float, float]]:
     """Return (passes, loss) of a side's runs; `kind` is `loss`, `averaged` or `best`.
 
-    A budget at which a seed diverged is left out: the mean of the others would be of luckier seeds.
+    A budget with a diverged seed is left out: the mean of its other seeds would be too good.
     """
     points = []
     for fraction in sorted({run.fraction for run in runs if run.side == side}):
@@ -46,9 +46,9 @@ def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[f
 
 
 def multiplier_of(runs: Sequence[ComparedRun], side: str, fraction: float, kind: str) -> Multiplier:
-    """Return what the runs of `side` at a budget are worth in passes of the baseline.
+    """Return the multiplier of the runs of `side` at a budget, in passes of the baseline.
 
-    A seed counts by its difference to the baseline's run of that seed at the same budget.
+    Each seed counts by its difference from the baseline's run of that seed at the same budget.
     """
     mine = _runs_at(runs, side, fraction)
     reference = _runs_at(runs, BASELINE, fraction) or _runs_at(runs, BASELINE, 1.0)

@@ -1,4 +1,4 @@
-"""The findings as a page of its own, with the curves drawn."""
+"""A comparison's findings as a self-contained page with curves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def comparison_page(found: Mapping[str, Any], title: str) -> str:
             *(
                 section(
                     "Weights as they are" if kind == "plain" else "Averaged weights",
-                    table(lines[0], lines[1:], caption="Losses and what they are worth"),
+                    table(lines[0], lines[1:], caption="Losses and multipliers"),
                 )
                 for kind in kinds
                 if (lines := rows(found, kind))

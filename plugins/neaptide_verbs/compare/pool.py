@@ -1,4 +1,4 @@
-"""Several workers that train trials at once, and what is already trained."""
+"""Worker processes that train trials at once, and the stored results of earlier trials."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _LOG = "workers.log"
 _LOOK = 0.2
-"""Seconds between two looks at whether a signal has arrived."""
+"""Seconds between two checks for a signal."""
 
 
 class TrialError(NeaptideError):
-    """A trial raised: the comparison cannot go on without it."""
+    """A trial raised an error, so the comparison cannot continue."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -48,9 +48,9 @@ class _TrainedTrial:
 
 
 class Pool:
-    """Trains trials in `jobs` processes of `threads` threads each; a context manager.
+    """Trains trials in `jobs` processes with `threads` threads each; a context manager.
 
-    Results are kept below `root`, so that a comparison that was stopped goes on where it was.
+    Results are stored below `root`, so a stopped comparison can continue.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers; those in the middle of a trial save it first."""
+        """End the workers; a worker that is training saves its trial first."""
         if error is not None:
             self._begin_no_more()
         for _ in self._threads:
@@ -92,9 +92,9 @@ class Pool:
                 self._waiting.get_nowait()
 
     def train(self, trials: Sequence[TrainingTrial]) -> list[Result]:
-        """Return the results of `trials`, in their order; each is reported as it comes.
+        """Return the results of `trials`, in their order; each is reported when it is ready.
 
-        TrialError as soon as one raises, Interrupted when a worker was stopped.
+        Raises TrialError as soon as a trial fails, Interrupted after a signal or a stopped worker.
         """
         results: dict[str, Result] = {}
         missing: dict[str, TrainingTrial] = {}
@@ -118,7 +118,7 @@ class Pool:
     def _next(self) -> _TrainedTrial:
         while True:
             if self._stop.received is not None:
-                msg = "stopped by a signal; give the same command again to go on"
+                msg = "stopped by a signal; repeat the command to continue"
                 raise Interrupted(self._stop.received, msg)
             with suppress(queue.Empty):
                 return self._done.get(timeout=_LOOK)
@@ -133,8 +133,8 @@ class Pool:
                     stderr=log,
                     env=self._environment,
                     text=True,
-                    # A Ctrl-C of the terminal would reach it beside our own signal, and the second
-                    # of two leaves without saving.
+                    # In our session the terminal's Ctrl-C would reach the worker, too; with our own
+                    # signal that makes two, and at the second one it ends without saving.
                     start_new_session=True,
                 )
             thread = threading.Thread(target=self._feed, args=(worker,), daemon=True)
@@ -164,15 +164,15 @@ class Pool:
             except (OSError, ValueError):
                 code = worker.wait()
                 text = f"the process that trained it ended with {_named(code)}"
-                if code == -signal.SIGKILL:  # by the kernel, most often
-                    text += ", as where memory runs out; train fewer at once with --jobs"
+                if code == -signal.SIGKILL:  # most often sent by the kernel
+                    text += ", probably for lack of memory; train fewer at once with --jobs"
                 answer = {"error": f"{text}; see {self._root / _LOG}", "exit_code": 1}
                 if code in {-signal.SIGTERM, -signal.SIGINT}:
-                    answer = {"stopped": "stopped by a signal before it began"}
+                    answer = {"stopped": "stopped by a signal before it started"}
             self._done.put(_TrainedTrial(trial, answer))
             if "stopped" in answer or worker.poll() is not None:
                 break
-        with worker:  # closes the pipes, at which it ends, and waits
+        with worker:  # closes the pipes, which ends the worker, and waits for it
             pass
 
 

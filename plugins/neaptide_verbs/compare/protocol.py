@@ -1,4 +1,4 @@
-"""The order of a comparison: tune each side, train all seeds at all budgets, find out."""
+"""The steps of a comparison: tune each side, train seeds at all budgets, extend the baseline."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     Train = Callable[[Sequence[TrainingTrial]], Sequence[Result]]
 
 _LONGEST = 4.0
-"""Times the configured budget that a baseline is trained at most, to reach a candidate's loss."""
+"""Longest training of a baseline to reach a candidate's loss, as a multiple of its budget."""
 KNOBS = (LEARNING_RATE, INIT, WARMUP, DECAY)
 
 
 def compare(sides: Sequence[Side], settings: ComparisonSettings, train: Train) -> Comparison:
-    """Tune the sides, train them, and lengthen the baseline until it reaches the candidate."""
+    """Tune the sides, train them, and extend the baseline until it reaches the candidate."""
     tuned: dict[str, Tuned] = {}
     final: list[Side] = []
     for side in sides:
@@ -54,7 +54,7 @@ def compare(sides: Sequence[Side], settings: ComparisonSettings, train: Train) -
 def _tuned(
     side: Side, values: Mapping[str, Any], settings: ComparisonSettings, train: Train
 ) -> Tuned:
-    # What is common to all sides was tuned with the baseline.
+    # Settings shared by all sides were tuned with the baseline.
     knobs = KNOBS if side.name == BASELINE else (LEARNING_RATE,)
 
     def ask(options: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -73,10 +73,10 @@ def _tuned(
 def _with_common(
     values: Mapping[str, Any], plain: Mapping[str, Any], baseline: Tuned | None
 ) -> Mapping[str, Any]:
-    """Lay over a side what was tuned of the baseline but its optimizer.
+    """Apply the baseline's tuned settings to a side, except those of its optimizer.
 
-    What the side sets otherwise than the baseline, as configured in `plain`, stays: it is what is
-    compared. Another model has options of its own.
+    Settings in which the side differs from the baseline as configured (`plain`) stay: they are
+    what the comparison measures. A different model keeps its own options.
     """
     if baseline is None:
         return values
@@ -103,7 +103,7 @@ def _trained(
     sides: Sequence[Side], settings: ComparisonSettings, train: Train
 ) -> list[ComparedRun]:
     wanted = []
-    for seed in settings.seeds:  # side by side, so that what slows the machine slows them all
+    for seed in settings.seeds:  # sides alternate, so a slow phase of the machine slows them all
         for side in sides:
             fractions = {
                 BASELINE: settings.budgets,
@@ -124,7 +124,7 @@ def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Compar
 
 
 def _lies_beyond(runs: Sequence[ComparedRun], settings: ComparisonSettings) -> bool:
-    """Say whether a side is better than the baseline at its longest, in either evaluation."""
+    """Return whether a side beats the baseline's longest runs in either evaluation."""
     sides = {run.side for run in runs} - {BASELINE}
     return any(
         multiplier_of(runs, side, fraction, kind).outside == "above"

@@ -1,4 +1,4 @@
-"""What is compared, and every run that came of it."""
+"""The settings of a comparison and all its runs."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from .trials import Result
 
 STEP = math.sqrt(2.0)
-"""Between two budgets."""
+"""Factor between two budgets."""
 BUDGETS = (1 / STEP, 1.0, STEP)
 
 
 @attrs.frozen
 class ComparisonSettings:
-    """What is compared how."""
+    """The settings of a comparison."""
 
     seeds: tuple[int, ...]
-    """Reported."""
+    """Seeds of the reported runs."""
     tuning_seeds: tuple[int, ...] = (0,)
-    """Swept on; none of them is reported."""
+    """Seeds of the sweeps; none of them is reported."""
     sweeps: bool = True
     budgets: tuple[float, ...] = BUDGETS
-    """Shares of the configured updates that the baseline is trained for."""
+    """Shares of the configured updates for which the baseline is trained."""
     candidate_budgets: tuple[float, ...] = (1 / STEP, 1.0)
 
 
 @attrs.frozen
 class ComparedRun:
-    """One reported trial and what came of it."""
+    """One reported trial and its result."""
 
     side: str
     seed: int
@@ -45,11 +45,11 @@ class ComparedRun:
 
 @attrs.frozen
 class Comparison:
-    """Everything that was measured."""
+    """All sides and runs of a comparison."""
 
     settings: ComparisonSettings
     sides: tuple[Side, ...]
-    """With what was tuned laid over."""
+    """The sides, with their tuned settings."""
     tuned: Mapping[str, Tuned]
     runs: tuple[ComparedRun, ...]
 

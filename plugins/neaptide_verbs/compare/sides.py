@@ -1,4 +1,4 @@
-"""The configurations that are compared: with and without prediction, told apart by claims."""
+"""The configurations to compare, with and without prediction; plugins are recognized by claims."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WITHOUT_JUMPS = "candidate-without-jumps"
 WITH_JUMPS = "baseline-with-jumps"
 
 AVERAGING = "evaluation.weights"
-"""The claim of plugins that evaluate another form of the weights, such as their average."""
+"""The claim of plugins that evaluate other weights, such as their average."""
 
 
 @attrs.frozen
 class Side:
-    """One configuration of the comparison, by the name the results give it."""
+    """One configuration of the comparison, with its name in the results."""
 
     name: str
     values: Mapping[str, Any]
@@ -37,16 +37,16 @@ class Side:
 
     @property
     def predicts(self) -> bool:
-        """Whether a plugin of it proposes updates."""
+        """Whether one of its plugins proposes updates."""
         return any(PREDICTOR in spec.claims for spec in _ordered(self.values))
 
 
 def sides_of(config: RunConfig, against: RunConfig | None) -> list[Side]:
-    """Return what to train: the baseline, the candidate and, of two configs, the parts alone.
+    """Return the sides to train: baseline, candidate and, given two configs, the parts alone.
 
-    Without `against` the baseline is `config` without its predictor, and the candidate's gain is
-    the jump's alone. With it the two may differ in anything: their predictor is then also taken
-    from the one and given to the other. ConfigError where there is nothing to compare.
+    Without `against`, the baseline is `config` without its predictor, so the candidate's gain is
+    that of the jumps alone. With it, the two may differ in anything; two more sides then move the
+    predictor from one to the other. ConfigError if there is nothing to compare.
     """
     candidate = Side(CANDIDATE, _prepared(config))
     if against is None:
@@ -72,7 +72,7 @@ def sides_of(config: RunConfig, against: RunConfig | None) -> list[Side]:
 
 
 def _train_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Say whether two sides that do not predict are the same but for phases they never enter."""
+    """Return whether two sides without prediction differ only in phases that they never enter."""
 
     def told(values: Mapping[str, Any]) -> dict[str, Any]:
         return {**values, "phases": values["phases"]["warmup"]}
@@ -81,7 +81,7 @@ def _train_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def without_prediction(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration without what proposes updates, forecasts or needs who does."""
+    """Return the configuration without predictor, forecasts, and plugins that need them."""
     predicting = _predicting(_ordered(values))
     kept = {name: table for name, table in values["plugins"].items() if name not in predicting}
     changed = _without_confidence(values)
@@ -113,7 +113,7 @@ def _predicting(ordered: Sequence[PluginSpec]) -> set[str]:
 
 
 def _prepared(config: RunConfig) -> dict[str, Any]:
-    """Return the whole configuration, quiet, and with an average to evaluate where there is one."""
+    """Return the full configuration, quiet, with an averaging plugin if one is installed."""
     full, ordered = configured(config)
     if not any(AVERAGING in spec.claims for spec in ordered):
         averaging = averaging_plugins()
@@ -124,7 +124,7 @@ def _prepared(config: RunConfig) -> dict[str, Any]:
 
 
 def averaging_plugins() -> list[str]:
-    """Return the installed plugins that evaluate an average and change nothing else."""
+    """Return the installed plugins that evaluate an average and have no other effect."""
     return sorted(
         spec.name
         for spec in installed_plugins().usable().values()
@@ -133,7 +133,7 @@ def averaging_plugins() -> list[str]:
 
 
 def _without_confidence(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the knob that only a dynamics model may have."""
+    """Remove the setting that only a dynamics model accepts."""
     phases = {**values["phases"], "predict": {**values["phases"]["predict"]}}
     phases["predict"].pop("confidence", None)
     return {**values, "phases": phases}
@@ -157,8 +157,8 @@ def _check_same_task(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         for key in keys:
             if one[section].get(key) != other[section].get(key):
                 msg = (
-                    f"both sides must have the same {section}.{key}, or their losses say nothing "
-                    f"of one another (got {one[section].get(key)!r} and "
+                    f"both sides must have the same {section}.{key}, or their losses cannot be "
+                    f"compared (got {one[section].get(key)!r} and "
                     f"{other[section].get(key)!r}; --set changes CONFIG only) @ --against"
                 )
                 raise ConfigError(msg)

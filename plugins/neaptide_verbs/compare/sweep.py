@@ -1,4 +1,4 @@
-"""Tunes one side: its learning rate and, of a baseline, what else decides how well it does."""
+"""Tune one side: its learning rate and, for a baseline, initialisation, warmup and decay."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     Ask = Callable[[Sequence[Changes]], Sequence[float]]
 
 LEARNING_RATE, INIT, WARMUP, DECAY = "learning rate", "initialisation", "warmup", "decay"
-_FACTOR = 2.0  # between two rates of the first grid
-_EDGES = 5  # times a best rate at the edge of the grid lets it grow
+_FACTOR = 2.0  # ratio of two rates of the first grid
+_EDGES = 5  # how often the grid may be extended when the best rate is at its edge
 _SWEPT = "sweep"
 """In a model option's metadata: the factors by which to multiply its value."""
 INIT_ARGUMENT = "init_scale"
-"""A factory of a model that takes it is swept at these factors of its default."""
+"""Argument of a model factory that is swept: these factors multiply its default."""
 INIT_FACTORS = (0.5, 2.0)
 
 
 @attrs.frozen
 class Tuned:
-    """What a sweep chose, and all it tried."""
+    """The chosen settings, and all tried ones."""
 
     changes: Mapping[str, Any]
-    """To lay over the side's configuration."""
+    """Changes to the side's configuration."""
     swept: tuple[str, ...]
     tried: tuple[tuple[Mapping[str, Any], float], ...]
-    """Each setting with its validation loss, in the order they were tried."""
+    """Each tried setting with its validation loss, in the order of trials."""
 
 
 def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
-    """Return the best of what `knobs` name, one after the other, each at the best of those before.
+    """Return the best values of `knobs`, tuned one after the other, each with the earlier ones.
 
-    `ask` trains with each of several changes and returns their losses, inf where one diverged. The
-    rate is tried at half, once and twice its value, further where the best is at the edge, and last
-    at a factor of sqrt(2) to both sides of the best; once more so, around the best, where another
-    knob was changed.
+    `ask` trains with each of several changes and returns their losses, inf for a diverged run. The
+    learning rate is tried at 0.5, 1 and 2 times its value, further while the best is at the edge,
+    and then at sqrt(2) times and 1 / sqrt(2) times the best. If another knob changed, the rate is
+    tuned once more.
     """
     tried: list[tuple[Changes, float]] = []
 
@@ -67,13 +67,13 @@ def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
             best = [best, *changed][_least(measured([best, *changed]))]
             swept.append(knob)
     if LEARNING_RATE in knobs and set(best) - set(_with_rate(1.0)):
-        # Other sides have their rate tuned with these settings: so has this one.
+        # Other sides tune their rate with these settings, so the baseline does, too.
         best = _rate(values, best, measured)
     return Tuned(best, tuple(swept), tuple(tried))
 
 
 def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what else than the present setting to try of `knob`; nothing where it has no say."""
+    """Return the alternatives to the present setting of `knob`; none if it has no effect."""
     schedule = values["schedule"]
     if knob == WARMUP:
         now = schedule["warmup_steps"]
@@ -92,9 +92,9 @@ def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
-    """Return the model's options to sweep: name, value now, factors.
+    """Return the model options to sweep: name, current value, factors.
 
-    Those for which the manifest asks, or a factory's own argument `init_scale`.
+    These are options marked in the manifest, or a factory's own argument `init_scale`.
     """
     scheme, name = split_name(values["model"]["name"])
     if not scheme:
@@ -112,7 +112,7 @@ def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[floa
 
 
 def _of_factory(model: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
-    # Imports the user's code, and with it most likely torch.
+    # This imports the user's code, and most likely torch.
     from neaptide.run.defaults import import_factory  # noqa: PLC0415
 
     factory = import_factory(model["name"], model["options"], "model.name")
@@ -122,7 +122,7 @@ def _of_factory(model: Mapping[str, Any]) -> list[tuple[str, float, Sequence[flo
 
 
 def _rate(values: Mapping[str, Any], changes: Changes, measured: Ask) -> Changes:
-    """Return `changes` with the best rate."""
+    """Return `changes` with the best learning rate."""
     centre = overlay(dict(values), dict(changes))["optimizer"]["lr"]
     losses: dict[float, float] = {}
 
@@ -144,7 +144,7 @@ def _rate(values: Mapping[str, Any], changes: Changes, measured: Ask) -> Changes
 
 
 def _best_rate(losses: Mapping[float, float]) -> float:
-    """Return the rate of the least loss: the lower one where all diverged alike."""
+    """Return the rate of the least loss, or the lowest rate if all diverged."""
     return min(losses, key=lambda rate: (losses[rate], rate))
 
 

@@ -19,7 +19,7 @@ _SMALL = 0.1
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """Return tables of losses, multipliers and levels, and what they may be called."""
+    """Return tables of losses, multipliers and levels, and the verdict on each side."""
     kinds = [kind for kind in ("plain", "averaged") if _has(found, kind)]
     parts = [f"{_named(found)}\nseeds {_listed(found['seeds'])}{_tuning(found)}"]
     parts += [aligned(rows(found, kind)) for kind in kinds]
@@ -31,7 +31,7 @@ def summary(found: Mapping[str, Any]) -> str:
 
 
 def choices(found: Mapping[str, Any]) -> list[str]:
-    """Return a line for each side with what was chosen for it, as settings."""
+    """Return a line for each side with its tuned settings."""
     return [
         f"{name}: tuned to "
         + ", ".join(f"{'.'.join(path)} = {tables.at(side['chosen'], path)!r}" for path in paths)
@@ -41,7 +41,7 @@ def choices(found: Mapping[str, Any]) -> list[str]:
 
 
 def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
-    """Return a row for each side and budget, its header first."""
+    """Return the header and a row for each side and budget."""
     title = "validation loss" if kind == "plain" else "of averaged weights"
     lines: list[tuple[str, ...]] = [
         (title, "passes", "mean", "spread", "budget x", "90 %", "time x", "90 %", "jumps", "time")
@@ -51,7 +51,7 @@ def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
             figures = at[kind]
             if figures is None:
                 continue
-            # What the baseline's other budgets are worth is their own budgets.
+            # The baseline's multiplier at another budget is the budget itself.
             worth = (
                 ("-",) * 4
                 if name == BASELINE
@@ -73,7 +73,7 @@ def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
 
 
 def level_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row for each loss level, its header first."""
+    """Return the header and a row for each loss level."""
     names = list(found["sides"])
     lines: list[tuple[str, ...]] = [("loss", *names)]
     for level in found["levels"]:
@@ -91,10 +91,10 @@ def level_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def headline(side: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the figures a side is judged by: those at the configured budget, and no other.
+    """Return the figures that decide the verdict on a side, at the configured budget.
 
-    Of the two evaluations the one with the smaller multiplier, so that what averaging alone would
-    give nobody is not counted as a gain; `kind` says which, and `at` has all of that budget.
+    Of the two evaluations it is the one with the smaller multiplier, so that a gain from averaging
+    is not credited to the side; `kind` names the evaluation, and `at` has both at that budget.
     """
     at = min(side["budgets"], key=lambda at: abs(math.log(at["fraction"])))
     kinds = [kind for kind in ("plain", "averaged") if at[kind] is not None]
@@ -103,7 +103,7 @@ def headline(side: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """Return a line for each side but the baseline: what it is worth, or why that is not known."""
+    """Return a line for each side but the baseline: its multiplier, or why there is none."""
     word = "speedup" if found["baseline_is_tuned"] else "against an untuned baseline"
     return "\n".join(
         f"{name}: {_said(headline(side), word)}{_jumped(side)}"
@@ -152,7 +152,7 @@ def _jumped(side: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a loss with four digits after the point, or four that count where it is small."""
+    """Return a loss with four decimals, or with four significant digits if it is small."""
     if value is None:
         return "-"
     return f"{value:.4f}" if value == 0.0 or abs(value) >= _SMALL else f"{value:.4g}"

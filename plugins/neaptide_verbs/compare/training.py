@@ -1,4 +1,4 @@
-"""Trains one trial in this process."""
+"""Train one trial in this process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def train(trial: TrainingTrial, directory: Path) -> Result:
-    """Train `trial` in `directory`, going on where an interrupted run of it stands.
+    """Train `trial` in `directory`, or resume an interrupted run of it.
 
-    Where another comparison trains it at this moment, wait for that one's result.
-    Raises Interrupted after a signal, with the training saved. A run that diverges, or ends with a
-    validation loss that is not finite, has an infinite loss: that is a result.
+    If another comparison trains it at the same time, wait for its result. Raises Interrupted after
+    a signal, with the training saved. A run that diverges, or ends with a validation loss that is
+    not finite, has an infinite loss as its result.
     """
     with _alone(directory):
         done = read_result(directory, trial)
@@ -44,7 +44,7 @@ def train(trial: TrainingTrial, directory: Path) -> Result:
 def _alone(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".trial").open("w") as file:
-        lock(file, wait=True)  # without locks, two comparisons may train the same trial
+        lock(file, wait=True)  # without a lock, two comparisons could train the same trial
         yield
 
 
@@ -57,7 +57,7 @@ def _afresh(trial: TrainingTrial, directory: Path) -> Result:
     except DivergedError:
         result = _diverged(directory)
     write_result(directory, trial, result)
-    # What a comparison needs is in the result; a checkpoint of each trial would fill a disk.
+    # The result holds all a comparison needs; checkpoints of all trials would fill the disk.
     with suppress(FileNotFoundError):
         shutil.rmtree(directory / "checkpoints")
     return result
@@ -86,22 +86,22 @@ def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Resu
 
 
 def _repeatable(batches: Iterable[Any] | None) -> Iterable[Any]:
-    """Return the validation batches; DataError where there are none, or none for a second pass."""
-    wanted = "give a list, or another iterable that begins anew each time"
+    """Return the validation batches; DataError if there are none, or none in a second pass."""
+    wanted = "give a list, or another iterable that starts anew each time"
     if batches is None:
         msg = f"the data has no validation batches to compare losses on; {wanted} @ data.name"
         raise DataError(msg)
     if isinstance(batches, Iterator):
         msg = (
             f"validation batches are evaluated more than once, and this {type(batches).__name__} "
-            f"is used up by the first pass; {wanted} @ data.name"
+            f"is exhausted after the first pass; {wanted} @ data.name"
         )
         raise DataError(msg)
     return batches
 
 
 def _check_seen(batches: Iterable[Any], loss: float) -> None:
-    """Raise DataError where `loss` is no number because there was no batch at all."""
+    """Raise DataError if `loss` is nan because there was no batch."""
     if math.isnan(loss) and not any(True for _ in batches):
         msg = "the validation data is empty: there is no loss to compare @ data.name"
         raise DataError(msg)
@@ -129,7 +129,7 @@ def _finite(loss: float) -> float:
 
 
 def _times(directory: Path) -> tuple[float, float]:
-    """Return the seconds of all steps, and those of the accepted jumps in them."""
+    """Return the seconds of all steps, and the part that accepted jumps took."""
     total = jumps = 0.0
     with (directory / "steps.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -141,7 +141,7 @@ def _times(directory: Path) -> tuple[float, float]:
 
 
 def _events(directory: Path, event: str) -> list[dict[str, Any]]:
-    path = directory / "events.jsonl"  # none is written where nothing happened
+    path = directory / "events.jsonl"  # does not exist in a run without events
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines if f'"{event}"' in line]
     return [entry for entry in found if entry.get("event") == event]

@@ -1,4 +1,4 @@
-"""A trial: one training run of a comparison, and where its result is kept."""
+"""A trial: one training run of a comparison, and the file of its result."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ RESULT = "result.json"
 
 @attrs.frozen
 class TrainingTrial:
-    """What is trained: a whole configuration as a nested table, run directory left out."""
+    """One training run: a whole configuration as a nested table, without a run directory."""
 
     label: str
-    """For people: side, seed, budget and what was changed."""
+    """Text for people: side, seed, budget and changes."""
     values: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """A digest of everything the result depends on."""
+        """A digest of everything that affects the result."""
         text = json.dumps(self.values, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def directory(self, root: Path) -> Path:
-        """Return where it trains; the same configuration trains once, whatever side it is of."""
+        """Return the trial's directory, equal for equal configurations of different sides."""
         return root / "trials" / self.key
 
 
 @attrs.frozen
 class Result:
-    """What came of a trial. A run that diverged has infinite losses."""
+    """The result of a trial. A run that diverged has infinite losses."""
 
     loss: float
-    """Validation loss of the weights as they are at the end."""
+    """Validation loss of the final weights."""
     averaged: float | None
-    """Validation loss of what a plugin put in their place, such as their average."""
+    """Validation loss of the weights that a plugin puts in their place, such as their average."""
     updates: int
     """Ordinary updates: backward passes of whole batches."""
     seconds: float
-    """Time in the steps, jumps and all bookkeeping included, data and evaluation not."""
+    """Time of the steps, with jumps and bookkeeping, without data and evaluation."""
     jumps: int
     refused: int
     predicted: int
-    """Updates that the accepted jumps stand for."""
+    """Updates that the accepted jumps replaced."""
     jump_seconds: float
-    """Of `seconds`: what the jumps took that were tried, proposing and judging; searching not."""
+    """Part of `seconds` spent on proposing and judging jumps, without searching."""
     digest: str
     threads: int
-    """That it was trained with."""
+    """Number of threads of the training."""
 
     @property
     def best(self) -> float:
-        """The smaller of both losses."""
+        """The smaller of `loss` and `averaged`."""
         return self.loss if self.averaged is None else min(self.loss, self.averaged)
 
 
 def trial(
     label: str, values: Mapping[str, Any], seed: int, fraction: float, changes: Mapping[str, Any]
 ) -> TrainingTrial:
-    """Return the trial of a side at a share of its budget, with its schedule scaled along.
+    """Return the trial of a side at a share of its budget, with its schedule scaled accordingly.
 
-    The decay ends with the last update and the warmup keeps its share, as somebody with that
-    budget would have set them; `changes` are laid over.
+    The decay ends with the last update and the warmup keeps its share, as in a run planned with
+    that budget. `changes` are applied last.
     """
     values = overlay(dict(values), dict(changes))
     steps = max(1, round(values["train"]["steps"] * fraction))
@@ -83,7 +83,7 @@ def trial(
 
 
 def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
-    """Return the result of `trial`, None where there is none, or not one of this configuration."""
+    """Return the result of `trial`; None if there is none, or one of another configuration."""
     try:
         found = json.loads((directory / RESULT).read_bytes())
         if found.pop("values") != json.loads(json.dumps(trial.values)):
@@ -95,7 +95,7 @@ def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
 
 
 def write_result(directory: Path, trial: TrainingTrial, result: Result) -> None:
-    """Write it, atomically, with the configuration it belongs to."""
+    """Write the result atomically, with the configuration that it belongs to."""
     directory.mkdir(parents=True, exist_ok=True)
     kept = {key: _text(value) for key, value in attrs.asdict(result).items()}
     document = json.dumps({**kept, "values": trial.values}, indent=1)
@@ -103,7 +103,7 @@ def write_result(directory: Path, trial: TrainingTrial, result: Result) -> None:
 
 
 def _is_whole(result: Result) -> bool:
-    """Say whether every figure is a number that may be: somebody may have edited the file."""
+    """Return whether every figure is a valid number: users may edit the file."""
     figures = attrs.asdict(result, filter=attrs.filters.exclude("digest"))
     if figures["averaged"] is None:
         del figures["averaged"]
@@ -115,7 +115,7 @@ def _is_whole(result: Result) -> bool:
 
 
 def _text(value: Any) -> Any:
-    return "inf" if value == float("inf") else value  # JSON has none
+    return "inf" if value == float("inf") else value  # JSON has no infinity
 
 
 def _number(value: Any) -> Any:

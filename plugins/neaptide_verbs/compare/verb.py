@@ -1,4 +1,4 @@
-"""`neaptide compare`: what prediction is worth, against a baseline that was tuned."""
+"""`neaptide compare`: the worth of prediction against a tuned baseline."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ def compare(
     set_: Sets = None,
     seeds: Annotated[str, Parameter(help="Reported seeds, comma-separated.")] = "10,11,12",
     tuning_seeds: Annotated[
-        str, Parameter(help="Seeds that both sides are tuned on; several choose with less luck.")
+        str, Parameter(help="Seeds on which both sides are tuned; several reduce chance.")
     ] = "0",
     baseline: Annotated[
         Literal["tuned", "as-is"],
-        Parameter(help="`as-is`: sweep nothing; the baseline may then not be called tuned."),
+        Parameter(help="`as-is`: sweep nothing; the baseline then does not count as tuned."),
     ] = "tuned",
     against: Annotated[
         Path | None,
-        Parameter(help="The other side, instead of CONFIG without its predictor."),
+        Parameter(help="The baseline; by default CONFIG without its predictor."),
     ] = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Where trials and findings go; else runs/NAMES-compare, after the files."),
+        Parameter(help="Directory of trials and findings; by default runs/NAMES-compare."),
     ] = None,
     jobs: Annotated[
-        int, Parameter(help="Trials trained at once; 0: one a core, one in all on a GPU.")
+        int, Parameter(help="Trials trained at once; 0: one for each core, or one on a GPU.")
     ] = 0,
     quiet: Annotated[bool, Parameter(negative="", help="Print the findings only.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Train with and without prediction on the same data and seeds, and say what it is worth.
+    """Train with and without prediction on the same data and seeds, and report the speedup.
 
-    Both sides' learning rates are swept first, and the baseline's initialisation, warmup and decay.
-    Then every seed trains each side whole, at several budgets, each with a schedule of its own:
-    what a loss is worth is how many backward passes, or how much time, the baseline needs for it.
-    Stopped, the same command goes on. Trials of the same settings are trained once.
+    First both sides' learning rates are swept, and the baseline's initialisation, warmup and decay.
+    Then every side trains with every seed at several budgets, each with its own schedule. A loss is
+    worth the backward passes, or the time, that the baseline needs to reach it.
+    After an interruption the same command continues. Trials of equal settings are trained once.
 
-        neaptide compare my.toml                          # the jump alone
+        neaptide compare my.toml                          # the jumps alone
         neaptide compare muon.toml --against adamw.toml   # a whole stack, with its parts
         neaptide compare my.toml --seeds 10 --baseline as-is
     """
@@ -89,7 +89,7 @@ def compare(
         sweeps=baseline == "tuned",
     )
     _check_apart(settings)
-    # So that `my_module:factory` beside the config is found, as python -m finds it.
+    # Makes `my_module:factory` beside the config importable, like python -m.
     sys.path.insert(0, str(Path.cwd()))
     root = out or Path("runs") / f"{name}-compare"
     many, threads = _shares(sides, jobs)
@@ -126,7 +126,7 @@ def _compared(
 
 
 def _shares(sides: Sequence[Side], jobs: int) -> tuple[int, int]:
-    """Return how many trials are trained at once, and each one's threads."""
+    """Return the number of trials trained at once, and each one's number of threads."""
     cores = max(1, int(machine.processor().usable or 1))
     on_cpu = all(_trains_on_cpu(side.values["train"]["device"]) for side in sides)
     many = jobs or (cores if on_cpu else 1)
@@ -136,13 +136,13 @@ def _shares(sides: Sequence[Side], jobs: int) -> tuple[int, int]:
 
 
 def _name_of(files: Sequence[Path], preset: str | None, against: Path | None) -> str:
-    """Return a name from all files, so that findings of others are not written over."""
+    """Return a name made of all files, so that other comparisons' findings are not overwritten."""
     stems = [file.stem.lstrip(".") or "run" for file in files] or [preset or "run"]
     return "-".join(stems) + (f"-against-{against.stem.lstrip('.')}" if against else "")
 
 
 class _TrialLines:
-    """A line on stderr for every trial."""
+    """Prints a line on stderr for every trial."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -182,7 +182,7 @@ def _seeds(text: str, where: str) -> tuple[int, ...]:
     seeds = tuple(int(part) for part in parts)
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
-        msg = f"each seed may be given once (got {repeated[0]} twice) @ {where}"
+        msg = f"each seed may be given only once (got {repeated[0]} twice) @ {where}"
         raise ConfigError(msg)
     return seeds
 
@@ -191,7 +191,7 @@ def _check_apart(settings: ComparisonSettings) -> None:
     both = sorted(set(settings.seeds) & set(settings.tuning_seeds))
     if settings.sweeps and both:
         msg = (
-            f"seed {both[0]} is what both sides are tuned on, and cannot be reported as well; give "
+            f"seed {both[0]} is one on which both sides are tuned, and cannot be reported; give "
             f"others @ --seeds"
         )
         raise ConfigError(msg)

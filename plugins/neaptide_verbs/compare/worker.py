@@ -1,6 +1,6 @@
-"""`python -m neaptide_verbs.compare.worker`: trains trials as they come, a line of JSON each.
+"""`python -m neaptide_verbs.compare.worker`: train trials on request, one line of JSON each.
 
-A process of its own, so that several train at once; it lives on from trial to trial, because
+A comparison starts several workers to train trials at once. A worker trains many trials, because
 importing torch takes longer than a small run.
 """
 
@@ -44,9 +44,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         except Exception as error:  # noqa: BLE001 - of a user's or a plugin's code: one trial is lost
             notes = "; ".join(getattr(error, "__notes__", ()))
             text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
-            traceback.print_exc()  # to the log of all workers, which the message names
+            traceback.print_exc()  # to the workers' log, which the error message names
             answer = {"error": " ".join(text.split()), "exit_code": 1, "logged": True}
-        with suppress(BrokenPipeError):  # nobody is left to hear it: the result is kept
+        with suppress(BrokenPipeError):  # the comparison is gone; the result is in its file
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
         if "stopped" in answer:
@@ -54,9 +54,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
-    """Have this process save and stop, as at a signal, once `parent` is gone; `look` in seconds.
+    """Make this process save and stop, as at a signal, once `parent` is gone; `look` in seconds.
 
-    Killed outright the comparison cannot tell, and a trial may take hours that nobody waits for.
+    A killed comparison cannot stop its workers, and a trial could train on for hours.
     """
 
     def watch() -> None:
@@ -68,11 +68,11 @@ def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout; what training code prints goes to stderr instead."""
+    """Serve on stdin and stdout; output of training code goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     stop_when_orphaned(os.getppid())
-    # So that `my_module:factory` beside the config is found, as python -m finds it.
+    # Makes `my_module:factory` beside the config importable, like python -m.
     sys.path.insert(0, str(Path.cwd()))
     serve(sys.stdin, answers)
 

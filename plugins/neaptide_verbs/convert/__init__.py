@@ -1,1 +1,1 @@
-"""`neaptide config convert`: between formats, and from other frameworks' settings."""
+"""`neaptide config convert`: between formats, or from another framework's settings."""

@@ -1,4 +1,4 @@
-"""What becomes of a DeepSpeed configuration; plugins take the keys they stand for."""
+"""Converter of DeepSpeed configurations; plugins convert the keys of their features."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SIGNS = frozenset(
         "zero_optimization",
     }
 )
-"""Keys that DeepSpeed's configurations have and no other's."""
+"""Top-level keys that only DeepSpeed's configurations have."""
 _SHAPES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 _NONE = "no counterpart in this version"
 _NOTES = {
-    "train_micro_batch_size_per_gpu": "follows from the batch and the number of its parts",
+    "train_micro_batch_size_per_gpu": "follows from the batch size and the number of its parts",
     "zero_optimization": f"sharding and offload have {_NONE}",
     "zero_allow_untested_optimizer": "any optimizer of torch.optim may be named",
     "zero_force_ds_cpu_optimizer": f"offload has {_NONE}",
@@ -49,20 +49,20 @@ _NOTES = {
     "gradient_predivide_factor": f"several processes have {_NONE}",
     "sparse_gradients": f"several processes have {_NONE}",
     "elasticity": f"several processes have {_NONE}",
-    "autotuning": "no counterpart; it measures settings of DeepSpeed",
+    "autotuning": "no counterpart; it measures DeepSpeed's settings",
     "dump_state": "no counterpart; `neaptide config show` prints the whole configuration",
 }
 
 
 def convert(source: Source) -> dict[str, Any]:
-    """Return the sections of a configuration for the keys that are the core's."""
+    """Return the core's sections of a configuration."""
     for path, text in _NOTES.items():
         source.note(path, text)
     optimizer, schedule, train = _optimizer(source), _schedule(source), _train(source)
     steps = source.take("scheduler.params.total_num_steps", int) if schedule else None
     if steps is not None:
         train["steps"] = steps
-    # The schedules with a warmup set the rate themselves, whatever the optimizer was given.
+    # Schedules with a warmup set the rate themselves and ignore the optimizer's.
     if schedule and schedule["name"] != "cosine":
         optimizer["lr"] = _peak(source, optimizer.get("lr"))
     sections: dict[str, Any] = {
@@ -85,23 +85,23 @@ def _train(source: Source) -> dict[str, Any]:
     if size is None and micro is not None:
         source.take("train_micro_batch_size_per_gpu", int)
         size = micro * (source.take("gradient_accumulation_steps", int) or 1)
-        text = f"train.batch_size = {size} is what one GPU sees in an update"
+        text = f"train.batch_size = {size} is the batch of one GPU in an update"
         source.note("train_micro_batch_size_per_gpu", text)
     clip = source.take("gradient_clipping", float)
     return _present(batch_size=size, clip_norm=clip or None)
 
 
 def _compare(source: Source, size: int, micro: int, parts: int | None) -> None:
-    """Hold a batch against its parts, which DeepSpeed spreads over the GPUs."""
+    """Compare a batch with the product of its parts, which DeepSpeed distributes over the GPUs."""
     product = micro * (parts or 1)
     if product and size % product:
         by = f" x gradient_accumulation_steps {parts}" if parts else ""
         source.refuse(
             "train_batch_size",
-            f"{size} is no multiple of train_micro_batch_size_per_gpu {micro}{by}; change one",
+            f"{size} is not a multiple of train_micro_batch_size_per_gpu {micro}{by}; change one",
         )
     elif parts and size > product:
-        text = f"{size // product} GPUs share it in DeepSpeed; here one has all of it"
+        text = f"in DeepSpeed {size // product} GPUs share the batch; here one GPU has all of it"
         source.note("train_batch_size", text)
 
 
@@ -121,10 +121,10 @@ def _optimizer(source: Source) -> dict[str, Any]:
         for option, type_ in _OPTIONS[name].items()
     }
     if options["weight_decay"] is None and not source.is_auto("optimizer.params.weight_decay"):
-        options["weight_decay"] = 0.0  # DeepSpeed's default, which is not always torch's
+        options["weight_decay"] = 0.0  # DeepSpeed's default, which differs from some of torch's
     if source.look("optimizer.params.bias_correction", bool):
         source.take("optimizer.params.bias_correction", bool)
-    source.note("optimizer.params", f"no option of {name} here")
+    source.note("optimizer.params", f"not an option of {name} here")
     lr = source.take("optimizer.params.lr", float)
     return {**_present(name=name, lr=lr), "options": _present(**options)}
 
@@ -136,12 +136,12 @@ def _schedule(source: Source) -> dict[str, Any]:
         return {}
     source.take("scheduler.type", str)
     params = "scheduler.params"
-    source.note(params, f"no setting of the schedule {shape!r}, which begins and ends at zero")
+    source.note(params, f"not a setting of the schedule {shape!r}, which begins and ends at zero")
     steps = source.take(f"{params}.warmup_num_steps", int)
     if source.look(f"{params}.warmup_type", str) == "linear":
         source.take(f"{params}.warmup_type", str)
     elif steps != 0 and shape != "cosine":
-        text = "the warmup is linear here; DeepSpeed's rises logarithmically unless told otherwise"
+        text = "the warmup is linear here; DeepSpeed's is logarithmic by default"
         source.note("scheduler.type", text)
     for start in ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio"):
         if source.look(f"{params}.{start}", float) == 0:
@@ -155,11 +155,11 @@ def _peak(source: Source, lr: float | None) -> float:
     if peak is None and source.look("optimizer.params.lr", float) is None:
         return 1e-3
     if peak is None:
-        text = "without warmup_max_lr DeepSpeed's schedule rises to 0.001, not to this"
+        text = "without warmup_max_lr DeepSpeed's schedule rises to 0.001, not to this rate"
         source.note("optimizer.params.lr", text)
         return 1e-3
     if lr is not None and lr != peak:
-        text = f"the schedule's warmup_max_lr, {peak}, is the rate that is used"
+        text = f"the schedule's warmup_max_lr, {peak}, is used instead"
         source.note("optimizer.params.lr", text)
     return peak
 

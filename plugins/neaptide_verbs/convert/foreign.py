@@ -1,6 +1,6 @@
-"""Turns another framework's settings into a configuration: the core's keys, then each plugin's.
+"""Convert another framework's settings to a configuration: the core's keys, then the plugins'.
 
-Whoever has a counterpart takes the keys it stands for; what nobody takes is reported.
+The core's converter and the plugins mark the keys they convert; all other keys are reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUP = "neaptide.converters"
 
 @attrs.frozen
 class Remark:
-    """A key that has no counterpart, or one that does not mean quite the same."""
+    """A note on a key without a counterpart, or whose counterpart differs."""
 
     key: str
     value: Any
@@ -38,21 +38,21 @@ class Remark:
 
 @attrs.frozen
 class Translation:
-    """The table of a configuration, and a remark on each key that is not simply in it."""
+    """The table of a configuration, and a remark on each key that was not converted exactly."""
 
     table: dict[str, Any]
     remarks: tuple[Remark, ...]
 
 
 def frameworks() -> list[str]:
-    """Return the names of all frameworks that installed distributions convert."""
+    """Return the names of all frameworks for which a converter is installed."""
     return list(shipped(GROUP))
 
 
 def translate(
     framework: str, settings: Mapping[str, Any], specs: Mapping[str, PluginSpec]
 ) -> Translation:
-    """Convert settings by the framework's converter, and every plugin whose manifest `converts` it.
+    """Convert settings with the framework's converter and with every plugin that has one for it.
 
     Raises:
         ConfigError: for an unknown framework, or values of the wrong type, one line each.
@@ -64,12 +64,12 @@ def translate(
         raise ConfigError(msg)
     converter = _load(known[framework])
     if too_deep(settings):
-        msg = f"the settings nest too deep to be {framework}'s"
+        msg = f"the settings are nested too deep to be {framework}'s"
         raise ConfigError(msg)
     source = Source(settings)
     converted = converter.convert(source)
     if not isinstance(converted, dict):
-        raise _unusable(known[framework], f"it returned no table but {got(converted)}")
+        raise _unusable(known[framework], f"it did not return a table but {got(converted)}")
     table = {"version": 1, **converted}
     plugins = {
         name: values
@@ -83,10 +83,10 @@ def translate(
 
 
 def framework_of(settings: Mapping[str, Any]) -> str | None:
-    """Return the framework most of whose own top-level keys are among these settings, if any."""
+    """Return the framework with most of its own top-level keys in the settings, or None."""
     found: dict[str, int] = {}
     for name, entry in shipped(GROUP).items():
-        with suppress(PluginError):  # it is told to whoever asks for that framework
+        with suppress(PluginError):  # reported when the user names that framework
             found[name] = len(_load(entry).signs & settings.keys())
     best = max(found, key=found.__getitem__, default=None)
     return best if best is not None and found[best] else None
@@ -137,6 +137,6 @@ def _remarks(source: Source) -> tuple[Remark, ...]:
 
 
 def _nearest(notes: Mapping[str, str], path: KeyPath) -> str:
-    """Return the note on a key, or else on the table closest around it."""
+    """Return the note on a key, or on the innermost table around it that has one."""
     prefixes = (".".join(map(str, path[:end])) for end in range(len(path), 0, -1))
     return next((notes[prefix] for prefix in prefixes if prefix in notes), "")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from neaptide.config import Format
 
-INCOMPLETE = "there is no model and no data in it: name them in [model] and [data], or pass yours"
+INCOMPLETE = "it has no model and no data: name them in [model] and [data], or pass your own"
 
 
 def _frameworks() -> list[str]:
@@ -33,26 +33,26 @@ def _frameworks() -> list[str]:
 
 
 def convert(
-    source: Annotated[Path, Parameter(help="File to read; its suffix says the format.")],
+    source: Annotated[Path, Parameter(help="File to read; its suffix determines the format.")],
     target: Annotated[Path | None, Parameter(help="File to write.")] = None,
     /,
     *,
     to: Annotated[
         str | None,
-        Parameter(help="`toml`, `yaml` or `json`; else the suffix of TARGET says it."),
+        Parameter(help="`toml`, `yaml` or `json`; by default the suffix of TARGET."),
         Offers(lambda: configuration.FORMATS),
     ] = None,
     from_: Annotated[
         str | None,
-        Parameter(name="--from", help="Framework whose settings SOURCE is: `deepspeed`."),
+        Parameter(name="--from", help="Framework of the settings in SOURCE: `deepspeed`."),
         Offers(_frameworks),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Convert a configuration, or a part of one, to another format.
 
-    A file that exists is never overwritten.
-    Without TARGET it is printed. With `--from`, what has no counterpart is listed on stderr.
+    Existing files are never overwritten. Without TARGET the result is printed. With `--from`, keys
+    without a counterpart are listed on stderr.
     """
     from .comments import has_comments  # noqa: PLC0415 - the help does without
 
@@ -101,7 +101,7 @@ def convert(
 
 
 def _check(table: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless this is a configuration, or a part of one."""
+    """Raise ConfigError unless the table is a configuration, or a part of one."""
     try:
         own = {key: value for key, value in table.items() if key != "$schema"}
         configuration.structure(own, installed_plugins())
@@ -123,7 +123,7 @@ def _notation(target: Path | None, to: str | None, default: str | None) -> Forma
             raise ConfigError(msg)
         return by_suffix
     if to is None and default is None:
-        msg = f"give a file to write, or --to with one of {', '.join(configuration.FORMATS)}"
+        msg = f"name a file to write, or give --to with one of {', '.join(configuration.FORMATS)}"
         raise ConfigError(msg)
     return configuration.by_name(to or str(default))
 

@@ -1,1 +1,1 @@
-"""`neaptide doctor`: what is installed, what the machine has, what is wrong, and the way out."""
+"""`neaptide doctor`: report the state of installation and machine, with advice on problems."""

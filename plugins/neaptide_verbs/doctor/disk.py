@@ -1,4 +1,4 @@
-"""The disk of the run directory: whether it can be written, how much is free, how fast it is."""
+"""The disk of the run directory: whether it is writable, its free space and its speed."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _NETWORK = frozenset(
 
 @attrs.frozen
 class Speed:
-    """Bytes per second of one short sequential run each way."""
+    """Bytes per second of a short sequential write and of a short sequential read."""
 
     write: float
-    """Every 8 MiB synced, as a checkpoint's files are."""
+    """With fsync after every 8 MiB, like a checkpoint's files."""
     read: float
-    """Past the page cache where the system lets a program drop it."""
+    """Without the page cache, if the system allows a program to drop it."""
 
 
 @attrs.frozen
 class Disk:
-    """The file system below one directory, in bytes."""
+    """The file system of one directory; sizes in bytes."""
 
     path: str
     kind: str | None
@@ -51,21 +51,21 @@ class Disk:
     free: int
     speed: Speed | None
     problem: str | None
-    """Why nothing can be written; None where it can, or was not tried."""
+    """Why writing fails; None if it works or was not tried."""
 
 
 def nearest(path: Path) -> Path:
     """Return `path`, or the closest directory above it that exists."""
     path = path.absolute()
     places = (path, *path.parents)
-    # Path.is_dir raises for a name that is too long, or that may not be looked at.
+    # Path.is_dir raises for a name that is too long or in an unreadable directory.
     return next((place for place in places if os.path.isdir(place)), Path("/"))  # noqa: PTH112 - see above
 
 
 def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float = 0.5) -> Disk:
-    """Look at the file system below the existing directory `path`; with `trial`, write on it.
+    """Examine the file system of the existing directory `path`; with `trial`, measure its speed.
 
-    The trial writes and reads at most `nbytes` for about `seconds` each, in a file without a name.
+    The trial writes and reads at most `nbytes`, for about `seconds` each, in an unnamed file.
     """
     total, _, free = shutil.disk_usage(path)
     speed = problem = None
@@ -78,8 +78,8 @@ def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float =
 
 
 def measure(directory: Path, nbytes: int, seconds: float) -> Speed:
-    """Write and read back up to `nbytes` in `directory`; OSError where that is refused."""
-    block = os.urandom(max(1, min(_BLOCK, nbytes)))  # zeros would be compressed away
+    """Write and read back up to `nbytes` in `directory`; OSError if the system refuses."""
+    block = os.urandom(max(1, min(_BLOCK, nbytes)))  # zeros would be compressed
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         number, start, written = file.fileno(), time.perf_counter(), 0
         while written < max(1, nbytes) and time.perf_counter() - start < seconds:
@@ -101,14 +101,14 @@ def kind_of(path: Path, mounted: list[Mount]) -> str | None:
     """Return the type of the file system that holds the absolute `path`."""
     place = path.resolve()
     kind, longest = None, -1
-    for mount in mounted:  # of two mounts on one point the later hides the earlier
+    for mount in mounted:  # of two mounts on one point, the later hides the earlier
         if place.is_relative_to(mount.point) and len(mount.point) >= longest:
             kind, longest = mount.kind, len(mount.point)
     return kind
 
 
 def findings(disk: Disk) -> Iterator[Finding]:
-    """Judge a disk."""
+    """Yield the findings on a disk."""
     yield Finding("ok", "directory", f"{disk.path} ({disk.kind or 'unknown file system'})")
     free = f"{size(disk.free)} of {size(disk.total)}"
     if disk.free >= _LITTLE:
@@ -116,7 +116,7 @@ def findings(disk: Disk) -> Iterator[Finding]:
     else:
         yield Finding("warning", "free", free, _ELSEWHERE)
     if disk.kind in _IN_MEMORY:
-        detail = f"{disk.kind} keeps files in RAM: they take memory and go with a restart"
+        detail = f"{disk.kind} keeps files in RAM: they use memory and are lost at a restart"
         yield Finding("warning", "durability", detail, _ELSEWHERE)
     if disk.kind in _NETWORK:
         detail = f"{disk.kind} is a network file system: saving waits for the network"

@@ -1,4 +1,4 @@
-"""Looks at everything once, in an order that has torch imported before anything needs it."""
+"""Run all examinations once; torch is imported before the first one that needs it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 
 
 def examine(directory: Path, *, trial: bool) -> Report:
-    """Return all there is to say about this machine.
+    """Return the report on this machine.
 
     Args:
-        directory: where runs would be kept; it need not exist, and is not created.
-        trial: whether to write on its disk, for a second, to see how fast it is.
+        directory: where runs are stored; it need not exist, and is not created.
+        trial: whether to measure its disk's speed, which writes to it for a second.
     """
     imported = software.import_all()
     torch = imported.torch

@@ -23,7 +23,7 @@ _LITTLE_ROOM = 0.1
 
 
 def gpus(torch: Torch, driver: str | None) -> Iterator[Finding]:
-    """Judge the driver and the GPUs as torch sees them."""
+    """Yield the findings on the driver and on the GPUs that torch reports."""
     yield _driver(torch, driver)
     for gpu in torch.gpus:
         yield _gpu(gpu)
@@ -32,13 +32,13 @@ def gpus(torch: Torch, driver: str | None) -> Iterator[Finding]:
 
 def _driver(torch: Torch, driver: str | None) -> Finding:
     if torch.gpus:
-        return Finding("ok", "driver", driver or "its version is not to be seen")
+        return Finding("ok", "driver", driver or "its version is unknown")
     if driver and torch.build == "CPU":
-        detail = f"{driver} is there, but this torch is built for the CPU"
+        detail = f"{driver} is installed, but this torch is built for the CPU"
         advice = "pip install --force-reinstall --index-url https://pypi.org/simple torch"
         return Finding("warning", "driver", detail, advice)
     if driver:
-        detail = f"{driver} is there, but torch finds no GPU: {torch.problem or 'none is visible'}"
+        detail = f"{driver} is installed, but torch finds no GPU: {torch.problem or 'none visible'}"
         return Finding("warning", "driver", detail, "nvidia-smi")
     reason = f" ({torch.problem})" if torch.problem else ""
     return Finding("note", "driver", f"none: training runs on the CPU{reason}")
@@ -59,15 +59,15 @@ def _gpu(gpu: Gpu) -> Finding:
         detail = f"{detail}; this torch has no kernels for it"
         return Finding("error", what, detail, "install a torch built for this GPU: pytorch.org")
     if free < _MOSTLY * total:
-        return Finding("warning", what, f"{detail}: others hold the rest", "nvidia-smi")
+        return Finding("warning", what, f"{detail}: other processes use the rest", "nvidia-smi")
     return Finding("ok", what, detail)
 
 
 def runs_on(capability: str, built_for: Iterable[str]) -> bool:
     """Return whether kernels built for `sm_80`, `compute_90`, … run on a GPU of `capability`.
 
-    Machine code (`sm`) runs on the same major version from its minor one on; `compute` is compiled
-    anew for whatever is later.
+    Machine code (`sm`) runs on GPUs of the same major version and an equal or higher minor one;
+    `compute` is compiled for any later GPU.
     """
     major, minor = map(int, capability.split("."))
     for name in built_for:
@@ -94,8 +94,8 @@ def _pinned() -> Finding:
 
 
 def processor(cpu: Processor, torch: Torch | None) -> Iterator[Finding]:
-    """Judge how many CPUs there are, and how many threads torch starts on them."""
-    yield Finding("ok", "CPU", cpu.model or "its model is not to be seen")
+    """Yield the findings on the number of CPUs, and on the threads that torch starts on them."""
+    yield Finding("ok", "CPU", cpu.model or "its model is unknown")
     quota = "no cgroup quota" if cpu.quota is None else f"cgroup quota {cpu.quota:g}"
     detail = f"{cpu.count or '?'} in the machine, {cpu.affinity or '?'} for this process, {quota}"
     yield Finding("ok", "CPUs", detail)
@@ -110,15 +110,15 @@ def processor(cpu: Processor, torch: Torch | None) -> Iterator[Finding]:
 
 
 def memory(ram: Memory, shared: Path) -> Iterator[Finding]:
-    """Judge the host's memory; `shared` is where the system keeps shared memory."""
+    """Yield the findings on the host's memory; `shared` is the mount of shared memory."""
     if ram.total is None or ram.available is None:
-        yield Finding("note", "RAM", "the system does not say")
+        yield Finding("note", "RAM", "its size is unknown")
     else:
         yield Finding("ok", "RAM", f"{size(ram.total)}, {size(ram.available)} available")
     if ram.group is None:
         yield Finding("ok", "cgroup limit", "none")
     else:
-        detail = f"{size(ram.group.limit)}, {size(ram.group.room)} of it left"
+        detail = f"{size(ram.group.limit)}, {size(ram.group.room)} of it free"
         yield Finding("ok", "cgroup limit", detail)
     if ram.limit is not None and ram.room is not None:
         yield _effective(ram.limit, ram.room)
@@ -129,18 +129,18 @@ def memory(ram: Memory, shared: Path) -> Iterator[Finding]:
 
 
 def _effective(limit: int, room: int) -> Finding:
-    detail = f"{size(limit)}, {size(room)} of it for this process now"
+    detail = f"{size(limit)}, {size(room)} of it free for this process"
     if room >= _LITTLE_ROOM * limit:
         return Finding("ok", "effective limit", detail)
-    advice = "end what else holds memory, or raise the limit: docker run --memory=…"
+    advice = "end other processes that use memory, or raise the limit: docker run --memory=…"
     return Finding("warning", "effective limit", detail, advice)
 
 
 def _swap(ram: Memory) -> Finding:
     if ram.swap_total is None or ram.swap_free is None:
-        return Finding("note", "swap", "the system does not say")
+        return Finding("note", "swap", "its size is unknown")
     if ram.swap_total == 0:
-        return Finding("ok", "swap", "none: a process that needs too much is killed")
+        return Finding("ok", "swap", "none: a process that runs out of memory is killed")
     return Finding("ok", "swap", f"{size(ram.swap_total)}, {size(ram.swap_free)} free")
 
 
@@ -148,7 +148,7 @@ def _shared(path: Path) -> Finding:
     try:
         total, _, free = shutil.disk_usage(path)
     except OSError as error:
-        return Finding("note", str(path), f"not to be seen: {os.strerror(error.errno or 0)}")
+        return Finding("note", str(path), f"cannot be examined: {os.strerror(error.errno or 0)}")
     detail = f"{size(total)}, {size(free)} free"
     if total >= _SHARED_ENOUGH:
         return Finding("ok", str(path), detail)

@@ -1,4 +1,4 @@
-"""The installed plugins: whether each can be used, and what it finds on this machine itself."""
+"""The installed plugins: whether each can be used, and its own findings on this machine."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 PATIENCE = 30.0
-"""Seconds a plugin has to be imported and to answer."""
+"""Seconds in which a plugin must be imported and return its findings."""
 
 _INSTALLING = re.compile(r"""pip install (?:"[^"]+"|'[^']+'|[^\s,;]+)""")
 
 
 def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Iterator[Finding]:
-    """Judge every installed plugin in the order of names, each followed by its own findings.
+    """Yield the findings on every installed plugin, by name, each with the plugin's own findings.
 
-    Where classes cannot be imported, for want of torch, only manifests are read.
+    If classes cannot be imported because torch is missing, only manifests are read.
     """
     blocked = disabled_plugins()
     for found in installed_plugins().installed.values():
@@ -47,14 +47,14 @@ def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Ite
             detail = f"{found.distribution}, blocked by {DISABLED_VARIABLE}"
             yield Finding("note", found.name, detail)
         elif manifests_only:
-            detail = f"{found.distribution}, manifest only: its class needs what cannot be imported"
+            detail = f"{found.distribution}, manifest only: a dependency of its class is missing"
             yield Finding("note", found.name, detail)
         else:
             yield from _tried(found, found.spec, patience)
 
 
 def _tried(found: Installed, spec: PluginSpec, patience: float) -> Iterable[Finding]:
-    """Import the plugin and hear it, in a thread that may be left behind when it hangs."""
+    """Import the plugin and call its `diagnose` in a thread, which is abandoned if it hangs."""
     answers: list[tuple[Finding, ...]] = []
     thread = Thread(target=lambda: answers.append(_heard(found, spec)), daemon=True)
     thread.start()
@@ -71,7 +71,7 @@ def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
     try:
         try:
             plugin = load_class(spec)(spec.config())
-        except ConfigError as error:  # it is sound, and says what it needs before it runs
+        except ConfigError as error:  # the plugin works, and states what it needs to run
             return (_lacking(found, error),)
         hooks = HookManager([(spec, plugin)], defaults=object(), log=None)
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
@@ -106,7 +106,7 @@ def _broken(found: Installed, problem: str) -> Finding:
     if missing:
         advice = f"pip install {' '.join(map(quote, missing))}"
         problem = f"{problem}; it needs {', '.join(missing)}"
-    elif " raised " in problem:  # an import did: a file may be missing
+    elif " raised " in problem:  # an import failed: a file may be missing
         advice = f"pip install --force-reinstall {name}"
     else:
         advice = f"pip install --upgrade {name}"

@@ -1,4 +1,4 @@
-"""What the doctor hands back: findings in sections, the facts behind them, one verdict."""
+"""The doctor's report: findings in sections, the facts behind them, one verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neaptide.api.records import LEVELS, Finding, Level
 
 @attrs.frozen
 class Section:
-    """A heading and what was found under it, in the order in which it was looked at."""
+    """A heading and its findings, in the order of examination."""
 
     title: str
     findings: tuple[Finding, ...]
@@ -19,13 +19,13 @@ class Section:
 
 @attrs.frozen
 class Report:
-    """Everything `neaptide doctor` knows."""
+    """All findings of `neaptide doctor`."""
 
     sections: tuple[Section, ...]
     facts: dict[str, Any]
-    """Numbers and versions behind the findings, as JSON can hold them; sizes in bytes."""
+    """Numbers and versions behind the findings, in types of JSON; sizes in bytes."""
     device: str
-    """What training would run on, in words."""
+    """A description of the device on which training would run."""
 
     def count(self, level: Level) -> int:
         """Return the number of findings of `level`."""
@@ -33,12 +33,12 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Return 1 where there is an error, else 0."""
+        """Return 1 if there is an error, else 0."""
         return int(self.count("error") > 0)
 
     @property
     def level(self) -> Level:
-        """Return the gravest level that was found; a note counts as `ok`."""
+        """Return the most severe level found; a note counts as `ok`."""
         grave: tuple[Level, ...] = ("error", "warning")
         return next((level for level in grave if self.count(level)), "ok")
 

@@ -1,4 +1,4 @@
-"""What distributions ask for in their metadata, and what of it is not installed."""
+"""The requirements of distributions, and those that are not installed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 @attrs.frozen
 class Requirement:
-    """One line `Requires-Dist`."""
+    """One `Requires-Dist` line of a distribution's metadata."""
 
     name: str
     versions: str
-    """The versions asked for, as `>=2.11`; empty for any."""
+    """The accepted versions, such as `>=2.11`; empty for any."""
     extra: str | None
-    """The extra that brings it; None where it is always needed."""
+    """The extra that includes it; None if it is always required."""
     conditional: bool
-    """Whether it holds on some systems or Pythons only."""
+    """Whether it applies only to some systems or Pythons."""
 
     @property
     def text(self) -> str:
-        """Return it as pip takes it."""
+        """Return the requirement in pip's syntax."""
         return f"{self.name}{self.versions}"
 
     @property
@@ -37,7 +37,7 @@ class Requirement:
 
 
 def requirements_of(distribution: str) -> list[Requirement]:
-    """Return what `distribution` asks for; nothing where it is not installed."""
+    """Return the requirements of `distribution`; none if it is not installed."""
     try:
         lines = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -46,12 +46,12 @@ def requirements_of(distribution: str) -> list[Requirement]:
 
 
 def pinned(distribution: str, part: str) -> Requirement | None:
-    """Return the first requirement on a distribution whose name has `part` in it, or None."""
+    """Return the first requirement on a distribution whose name contains `part`, or None."""
     return next((need for need in requirements_of(distribution) if part in need.name), None)
 
 
 def missing_extras(distribution: str, leaving_out: frozenset[str]) -> dict[str, list[str]]:
-    """Return, by extra, the distributions that it would bring and that are not installed."""
+    """Return, by extra, its distributions that are not installed."""
     missing: dict[str, list[str]] = {}
     for need in requirements_of(distribution):
         if need.extra and need.extra not in leaving_out and need.is_missing:
@@ -60,7 +60,7 @@ def missing_extras(distribution: str, leaving_out: frozenset[str]) -> dict[str, 
 
 
 def missing_needs(distribution: str) -> list[str]:
-    """Return what `distribution` always needs and is not installed, as pip takes it."""
+    """Return the unconditional requirements that are not installed, in pip's syntax."""
     return [
         need.text
         for need in requirements_of(distribution)
@@ -69,7 +69,7 @@ def missing_needs(distribution: str) -> list[str]:
 
 
 def is_older(version: str, versions: str) -> bool:
-    """Return whether `version` is below the least that `versions`, such as `>=2.11`, accepts."""
+    """Return whether `version` is below the least version in `versions`, such as `>=2.11`."""
     least = re.search(r">=\s*([\d.]+)", versions)
     if least is None:
         return False

@@ -1,4 +1,4 @@
-"""Python, torch, Triton, extras and the environment variables that matter."""
+"""Python, torch, Triton, extras and relevant environment variables."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _SHOWN = (
     "PYTHONHASHSEED",
 )
 _COSTLY = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before: for debugging only",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for memory: for debugging only",
+    "CUDA_LAUNCH_BLOCKING": "every kernel waits for the previous one: for debugging only",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor is allocated by the driver: for debugging only",
 }
 
 
 @attrs.frozen
 class Imported:
-    """What came of importing torch, and on it the part of Neaptide that trains."""
+    """The result of importing torch, and the part of Neaptide that uses torch."""
 
     torch: Torch | None
     seconds: float
@@ -64,12 +64,12 @@ class Imported:
 
     @property
     def works(self) -> bool:
-        """Return whether both could be imported."""
+        """Return whether both imports succeeded."""
         return self.torch_problem is None and self.core_problem is None
 
 
 def import_all() -> Imported:
-    """Import torch and ask it for its facts, then the core, whatever they raise."""
+    """Import torch and query it, then import the core; record every error."""
     start = time.perf_counter()
     torch, torch_problem = _tried(torch_facts)
     seconds = time.perf_counter() - start
@@ -87,7 +87,7 @@ def _tried(action: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def basics(imported: Imported) -> Iterator[Finding]:
-    """Judge Python, Neaptide and torch."""
+    """Yield the findings on Python, Neaptide and torch."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     python = f"{platform.python_version()} ({platform.python_implementation()}) on {system}"
     yield Finding("ok", "Python", python)
@@ -113,8 +113,8 @@ def basics(imported: Imported) -> Iterator[Finding]:
 def _neaptide(problem: str | None) -> Finding:
     version = installed("neaptide")
     if problem is not None:
-        detail = f"{version}: what trains cannot be imported: {problem}"
-        missing = not Path("/proc/self").exists()  # psutil reads the process's memory there
+        detail = f"{version}: its training modules cannot be imported: {problem}"
+        missing = not Path("/proc/self").exists()  # psutil reads the process's memory from it
         advice = "mount -t proc proc /proc" if missing else "pip install --force-reinstall neaptide"
         return Finding("error", "Neaptide", detail, advice)
     if version is None:
@@ -123,7 +123,7 @@ def _neaptide(problem: str | None) -> Finding:
 
 
 def triton(torch: Torch) -> Finding:
-    """Judge Triton against the version that torch pins, with an import in a process of its own."""
+    """Return the finding on Triton: its version against torch's pin, and a trial import."""
     pin = pinned("torch", "triton")
     name = pin.name if pin else "triton"
     version = installed(name)
@@ -145,7 +145,7 @@ def triton(torch: Torch) -> Finding:
 
 
 def _cannot_import(module: str) -> str | None:
-    # Its native library may crash the process that loads it.
+    # In a separate process, because Triton's native library may crash the process.
     command = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(  # noqa: S603 - this Python, a constant module
@@ -158,7 +158,7 @@ def _cannot_import(module: str) -> str | None:
 
 
 def extras() -> Iterator[Finding]:
-    """Judge the optional extras of Neaptide's own distribution."""
+    """Yield the findings on the optional extras of Neaptide's own distribution."""
     missing = missing_extras("neaptide", _DEVELOPERS_EXTRAS)
     for extra, names in missing.items():
         advice = f'pip install "neaptide[{extra}]"'
@@ -168,23 +168,23 @@ def extras() -> Iterator[Finding]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that change what a run does or costs."""
+    """Return the variables that affect a run's results or cost."""
     ours = sorted(name for name in environ if name.startswith(_OURS))
     return {name: environ[name] for name in (*_SHOWN, *ours) if name in environ}
 
 
 def environment(environ: Mapping[str, str], torch: Torch | None) -> Iterator[Finding]:
-    """Judge those variables."""
+    """Yield the findings on these variables."""
     shown = variables(environ)
     for name, value in shown.items():
         yield _variable(name, value)
     allocator = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
     if torch and torch.gpus and not allocator & shown.keys():
-        detail = "not set: freed memory may be too scattered for a large tensor"
+        detail = "not set: free memory may be too fragmented for a large tensor"
         advice = "export PYTORCH_ALLOC_CONF=expandable_segments:True"
         yield Finding("note", "PYTORCH_ALLOC_CONF", detail, advice)
     if not shown:
-        yield Finding("ok", "variables", "none is set that matters")
+        yield Finding("ok", "variables", "no relevant variable is set")
 
 
 def _variable(name: str, value: str) -> Finding:

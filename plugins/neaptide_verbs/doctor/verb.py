@@ -1,4 +1,4 @@
-"""`neaptide doctor`: look at machine and installation, and say what is amiss and what helps."""
+"""`neaptide doctor`: examine machine and installation, and advise on problems."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LEVEL_WIDTH = max(map(len, LEVELS))
 def doctor(
     *,
     directory: Annotated[
-        Path, Parameter(name="--dir", help="Where runs are kept; its disk is looked at.")
+        Path, Parameter(name="--dir", help="Where runs are stored; its disk is examined.")
     ] = Path("runs"),
     disk: Annotated[
-        bool, Parameter(help="Measure the disk's speed: a second of writing and reading.")
+        bool, Parameter(help="Measure the disk's speed: write and read for a second.")
     ] = True,
     json: AsJson = False,
 ) -> int:
-    """Examine machine, installation and plugins; exit code 1 where something cannot work."""
+    """Examine machine, installation and plugins; exit code 1 if something cannot work."""
     from .examine import examine  # noqa: PLC0415 - the other verbs do without
 
     report = examine(directory, trial=disk)
@@ -50,7 +50,7 @@ def doctor(
 
 
 def _lines(report: Report) -> Iterator[tuple[tuple[str, int], str]]:
-    """Yield lines, each with its style and how much of it, in characters, has that style."""
+    """Yield lines, each with a style and the number of its first characters in that style."""
     every = [found for part in report.sections for found in part.findings]
     width = max(len(found.what) for found in every)
     for part in report.sections:

@@ -1,1 +1,1 @@
-"""`neaptide plugins`: what is installed, what it can be told, and a distribution of your own."""
+"""`neaptide plugins`: list the plugins, show their settings, and create a new one."""

@@ -1,7 +1,7 @@
-"""Writes a distribution with a plugin, or a verb, that works as it is written.
+"""Create a distribution with a working plugin or verb.
 
-The files are `templates/<kind>/` and `templates/common/`, each with `.txt` behind its name, which
-keeps tools that look for Python off them. A word such as `@name@` in them is replaced by its value.
+Its files come from `templates/<kind>/` and `templates/common/`. Their names end in `.txt`, so that
+tools do not treat them as Python. A word such as `@name@` is replaced by its value.
 """
 
 from __future__ import annotations
@@ -24,39 +24,37 @@ _TEMPLATES = Path(__file__).with_name("templates")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PLACES = {"gitignore": ".gitignore", "ci.yml": ".github/workflows/ci.yml"}
 _FOLDERS = {"src", "tests"}
-"""Of every distribution: a package of such a name could not be told from them."""
+"""Folders of every distribution; its package must have another name."""
 _BUILT_IN = {"run"}
-"""Verbs that no distribution ships."""
+"""Verbs of the core, which no distribution may ship."""
 
 
 @attrs.frozen
 class Kind:
-    """What can be written."""
+    """A kind of plugin or verb to create."""
 
     summary: str
-    """The line that `plugins list` shows of it."""
+    """The line that `plugins list` shows."""
     group: str = ENTRY_POINT_GROUP
     target: str = "@package@:SPEC"
-    """What its entry point names."""
+    """The value of its entry point."""
 
 
 KINDS = {
-    "observer": Kind("Keeps the slowest updates of a run in a file of its own."),
+    "observer": Kind("Writes the slowest updates of a run to a file."),
     "predictor": Kind("Predicts updates along the line between the halves of a window."),
     "optimizer": Kind("Lion: steps by the sign of an average of the gradients."),
     "memory": Kind("Holds activations as bfloat16 from the forward to the backward."),
-    "verb": Kind(
-        "Shows where the time of a run went, phase by phase.", VERBS, "@package@.verb:show"
-    ),
+    "verb": Kind("Shows the time of a run by phase.", VERBS, "@package@.verb:show"),
     "kernel": Kind("Applies predicted updates to lists of float32 tensors together."),
 }
 
 
 def write_new(name: str, kind: str, directory: Path) -> list[str]:
-    """Write the distribution `name` to `directory`; return the paths of its files in there.
+    """Write the distribution `name` to `directory`; return the paths of its files relative to it.
 
-    All of it appears at once, or nothing. Raises ConfigError or PluginError where the name cannot
-    be had, the directory exists or it cannot be written.
+    The directory appears complete or not at all. Raises ConfigError or PluginError if the name
+    cannot be used, or the directory exists or cannot be written.
     """
     _check_name(name, KINDS[kind].group)
     package = name.replace("-", "_")
@@ -67,7 +65,7 @@ def write_new(name: str, kind: str, directory: Path) -> list[str]:
             msg = f"{directory} exists already; name another directory with --dir, or move this one"
             raise ConfigError(msg)
         with TemporaryDirectory(prefix=f".{name}-", dir=directory.parent) as beside:
-            written = Path(beside) / "new"  # the folder around it is for its owner's eyes alone
+            written = Path(beside) / "new"  # only its owner can read `beside`
             for place, text in files.items():
                 path = written / place
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +83,7 @@ def write_new(name: str, kind: str, directory: Path) -> list[str]:
 def _check_name(name: str, group: str) -> None:
     if not _NAME.fullmatch(name):
         msg = (
-            f"the name is words of lower-case letters and digits with dashes between them, and "
+            f"a name consists of lower-case letters and digits in words joined by dashes, and "
             f"begins with a letter, as 'gradient-noise' (got {name!r}); choose such a name"
         )
         raise ConfigError(msg)
@@ -118,7 +116,7 @@ def _check_package(package: str, name: str) -> None:
 
 def _is_installed(package: str) -> bool:
     found = find_spec(package)
-    # A folder without __init__.py is a package, too, and may be any folder where Python started.
+    # A folder without __init__.py is a package, too, but may be any folder beside the user.
     return found is not None and found.origin is not None
 
 
@@ -126,7 +124,7 @@ def _files(name: str, package: str, kind: str) -> dict[str, str]:
     """Return the text of each file by its path in the distribution."""
     chosen = KINDS[kind]
     words = {
-        "target": chosen.target,  # first: it has the package in it
+        "target": chosen.target,  # first, because it contains @package@
         "name": name,
         "package": package,
         "Class": "".join(word.capitalize() for word in name.split("-")),

@@ -1,6 +1,6 @@
-"""`neaptide plugins`: what is installed, what it can be told, and a new one to begin with.
+"""`neaptide plugins`: list the plugins, show their settings, and create a new one.
 
-Reads manifests only.
+It reads manifests only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Kind = Literal["observer", "predictor", "optimizer", "memory", "verb", "kernel"]
 
-app = App(name="plugins", help="Show the installed plugins, or begin one of your own.")
+app = App(name="plugins", help="Show the installed plugins, or create a new one.")
 
 
 @app.command(name="list")
 def list_(*, json: AsJson = False) -> None:
-    """List the installed plugins, broken ones with what is wrong."""
+    """List the installed plugins; broken ones with their error."""
     installed = list(installed_plugins().installed.values())
     if json:
         print_json([_summary(found) for found in installed])
@@ -47,7 +47,7 @@ def list_(*, json: AsJson = False) -> None:
 
 @app.command
 def show(name: Annotated[str, Offers(installed_plugins)], /, *, json: AsJson = False) -> None:
-    """Show one plugin: what it claims, how exact it is, every setting."""
+    """Show one plugin: its claims, numerics and settings."""
     registry = installed_plugins()
     if name not in registry.installed:
         msg = (
@@ -68,20 +68,20 @@ def show(name: Annotated[str, Offers(installed_plugins)], /, *, json: AsJson = F
 
 @app.command
 def new(
-    name: Annotated[str, Parameter(help="The plugin's or the verb's, such as `gradient-noise`.")],
+    name: Annotated[str, Parameter(help="Name of the plugin or verb, such as `gradient-noise`.")],
     /,
     *,
     kind: Annotated[
-        Kind, Parameter(help="What it is; an observer, which only looks on, is the simplest.")
+        Kind, Parameter(help="What to create; an observer, which changes nothing, is the simplest.")
     ] = "observer",
     dir_: Annotated[
-        Path | None, Parameter(name="--dir", help="Directory to write; left out, `./NAME`.")
+        Path | None, Parameter(name="--dir", help="Directory to write; by default `./NAME`.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Write a distribution of your own: a plugin or a verb that works, its tests and their CI.
+    """Create a distribution with a working plugin or verb, its tests and their CI.
 
-    A directory that exists is never overwritten.
+    An existing directory is never overwritten.
     """
     from .new import write_new  # noqa: PLC0415 - the other verbs do without
 
@@ -150,5 +150,5 @@ def _text(value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    # What a setting holds by default is written alike in TOML and JSON, but for None.
+    # TOML and JSON write these defaults alike, except None.
     return "not set" if value is None else f"= {jsons.dumps(value, default=str)}"

@@ -1,4 +1,4 @@
-"""Reports of runs: read from their directories, shown in a terminal, as a page and as JSON.
+"""Reports of runs: read from run directories, shown in a terminal, as a page and as JSON.
 
-Nothing here imports torch, and nothing knows a plugin: files are read by convention.
+This package does not import torch. It reads plugins' files by a naming convention.
 """

@@ -19,13 +19,13 @@ _VALIDATION, _BANDS, _MARKS = 5, 120, 80
 
 
 def phase_colours(names: Iterable[str]) -> dict[str, int]:
-    """Return a colour for every phase: the four of the core first, strangers' after them."""
+    """Return a colour for each phase: the core's four first, then those of plugins."""
     strangers = (name for name in dict.fromkeys(names) if name not in PHASES)
     return {name: number for number, name in enumerate((*PHASES, *strangers))}
 
 
 def loss_chart(run: RunFacts) -> str:
-    """Return training and validation loss with the jumps; empty where there is no loss."""
+    """Return the chart of training and validation loss and of jumps; empty without a loss."""
     steps, colours = run.steps, _colours(run)
     series = [
         *phase_series(steps.loss, colours),
@@ -38,7 +38,7 @@ def loss_chart(run: RunFacts) -> str:
 
 
 def memory_charts(run: RunFacts) -> list[str]:
-    """Return a chart for every tier of every source; steps.csv's only where no plugin has any."""
+    """Return a chart for each tier of each source: plugins' files, or else steps.csv."""
     sources = run.memory[1:] or run.memory
     return [
         drawn(
@@ -55,7 +55,7 @@ def memory_charts(run: RunFacts) -> list[str]:
 
 
 def seconds_chart(run: RunFacts) -> str:
-    """Return the time of every step."""
+    """Return the chart of seconds per step."""
     return drawn(
         "Time of a step",
         phase_series(run.steps.seconds, _colours(run)),
@@ -67,7 +67,7 @@ def seconds_chart(run: RunFacts) -> str:
 
 
 def metric_chart(name: str, track: Track, run: RunFacts) -> str:
-    """Return one small chart."""
+    """Return one small chart of a metric."""
     lines = track.lines()
     series = [Series(label=name, colour=1, lines=lines)]
     return drawn(name, series, run, unusual=track.unusual, height=130, legended=False, bands=False)
@@ -76,7 +76,7 @@ def metric_chart(name: str, track: Track, run: RunFacts) -> str:
 def overlaid(
     title: str, series: Sequence[Series], runs: Sequence[RunFacts], *, kind: str = "", height: int
 ) -> str:
-    """Return the figure of several runs' series over the steps of all; empty without any."""
+    """Return a chart of several runs' series over all their steps; empty without values."""
     first = min((run.steps.first for run in runs if run.steps.last), default=0)
     steps = (first, max(run.steps.last for run in runs))
     scales = scales_of(series, kind=kind, steps=steps if steps[1] else None)
@@ -99,7 +99,7 @@ def drawn(
     legended: bool = True,
     bands: bool = True,
 ) -> str:
-    """Return the figure of a run's series over all its steps; empty where there is none."""
+    """Return a chart of a run's series over all its steps; empty without values."""
     steps = run.steps
     scales = scales_of(series, kind=kind, steps=(steps.first, steps.last))
     if scales is None:
@@ -122,7 +122,7 @@ def drawn(
 def scales_of(
     series: Sequence[Series], *, kind: str = "", steps: tuple[int, int] | None = None
 ) -> tuple[Axis, Axis] | None:
-    """Return the scales that hold all points, and at least the given steps; None without any."""
+    """Return scales that include all points and the given steps; None without points."""
     points = [point for one in series for point in one.points()]
     if not points:
         return None
@@ -140,14 +140,14 @@ def phase_series(track: Track, colours: dict[str, int]) -> list[Series]:
 
 
 def dotted(label: str, colour: int, track: Track) -> Series:
-    """Return a track as a line, its points marked where there are not too many."""
+    """Return a track as a line, with a mark at each point if they are few."""
     points = track.points() if len(track.points()) <= _MARKS else []
     marks = [(point, f"{label}, step {point[0]:,}: {figure(point[1])}") for point in points]
     return Series(label=label, colour=colour, lines=track.lines(), marks=marks)
 
 
 def _jumps(verdict: str, colour: int, course: StepSeries) -> Series:
-    if len(course.points()) > _MARKS:  # they would hide the line, and the table tells them
+    if len(course.points()) > _MARKS:  # marks would hide the line; the table lists the jumps
         return Series(label=f"jump {verdict}", colour=colour)
     which = "after" if verdict == "accepted" else "before"
     marks = [
@@ -191,7 +191,7 @@ def _unit_note(y: Axis) -> str:
 
 
 def metric_range(track: Track) -> str:
-    """Return the values of a metric in words."""
+    """Return the range of a metric as text."""
     whole = track.whole
     if whole.low == whole.high:
         return figure(whole.low)

@@ -1,4 +1,4 @@
-"""Several runs side by side: one table, one page."""
+"""A comparison of several runs: one table, one page."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _SAMENESS = "The runs have the same settings."
 _CAUTION = (
-    "Times are those of each run as it was, on its machine and beside whatever else ran there. "
-    "They are no measurement of a speedup."
+    "Each run was timed on its own machine, beside other processes. "
+    "These times do not measure a speedup."
 )
 
 
 def names_of(runs: Sequence[RunFacts]) -> list[str]:
-    """Return a name for every run: its directory's, or its path where names repeat."""
+    """Return a name for each run: its directory's name, or its path if names repeat."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
@@ -64,12 +64,12 @@ def _peak_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
 
 
 def difference_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
-    """Return the settings that are not the same in all runs; one that is not set is `-`."""
+    """Return the settings that differ between runs; a missing one is `-`."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     rows = (
         (key, *(facts.setting(run.config[key]) if key in run.config else "-" for run in runs))
         for key in keys
-        # What one run leaves out and another gives as a table is told by the settings in it.
+        # If one run has a table that another lacks, the rows of its settings show that.
         if not any(other.startswith(f"{key}.") for other in keys)
     )
     return [row for row in rows if len(set(row[1:])) > 1]
@@ -111,7 +111,7 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
             *_charts(names, runs),
             section(
                 "Settings that differ",
-                table(header, differences, caption="Settings that are not the same in all runs")
+                table(header, differences, caption="Settings that differ between runs")
                 or paragraph(_SAMENESS),
             ),
             section(
@@ -122,7 +122,7 @@ def comparison_page(runs: Sequence[RunFacts]) -> str:
                         (name, facts.shown_path(run), run.status.text)
                         for name, run in zip(names, runs, strict=True)
                     ],
-                    caption="Where they lie",
+                    caption="Paths of the runs",
                 ),
             ),
         ),
@@ -179,7 +179,7 @@ def _dotted(names: Sequence[str], runs: Sequence[RunFacts]) -> list[Series]:
 
 
 def comparison_json(runs: Sequence[RunFacts]) -> dict[str, Any]:
-    """Return the comparison as JSON can hold it."""
+    """Return the comparison in types of JSON."""
     names = names_of(runs)
     return {
         "runs": [facts.as_json(run) for run in runs],

@@ -1,4 +1,4 @@
-"""The figures of a run that every output shares: key figures, tables and the JSON."""
+"""The figures of a run in all outputs: key figures, tables and the JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JUMP_COLUMNS = (
 
 
 def key_figures(run: RunFacts) -> list[tuple[str, str, str]]:
-    """Return what a reader asks first: name, value, and what qualifies it."""
+    """Return the key figures: name, value, and a qualifying text."""
     steps, verdicts, whole = run.steps, run.events.verdicts, run.steps.seconds.whole
     planned = run.config.get("train.steps")
     accepted = max(verdicts["accepted"], steps.predicted)
@@ -54,7 +54,7 @@ def _newest(track: Track) -> tuple[str, str]:
 
 
 def skipped_share(run: RunFacts) -> str:
-    """Return the share of updates without a backward pass; empty where no summary tells it."""
+    """Return the share of updates without a backward pass; empty without a summary."""
     share = run.summary.get("backward_skipped")
     known = isinstance(share, int | float) and not isinstance(share, bool)
     return f"{share:.1%}" if known else ""
@@ -69,7 +69,7 @@ def _peaks(run: RunFacts) -> list[tuple[str, str, str]]:
 
 
 def peak_bytes(run: RunFacts) -> dict[str, dict[str, float]]:
-    """Return the peaks by phase and tier: the summary's; without one, the highest that was seen."""
+    """Return the peaks by phase and tier, from the summary or else from the records."""
     from_summary = run.summary.get("peak_bytes")
     found: dict[str, dict[str, float]] = {}
     if isinstance(from_summary, dict):
@@ -87,12 +87,12 @@ def peak_bytes(run: RunFacts) -> dict[str, dict[str, float]]:
 
 
 def shown_path(run: RunFacts) -> str:
-    """Return the path as it was given, safe to print."""
+    """Return the run's path as given, safe to print."""
     return clean(run.path, 1000)
 
 
 def setting(value: Any) -> str:
-    """Write a setting's value as it stands in a configuration."""
+    """Format a setting's value as in a configuration."""
     if isinstance(value, bool):
         return str(value).lower()
     return clean(value) if value != "" else '""'
@@ -157,12 +157,12 @@ def jump_rows(run: RunFacts) -> list[tuple[Any, ...]]:
 
 
 def seconds_text(value: Any) -> str:
-    """Write a time as it stands in a record."""
+    """Format a recorded time."""
     return in_unit(value, "seconds") if isinstance(value, int | float) else "-"
 
 
 def event_rows(run: RunFacts) -> list[tuple[Any, ...]]:
-    """Return time, level, event and details of the events that are listed."""
+    """Return time, level, event and details of the listed events."""
     known = {"time", "level", "event", "step"}
     return [
         (
@@ -189,7 +189,7 @@ def again(run: RunFacts) -> str:
 
 
 def onward(run: RunFacts) -> str:
-    """Return the command that goes on with the run; empty where it is finished or going on."""
+    """Return the command that continues the run; empty if it is finished or still running."""
     if run.status.kind in {"finished", "running"} or not run.checkpoint_count:
         return ""
     return f"neaptide run {_config_of(run)} --resume auto"
@@ -200,14 +200,14 @@ def _config_of(run: RunFacts) -> str:
 
 
 def damage_text(run: RunFacts) -> str:
-    """Say what could not be read; empty where all could."""
+    """Return a sentence on unreadable lines; empty if all files were readable."""
     parts = (f"{counted(count, 'line')} of {name}" for name, count in run.damage.items())
     text = ", ".join(parts)
     return f"Damaged and left out: {text}." if text else ""
 
 
 def as_json(run: RunFacts) -> dict[str, Any]:
-    """Return the facts of a run as JSON can hold them."""
+    """Return the facts of a run in types of JSON."""
     steps, validation = run.steps, run.metrics.validation
     return {
         "run": run.name,

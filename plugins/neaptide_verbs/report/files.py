@@ -1,4 +1,4 @@
-"""Reads the files of a run that may be damaged, torn or growing: what is whole is used."""
+"""Read a run's files, which may be damaged, torn or still growing: whole lines are used."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_LARGEST_FILE = 1 << 24  # of those that are read at once
-_DIGITS = 15  # of a step: the largest integers that floats tell apart
+_LARGEST_FILE = 1 << 24  # bytes of a file that is read at once
+_DIGITS = 15  # of a step: the largest integers that floats represent exactly
 
 
 def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
-    """Give the whole lines of a file, one at a time; none where there is no such file.
+    """Yield the complete lines of a file, one at a time; none if the file does not exist.
 
-    A last line without its end is being written or was torn; it counts in `damage`, by file name,
-    as does a line longer than any that a run writes.
+    A last line without a newline is being written or was torn. It counts in `damage`, by file name,
+    and so does a line longer than any that a run writes.
     """
     if not path.is_file():
-        damage[path.name] += path.exists()  # a folder in its place, say
+        damage[path.name] += path.exists()  # for example, a folder of that name
         return
     try:
         with path.open("rb") as file:
@@ -41,7 +41,7 @@ def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
 
 
 def rows(path: Path, damage: Counter[str]) -> Iterator[list[str]]:
-    """Give the header and the rows of a CSV file that are as long as the header."""
+    """Yield the header of a CSV file and each row with as many cells as the header."""
     columns = 0
     for line in lines(path, damage):
         cells = _cells(line)
@@ -54,7 +54,7 @@ def rows(path: Path, damage: Counter[str]) -> Iterator[list[str]]:
 
 
 def _cells(line: str) -> list[str]:
-    # Line by line, so that a stray quote spoils no other row.
+    # Lines are parsed one by one, so that a stray quote damages only its own row.
     if '"' not in line:
         return line.rstrip("\r\n").split(",")
     try:
@@ -64,7 +64,7 @@ def _cells(line: str) -> list[str]:
 
 
 def objects(path: Path, damage: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Give the objects of a file with one JSON object a line."""
+    """Yield the objects of a file with one JSON object a line."""
     for line in lines(path, damage):
         value = _json(line)
         if isinstance(value, dict):
@@ -74,7 +74,7 @@ def objects(path: Path, damage: Counter[str]) -> Iterator[dict[str, Any]]:
 
 
 def json_file(path: Path, damage: Counter[str]) -> dict[str, Any] | None:
-    """Return the object in a JSON file, None where there is none."""
+    """Return the object in a JSON file; None if it cannot be read."""
     text = _whole(path, damage)
     value = None if text is None else _json(text)
     if text is not None and not isinstance(value, dict):
@@ -83,7 +83,7 @@ def json_file(path: Path, damage: Counter[str]) -> dict[str, Any] | None:
 
 
 def toml_file(path: Path, damage: Counter[str]) -> dict[str, Any] | None:
-    """Return the table in a TOML file, None where there is none."""
+    """Return the table in a TOML file; None if it cannot be read."""
     text = _whole(path, damage)
     if text is None:
         return None
@@ -115,7 +115,7 @@ def _json(text: str) -> Any:
 
 
 def step_of(cell: Any) -> int | None:
-    """Return a step as it stands in a CSV cell or a JSON line, None for anything else."""
+    """Return the step in a CSV cell or a JSON value; None for anything else."""
     if isinstance(cell, str):
         whole = cell.isascii() and cell.isdecimal() and len(cell) <= _DIGITS
         return int(cell) if whole else None
@@ -124,7 +124,7 @@ def step_of(cell: Any) -> int | None:
 
 
 def number_of(cell: Any) -> float | None:
-    """Return the number in a CSV cell or a JSON value (`"nan"` is one), None for anything else."""
+    """Return the number in a CSV cell or a JSON value (`"nan"` is one); None for anything else."""
     if isinstance(cell, bool) or not isinstance(cell, str | int | float):
         return None
     try:
@@ -134,7 +134,7 @@ def number_of(cell: Any) -> float | None:
 
 
 def flat(table: dict[str, Any], *, depth: int = 8) -> dict[str, Any]:
-    """Return a nested table with dotted keys; empty tables stay as they are."""
+    """Return a nested table as one with dotted keys; empty tables stay as they are."""
     found: dict[str, Any] = {}
     pending: list[tuple[str, Any, int]] = [("", table, 0)]
     while pending:

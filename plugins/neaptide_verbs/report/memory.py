@@ -1,6 +1,6 @@
-"""Memory of a run by tier, phase and moment, from every file that keeps to the convention.
+"""Memory of a run by tier, phase and moment, from all files that follow the convention.
 
-A plugin takes part with a file `plugins/<name>/<file>.csv` that has columns `step`, `phase`,
+A plugin's file follows it if it is `plugins/<name>/<file>.csv` and has columns `step`, `phase`,
 `moment` and one or more named `<tier>_bytes`.
 """
 
@@ -27,7 +27,7 @@ _FILES, _GROUPS = 32, 400
 
 @attrs.define
 class MemoryTable:
-    """What one file says."""
+    """The contents of one file."""
 
     source: str
     tracks: dict[str, Track] = attrs.field(factory=dict)
@@ -36,7 +36,7 @@ class MemoryTable:
     """Figures by tier, phase and moment."""
 
     def add(self, step: int, phase: str, moment: str, tier: str, value: float) -> None:
-        """Take in a reading."""
+        """Add a reading."""
         key = (tier, phase, moment)
         group = self.groups.get(key)
         if group is None:
@@ -52,14 +52,14 @@ class MemoryTable:
 
 
 def memory_tables(folders: Iterable[Path], damage: Counter[str]) -> list[MemoryTable]:
-    """Read the files that keep to the convention in the folders of plugins."""
+    """Read the files that follow the convention in the plugins' folders."""
     paths = [path for folder in folders for path in sorted(folder.glob("*.csv"))][:_FILES]
     tables = (_read(path, damage) for path in paths)
     return [table for table in tables if table is not None]
 
 
 def tiers(header: Sequence[str]) -> dict[int, str]:
-    """Return the tiers a header names, by their column's number."""
+    """Return the tiers in a header, by column number."""
     columns = {number: name(column) for number, column in enumerate(header)}
     return {
         number: column.removesuffix(SUFFIX)
@@ -73,9 +73,9 @@ def _read(path: Path, damage: Counter[str]) -> MemoryTable | None:
     header = next(lines, [])
     columns = tiers(header)
     if not columns or not set(_KEYS) <= set(header):
-        damage.pop(path.name, None)  # another kind of file, in which nothing is damage
+        damage.pop(path.name, None)  # another kind of file: its lines are not damaged
         if not "".join(header).isprintable():
-            damage[path.name] += 1  # no kind of table
+            damage[path.name] += 1  # not a table
         return None
     step_at, phase_at, moment_at = map(header.index, _KEYS)
     table = MemoryTable(clean("/".join(path.parts[-3:])))

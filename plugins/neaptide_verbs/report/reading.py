@@ -1,4 +1,4 @@
-"""Reads a run directory, whatever state it is in, in one pass and bounded memory."""
+"""Read a run directory in any state, in one pass and bounded memory."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _JUMPS = {"jump.accepted": "accepted", "jump.refused": "refused", "jump.declined
 
 @attrs.define
 class Events:
-    """What events.jsonl says."""
+    """The contents of events.jsonl."""
 
     counts: Counter[tuple[str, str]] = attrs.field(factory=Counter)
-    """By level and name."""
+    """Number of events by level and name."""
     listed: Ends = attrs.field(factory=lambda: Ends(150))
     jumps: Ends = attrs.field(factory=lambda: Ends(500))
     verdicts: Counter[str] = attrs.field(factory=Counter)
@@ -41,12 +41,12 @@ class Events:
     """Loss before each refused jump."""
     ending: dict[str, Any] | None = None
     skipped: tuple[int, int] = (0, 0)
-    """The last update that was skipped, and how many in a row it was."""
+    """The last skipped update, and the number of skipped updates in a row that it ends."""
 
 
 @attrs.define
 class Metrics:
-    """What metrics.jsonl says."""
+    """The contents of metrics.jsonl."""
 
     validation: Track = attrs.field(factory=Track)
     others: dict[str, Track] = attrs.field(factory=dict)
@@ -54,7 +54,7 @@ class Metrics:
 
 @attrs.frozen
 class RunFacts:
-    """All that is known of a run. Every text in it is safe to print."""
+    """All facts of a run. Every text in them is safe to print."""
 
     path: Path
     name: str
@@ -63,9 +63,9 @@ class RunFacts:
     events: Events
     metrics: Metrics
     memory: list[MemoryTable]
-    """steps.csv's and then those of plugins."""
+    """The table of steps.csv, then those of plugins."""
     summary: dict[str, Any]
-    """summary.json; empty where there is none, or where the run has gone on since."""
+    """summary.json; empty if it does not exist, or if the run has continued since."""
     config: dict[str, Any]
     """Settings by dotted path."""
     origins: dict[str, str]
@@ -73,13 +73,13 @@ class RunFacts:
     checkpoints: list[dict[str, Any]]
     checkpoint_count: int
     written: datetime | None
-    """When the newest record was written."""
+    """Time of the newest record."""
     damage: dict[str, int]
-    """Damaged lines left out, by file."""
+    """Number of damaged lines, which are left out, by file."""
 
 
 def read_run(path: Path) -> RunFacts:
-    """Read a run directory. Raises RunDirectoryError where there is none."""
+    """Read a run directory; RunDirectoryError if `path` is not one."""
     _check(path)
     damage: Counter[str] = Counter()
     held = locked(path)
@@ -93,7 +93,7 @@ def read_run(path: Path) -> RunFacts:
         last_step=steps.last,
         summary=summary,
         ending=events.ending,
-        # An update with a row of its own after the last skipped one was a good one.
+        # A row after the last skipped update belongs to an applied update, which ends the series.
         in_a_row=events.skipped[1] if events.skipped[0] >= steps.last else 0,
         max_skipped=config.get("train.max_skipped"),
     )
@@ -119,7 +119,7 @@ def read_run(path: Path) -> RunFacts:
 
 
 def _folders(path: Path, config: dict[str, Any] | None) -> list[Path]:
-    """Return the folders of the plugins the run had; of all there are, where nothing says which."""
+    """Return the folders of the run's plugins, or all folders if the config is missing."""
     folders = sorted((path / "plugins").glob("*/"))
     if not config:
         return folders
@@ -143,7 +143,7 @@ def _check(path: Path) -> None:
         raise RunDirectoryError(msg) from error
     names = ", ".join(clean(found) for found in inside[:3])
     hint = f"it holds runs: {names}" if inside else f"a run has {RECORDS[0]} or {RECORDS[-1]} in it"
-    msg = f"{given} is no run directory; {hint}"
+    msg = f"{given} is not a run directory; {hint}"
     raise RunDirectoryError(msg)
 
 
@@ -220,7 +220,7 @@ def _written(path: Path) -> datetime | None:
 
 
 def _cleaned(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table whose keys and texts are safe to print, lists and tables as text."""
+    """Return a table with keys and texts safe to print, and lists and tables as text."""
     pairs: Sequence[tuple[str, Any]] = list(table.items())[:_SETTINGS]
     return {
         clean(key, _NAME * 2): scalar(

@@ -1,4 +1,4 @@
-"""Series of any length in bounded memory: buckets that keep the ends and the extremes."""
+"""Series of any length in bounded memory: buckets with first, last, lowest and highest point."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Point = tuple[int, float]
 """A step and a value."""
 
 BUCKETS = 400
-"""Buckets a course keeps at most, four points each."""
+"""Largest number of buckets in a series, each with up to four points."""
 _PHASES, _MARKED = 16, 200
 OTHER = "(other)"
 
 
 @attrs.define
 class Spread:
-    """Count, sum and extremes of the values taken in."""
+    """Count, sum and extremes of the added values."""
 
     count: int = 0
     total: float = 0.0
@@ -31,7 +31,7 @@ class Spread:
     high: float = -math.inf
 
     def add(self, value: float) -> None:
-        """Take in a finite value."""
+        """Add a finite value."""
         self.count += 1
         self.total += value
         if value < self.low:  # noqa: PLR1730 - a call for each of millions of values costs more
@@ -41,7 +41,7 @@ class Spread:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None for no values."""
+        """The mean; None without values."""
         return self.total / self.count if self.count else None
 
     def facts(self) -> dict[str, float | int | None]:
@@ -59,23 +59,23 @@ class Bucket:
     low: Point
     high: Point
     begins: int
-    """Number of the stretch that the first point is in; the last one's is `ends`."""
+    """Number of the first point's stretch; `ends` is that of the last point's."""
     ends: int
 
     def take(self, later: Bucket) -> None:
-        """Take in the bucket that follows."""
+        """Merge the following bucket into this one."""
         self.last, self.ends = later.last, later.ends
         self.low = min(self.low, later.low, key=_value)
         self.high = max(self.high, later.high, key=_value)
 
     def points(self) -> list[Point]:
-        """Return its points, without repetition, by step."""
+        """Return its distinct points, by step."""
         return sorted(dict.fromkeys((self.first, self.low, self.high, self.last)), key=_step)
 
 
 @attrs.define
 class StepSeries:
-    """Values over steps, at most `4 * limit` points of them; no spike is lost."""
+    """Values over steps, reduced to at most `4 * limit` points that include all spikes."""
 
     limit: int = BUCKETS
     width: int = 1
@@ -83,7 +83,7 @@ class StepSeries:
     buckets: dict[int, Bucket] = attrs.field(factory=dict)
 
     def add(self, step: int, value: float, stretch: int = 0) -> None:
-        """Take in a finite value. Points of one stretch are drawn connected."""
+        """Add a finite value. Points of one stretch are drawn connected."""
         bucket = self.buckets.get(step // self.width)
         if bucket is None:
             point = (step, value)
@@ -106,11 +106,11 @@ class StepSeries:
                 bucket.take(finer[key])
 
     def points(self) -> list[Point]:
-        """Return the points that stand for all, by step."""
+        """Return the kept points, by step."""
         return [point for line in self.lines() for point in line]
 
     def lines(self) -> list[list[Point]]:
-        """Return the points as lines, each connected in itself."""
+        """Return the points as lines; the points of a line are connected."""
         found: list[list[Point]] = []
         before: tuple[int, Bucket] | None = None
         for key in sorted(self.buckets):
@@ -130,14 +130,14 @@ class Track:
     courses: dict[str, StepSeries] = attrs.field(factory=dict)
     spreads: dict[str, Spread] = attrs.field(factory=dict)
     unusual: list[int] = attrs.field(factory=list)
-    """The first steps whose value was not finite; `unusual_count` counts all."""
+    """The first steps whose value was not finite; `unusual_count` counts all of them."""
     unusual_count: int = 0
     last: Point | None = None
     _phase: str | None = None
     _stretch: int = 0
 
     def add(self, step: int, phase: str, value: float) -> None:
-        """Take in a value, finite or not."""
+        """Add a value, finite or not."""
         if not drawable(value):
             self.unusual_count += 1
             if len(self.unusual) < _MARKED:
@@ -155,7 +155,7 @@ class Track:
         course = self.courses.setdefault(name, StepSeries())
         self.spreads.setdefault(name, Spread())
         self._stretch += 1
-        if self.last is not None:  # the line goes on where that of the phase before ended
+        if self.last is not None:  # the line starts where the previous phase's line ended
             course.add(*self.last, self._stretch)
         self._phase = name
         return name
@@ -165,7 +165,7 @@ class Track:
         return [line for course in self.courses.values() for line in course.lines()]
 
     def points(self) -> list[Point]:
-        """Return the points of all phases, each once, by step."""
+        """Return the distinct points of all phases, by step."""
         return sorted({point for line in self.lines() for point in line})
 
     @property
@@ -186,13 +186,13 @@ class Track:
 
 @attrs.define
 class Stretches:
-    """The phases in their order, with first and last step; None once there are too many."""
+    """The phases in order, each with first and last step; None if there are too many."""
 
     limit: int = 300
     found: list[tuple[str, int, int]] | None = attrs.field(factory=list)
 
     def add(self, step: int, phase: str) -> None:
-        """Take in a step."""
+        """Add a step."""
         if self.found is None:
             return
         if self.found and self.found[-1][0] == phase:
@@ -205,7 +205,7 @@ class Stretches:
 
 @attrs.define
 class Ends:
-    """The first and the last things of many."""
+    """The first and the last items of a sequence."""
 
     limit: int
     head: list[dict[str, object]] = attrs.field(factory=list)
@@ -213,7 +213,7 @@ class Ends:
     count: int = 0
 
     def add(self, item: dict[str, object]) -> None:
-        """Take in a thing."""
+        """Add an item."""
         self.count += 1
         if len(self.head) < self.limit:
             self.head.append(item)
@@ -228,7 +228,7 @@ class Ends:
 
     @property
     def left_out(self) -> int:
-        """How many are not kept."""
+        """Number of items that are not kept."""
         return self.count - len(self.head) - len(self.tail[-self.limit :])
 
 

@@ -59,7 +59,7 @@ def _figures(run: RunFacts) -> list[str]:
 def _jumps(run: RunFacts) -> str:
     verdicts = run.events.verdicts
     if not verdicts:
-        return paragraph("No Predict step is on record.")
+        return paragraph("No Predict step is recorded.")
     names = ("accepted", "refused", "declined")
     said = ", ".join(f"{verdicts[name]:,} {name}" for name in names)
     skipped = facts.skipped_share(run)
@@ -128,7 +128,7 @@ def _records(run: RunFacts) -> list[str]:
             table(
                 ("time (UTC)", "level", "step", "event", "details"),
                 facts.event_rows(run),
-                caption="Events in their order",
+                caption="Events in order of time",
                 fold="events",
                 left_out=run.events.listed.left_out,
             ),
@@ -169,11 +169,11 @@ def _checkpoints(run: RunFacts) -> str:
 
 def _commands(run: RunFacts) -> str:
     if not run.config:
-        return paragraph("The run left no configuration, so it cannot be repeated by a command.")
+        return paragraph("The run has no configuration file, so no command can repeat it.")
     onward = facts.onward(run)
-    parts = [paragraph("The same run again:"), command(facts.again(run))]
+    parts = [paragraph("To repeat the run:"), command(facts.again(run))]
     if onward:
-        parts += [paragraph("On from its newest checkpoint:"), command(onward)]
+        parts += [paragraph("To continue from its newest checkpoint:"), command(onward)]
     return "".join(parts)
 
 

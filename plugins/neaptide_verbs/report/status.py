@@ -1,4 +1,4 @@
-"""How a run ended, from what it left behind."""
+"""How a run ended, derived from its files."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENDINGS = frozenset({"run.stopped", "run.failed", "run.closed"})
-"""Events that say how a run ended."""
+"""Events that state how a run ended."""
 _SHOWN = 200
-"""Characters of an error that are shown."""
+"""Number of an error's characters that are shown."""
 
 
 @attrs.frozen
 class Status:
-    """How a run stands."""
+    """The state of a run."""
 
     kind: str
     """`finished`, `closed`, `running`, `stopped`, `failed`, `diverged`, `interrupted` or
     `not started`."""
     text: str
-    """The same for people, in a few words."""
+    """The same as a short text."""
 
 
 def locked(directory: Path) -> bool:
-    """Return whether a process trains in the directory now, where the system locks files."""
+    """Return whether a process is training in the directory, if the system has file locks."""
     try:
         with (directory / ".lock").open("rb") as file:
-            # Shared and for an instant: two reports do not see each other as a run.
+            # A brief shared lock: two simultaneous reports do not see each other as a run.
             lock(file, shared=True)
     except BlockingIOError:
         return True
@@ -59,11 +59,11 @@ def status_of(
 
     Args:
         held: whether the run directory's lock is held.
-        last_step: the last update that has a row, 0 for none.
-        summary: summary.json. A resumed run that went further has left it behind.
-        ending: the last of the events `ENDINGS`, if any.
-        in_a_row: the skipped updates in a row at the end.
-        max_skipped: `train.max_skipped`.
+        last_step: the last update with a row, 0 for none.
+        summary: summary.json, which is outdated if a resumed run went further.
+        ending: the last of the events `ENDINGS`, or None.
+        in_a_row: the number of skipped updates in a row at the end.
+        max_skipped: the setting `train.max_skipped`.
     """
     if held:
         return Status("running", "running now")
@@ -80,13 +80,13 @@ def status_of(
             where = f"after update {stopped:,}" if stopped else "before the first update"
             return Status("failed", f"failed {where}: {error}")
         if ending.get("event") == "run.closed":
-            return Status("closed", f"closed after update {stopped:,}, by a loop of its own")
+            return Status("closed", f"closed after update {stopped:,}, by its own training loop")
         name = _signal_name(ending.get("signal"))
         return Status("stopped", f"stopped by {name} after update {stopped:,}")
     if not last_step:
-        return Status("not started", "never made an update")
+        return Status("not started", "made no update")
     return Status(
-        "interrupted", f"ended after update {last_step:,} without a summary: crash or kill"
+        "interrupted", f"ended after update {last_step:,} without a summary: crashed or killed"
     )
 
 

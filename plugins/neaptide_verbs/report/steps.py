@@ -1,4 +1,4 @@
-"""Reads steps.csv, a row at a time."""
+"""Read steps.csv row by row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @attrs.define
 class Steps:
-    """What steps.csv says."""
+    """The contents of steps.csv."""
 
     loss: Track = attrs.field(factory=Track)
-    """Training loss of updates, and the loss that the guard measured after a jump."""
+    """Training loss of updates, and the guard's loss after a jump."""
     seconds: Track = attrs.field(factory=Track)
     grad_norm: Track = attrs.field(factory=Track)
     jumped: StepSeries = attrs.field(factory=StepSeries)
@@ -38,7 +38,7 @@ class Steps:
 
 @attrs.frozen
 class Columns:
-    """Where a row has what; None for what it has not."""
+    """Index of each column in a row; None for a missing column."""
 
     step: int
     phase: int
@@ -50,7 +50,7 @@ class Columns:
 
 
 def read_steps(path: Path, damage: Counter[str]) -> Steps:
-    """Read the file; of one without its header nothing can be told."""
+    """Read the file; empty if its header is missing."""
     found = Steps()
     lines = rows(path, damage)
     columns = _columns(next(lines, []))
@@ -79,7 +79,7 @@ def _columns(header: Sequence[str]) -> Columns | None:
 
 
 def _take(found: Steps, columns: Columns, cells: Sequence[str], phase: str) -> bool:
-    """Take in a row; return whether it could be read."""
+    """Add a row; return whether it was readable."""
     step, loss = step_of(cells[columns.step]), number_of(cells[columns.loss])
     if step is None or loss is None:
         return False

@@ -1,4 +1,4 @@
-"""The report in a terminal: aligned, coloured only where that was asked for."""
+"""The report in a terminal: aligned, and coloured on request."""
 
 from __future__ import annotations
 

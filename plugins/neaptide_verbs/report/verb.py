@@ -1,4 +1,4 @@
-"""`neaptide report`: what a run did, in the terminal and as a page of its own."""
+"""`neaptide report`: a report of a run in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def report(
     *others: Path,
     output: Annotated[
         Path | None,
-        Parameter(help="Where to write the page; else report.html in RUN, or here for several."),
+        Parameter(help="Path of the page; by default RUN/report.html, or ./ for several."),
     ] = None,
     html: Annotated[bool, Parameter(negative="--no-html", help="Write the page.")] = True,
     json: AsJson = False,
 ) -> None:
-    """Sum up a run directory, or compare several, whatever state they are in.
+    """Report on a run directory in any state, or compare several.
 
-    Prints a summary and writes a page that needs nothing but itself.
+    Prints a summary and writes a self-contained page.
     """
     if output is not None and not html:
-        msg = f"--output {output} names a page and --no-html refuses one; give one of them"
+        msg = f"--output {output} asks for a page and --no-html forbids one; give one of them"
         raise ConfigError(msg)
     from .comparison import (  # noqa: PLC0415 - the other verbs do without
         comparison_json,
@@ -63,7 +63,7 @@ def report(
 
 
 def _print(text: str) -> None:
-    # A terminal that cannot show a character gets its escape.
+    # Characters that the terminal cannot encode are escaped.
     encoding = sys.stdout.encoding or "utf-8"
     print_text(text.encode(encoding, "backslashreplace").decode(encoding))
 

@@ -1,1 +1,1 @@
-"""`neaptide config schema`: one JSON Schema of all settings, plugins' included."""
+"""`neaptide config schema`: one JSON Schema of all settings, including those of plugins."""

@@ -24,18 +24,18 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @attrs.frozen
 class _Part:
-    """What one plugin adds: its own table, and the options of what it builds."""
+    """One plugin's part: its own table, and the options of everything it builds."""
 
     table: Schema
     built: dict[tuple[str, str], Schema]
-    """By kind and name, such as `("model", "builtin:byte-gpt")`."""
+    """Schemas by kind and name, such as `("model", "builtin:byte-gpt")`."""
 
 
 def json_schema(specs: Mapping[str, PluginSpec]) -> tuple[Schema, dict[str, str]]:
-    """Return the schema of configurations, and by name why a plugin is left out of it.
+    """Return the schema of configurations, and the reasons for left-out plugins by their names.
 
-    A plugin whose manifest or settings cannot be read is left out. The schema takes any file that
-    Neaptide reads, and effective configurations; rules that join several keys are not in it.
+    A plugin whose manifest or settings cannot be read is left out. The schema accepts every file
+    that Neaptide reads, and effective configurations; it lacks rules that join several keys.
     """
     parts: dict[str, _Part] = {}
     left_out: dict[str, str] = {}
@@ -55,14 +55,14 @@ def _part(spec: PluginSpec) -> _Part:
     table["properties"]["enabled"] = {
         "type": "boolean",
         "default": True,
-        "description": "false turns off what an earlier source enabled",
+        "description": "false disables a plugin that an earlier source enabled",
     }
     if spec.presets:
         table["properties"]["preset"] = {
             "enum": [*spec.presets, None],
-            "description": "settings to begin with; keys beside it win",
+            "description": "initial settings; keys in the table override them",
         }
-        table.pop("required", None)  # the preset may give what the class has no default for
+        table.pop("required", None)  # a preset may set the keys that have no default
     built = {
         (kind, name if kind == "optimizer" else f"{scheme}:{name}"): class_schema(cls)
         for (kind, _, name), cls in ((key.partition(":"), cls) for key, cls in spec.options.items())
@@ -93,17 +93,17 @@ def _merged(parts: Mapping[str, _Part]) -> Schema:
         if kind != "optimizer":
             _add_names(sections[kind], built)
         _add_options(sections[kind], built)
-    # JSON has no comments in which to name the schema to an editor.
+    # Editors find a JSON file's schema by this key; JSON has no comments.
     sections["$schema"] = {"type": "string", "description": "for editors; not a setting"}
     return {"$schema": DIALECT, "title": "Neaptide configuration", **schema}
 
 
 def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
-    """Offer the names that plugins build."""
+    """Add the names that plugins build."""
     if not cases:
         return
     name = section["properties"]["name"]
-    # A scheme whose names are known takes no other; `package.module:factory` is anything else.
+    # A scheme with known names accepts no others; any other text is `package.module:factory`.
     taken = "|".join(sorted({re.escape(case.partition(":")[0]) for case in cases}))
     factory = {"type": "string", "pattern": f"^(?!({taken}):)"}
     section["properties"]["name"] = {
@@ -113,7 +113,7 @@ def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
 
 
 def _add_options(section: Schema, cases: Mapping[str, Schema]) -> None:
-    """Have the options of each name checked by its class."""
+    """Add the options of each name, as its class checks them."""
     if not cases:
         return
     section["allOf"] = [

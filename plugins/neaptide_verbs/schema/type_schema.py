@@ -1,4 +1,4 @@
-"""Describes config classes in JSON Schema, draft 2020-12."""
+"""Describe config classes in JSON Schema, draft 2020-12."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .validator_schema import Schema
 
 _SIMPLE = {
-    bool: "boolean",  # before int, which it is too
+    bool: "boolean",  # before int, its base class
     int: "integer",
     float: "number",
     str: "string",
@@ -28,10 +28,10 @@ _SIMPLE = {
 
 
 def class_schema(cls: type[Any]) -> Schema:
-    """Return the schema of the table that a config class checks.
+    """Return the schema of the table that a config class accepts.
 
-    Fields without a default are required. What a function of the class's own checks is not in it,
-    unless `field(schema=…)` says it.
+    Fields without a default are required. Checks by a class's own functions are left out, unless
+    `field(schema=…)` describes them.
     """
     known = [field for field in attrs.fields(attrs.resolve_types(cls)) if field.init]
     required = [field.alias for field in known if field.default is attrs.NOTHING]
@@ -44,7 +44,7 @@ def class_schema(cls: type[Any]) -> Schema:
 
 
 def type_schema(type_: Any) -> Schema:
-    """Return the schema of the values that convert to a type."""
+    """Return the schema of the values that can be converted to a type."""
     origin, arguments = get_origin(type_) or type_, get_args(type_)
     if origin is Literal:
         return {"enum": list(arguments)}
@@ -82,7 +82,7 @@ def _array(origin: type[Any], arguments: tuple[Any, ...]) -> Schema:
 def _field_schema(field: attrs.Attribute[Any]) -> Schema:
     schema = type_schema(Any if field.type is None else field.type)
     for constraint in constraints(field.validator, schema):
-        # Two validators may set the same bound, and the narrower one is not known.
+        # Two validators may set the same bound, and it is unknown which one is narrower.
         clash = schema.keys() & constraint.keys() - {"enum", "items"}
         both = {"allOf": [*schema.get("allOf", ()), constraint]}
         schema |= both if clash else constraint
@@ -100,5 +100,5 @@ def _default(field: attrs.Attribute[Any]) -> Any:
     if not made:
         return unstructured(field.default)
     value = None if field.default.takes_self else field.default.factory()
-    # A section's defaults stand at its own keys.
+    # The defaults of a section are at its own keys.
     return None if value is None or attrs.has(type(value)) else unstructured(value)

@@ -1,4 +1,4 @@
-"""Describes the validators of attrs in JSON Schema; of a function nothing is known."""
+"""Describe the validators of attrs in JSON Schema; plain functions are left out."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _LENGTHS = {"string": "Length", "array": "Items", "object": "Properties"}
 
 
 def constraints(validator: Any, schema: Schema) -> Iterator[Schema]:
-    """Yield what a validator demands of values of the type that `schema` describes."""
-    # The classes behind ge, in_ and the like are private to attrs, their attributes are stable.
+    """Yield a validator's constraints on values of the type that `schema` describes."""
+    # attrs keeps the classes of ge, in_ and the like private; their attributes are stable.
     reader = _READERS.get(type(validator).__name__)
     return iter(()) if reader is None else reader(validator, schema)
 

@@ -1,4 +1,4 @@
-"""`neaptide config schema`: one JSON Schema of all settings, installed plugins' included."""
+"""`neaptide config schema`: one JSON Schema of all settings, including those of plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def schema(*, json: AsJson = False) -> None:
 
     from .json_schema import json_schema  # noqa: PLC0415 - likewise
 
-    del json  # a JSON Schema is JSON
+    del json  # the output is JSON in either case
     document, left_out = json_schema(installed_plugins())
     for problem in left_out.values():
         LOG.warning("left out of the schema: %s", problem)

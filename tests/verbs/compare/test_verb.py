@@ -113,9 +113,9 @@ def test_findings_are_named_after_all_that_is_compared(neaptide: Any) -> None:
             ("--seeds", "1,x"),
             "expected comma-separated seeds from 0 to 10**18 - 1, such as 10,11,12 (got '1,x')",
         ),
-        (("--seeds", "3,3"), "each seed may be given once (got 3 twice) @ --seeds"),
-        (("--seeds", "0,1"), "seed 0 is what both sides are tuned on"),
-        (("--seeds", "4", "--tuning-seeds", "3,4"), "seed 4 is what both sides are tuned on"),
+        (("--seeds", "3,3"), "each seed may be given only once (got 3 twice) @ --seeds"),
+        (("--seeds", "0,1"), "seed 0 is one on which both sides are tuned"),
+        (("--seeds", "4", "--tuning-seeds", "3,4"), "seed 4 is one on which both sides are tuned"),
         (("--tuning-seeds", ""), "an argument is empty"),
         (("--tuning-seeds", "a"), "(got 'a') @ --tuning-seeds"),
         (("--set", "plugins.predictor-drift.enabled=false"), "no enabled plugin claims"),
@@ -148,7 +148,7 @@ def test_what_a_users_code_raises_ends_it_with_the_trial(neaptide: Any) -> None:
     [
         ("no_validation", "the data has no validation batches to compare losses on"),
         ("empty_validation", "the validation data is empty: there is no loss to compare"),
-        ("passing_validation", "this list_iterator is used up by the first pass; give a list"),
+        ("passing_validation", "this list_iterator is exhausted after the first pass; give a list"),
     ],
 )
 def test_losses_need_validation_batches_for_more_than_one_pass(
@@ -182,7 +182,7 @@ def test_stopped_it_goes_on(start: Any, neaptide: Any, folder: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert 130 == process.returncode
-    assert errors.endswith("stopped by a signal; give the same command again to go on\n")
+    assert errors.endswith("stopped by a signal; repeat the command to continue\n")
     again = neaptide(*QUICK, *slow)
     assert 0 == again.code, again.err
     assert "(kept)" in again.err

@@ -198,7 +198,7 @@ def test_a_section(settings: dict[str, Any], section: str, expected: Any) -> Non
     [
         ({"optimizer": {"type": "Lamb", "params": {}}}, "optimizer.type", False, "torch.optim"),
         ({"scheduler": {"type": "OneCycle"}}, "scheduler.type", False, "[schedule] has"),
-        ({"scheduler": {"type": "WarmupLR"}}, "scheduler.type", True, "logarithmically"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler.type", True, "logarithmic"),
         (
             {
                 "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
@@ -206,7 +206,7 @@ def test_a_section(settings: dict[str, Any], section: str, expected: Any) -> Non
             },
             "optimizer.params.lr",
             True,
-            "warmup_max_lr, 0.2, is the rate",
+            "warmup_max_lr, 0.2, is used",
         ),
         (
             {
@@ -222,7 +222,7 @@ def test_a_section(settings: dict[str, Any], section: str, expected: Any) -> Non
             {"optimizer": {"type": "Adam", "params": {"freeze_step": 3}}},
             "optimizer.params.freeze_step",
             False,
-            "no option of adamw here",
+            "not an option of adamw here",
         ),
         (
             {"fp16": {"enabled": True, "loss_scale": 128}},
@@ -238,7 +238,7 @@ def test_a_section(settings: dict[str, Any], section: str, expected: Any) -> Non
             },
             "train_batch_size",
             True,
-            "4 GPUs share it",
+            "4 GPUs share the batch",
         ),
         ({"unheard_of": [1]}, "unheard_of", False, "no counterpart"),
         ({"odd key": {"x.y": 1}}, '"odd key"."x.y"', False, "no counterpart"),
@@ -277,14 +277,14 @@ def test_values_of_a_wrong_type_are_all_reported() -> None:
                 "gradient_accumulation_steps": 4,
             },
             (
-                "10 is no multiple of train_micro_batch_size_per_gpu 3 x "
+                "10 is not a multiple of train_micro_batch_size_per_gpu 3 x "
                 "gradient_accumulation_steps 4; change one @ train_batch_size"
             ),
         ),
         (
             {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 3},
             (
-                "10 is no multiple of train_micro_batch_size_per_gpu 3; change one "
+                "10 is not a multiple of train_micro_batch_size_per_gpu 3; change one "
                 "@ train_batch_size"
             ),
         ),

@@ -30,7 +30,7 @@ BROKEN = {
     "x-absent": ("x_nowhere:GUEST", "importing 'x_nowhere:GUEST' raised ModuleNotFoundError: "),
     "x-exits": ("x_quits:GUEST", "importing 'x_quits:GUEST' raised SystemExit: 3"),
     "x-not": ("x_framework:NOT", "'x_framework:NOT' must be a Converter (got function)"),
-    "x-wrong": ("x_framework:WRONG", "it returned no table but 5, an integer"),
+    "x-wrong": ("x_framework:WRONG", "it did not return a table but 5, an integer"),
 }
 
 

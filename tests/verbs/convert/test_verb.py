@@ -92,7 +92,7 @@ def test_every_origin_is_shown(
         "seed": "NEAPTIDE__SEED",
         "optimizer.options": "default",
         "plugins.mixed-precision.predict": "preset conservative of plugin mixed-precision",
-        "plugins.builtin-models": "builds what model.name or data.name names",
+        "plugins.builtin-models": "builds the model or data set of model.name or data.name",
     }.items() <= {path: row["origin"] for path, row in rows.items()}.items()
     lines = [line.split() for line in neaptide(*command).out.splitlines()]
     assert ["train.steps", "=", "30", "--set"] in lines
@@ -240,7 +240,7 @@ def test_comments_are_told_from_what_looks_like_them(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("tiny.toml",), "give a file to write, or --to with one of toml, yaml, json"),
+        (("tiny.toml",), "name a file to write, or give --to with one of toml, yaml, json"),
         (("tiny.toml", "tiny.toml"), "tiny.toml exists already; name another file"),
         (("no.toml", "a.json"), "no such file @ no.toml"),
         (
@@ -298,10 +298,7 @@ def test_from_deepspeed(neaptide: Any, folder: Path) -> None:
             'left out: gradient_clipping = "auto": "auto" is filled in by the Hugging Face '
             "Trainer; write the value yourself"
         ),
-        (
-            "note: there is no model and no data in it: name them in [model] and [data], or pass "
-            "yours"
-        ),
+        ("note: it has no model and no data: name them in [model] and [data], or pass your own"),
     ] == done.err.splitlines()
     checked = neaptide("config", "check", "out.toml")
     assert "ok: 1000 updates, plugins in order: mixed-precision\n" == checked.out

@@ -96,9 +96,9 @@ def test_a_machine_that_says_nothing_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("group", "level", "detail"),
     [
-        (None, "ok", "64.0 GiB, 32.0 GiB of it for this process now"),
-        (MemoryGroup(8 * GIB, 2 * GIB), "ok", "8.0 GiB, 2.0 GiB of it for this process now"),
-        (MemoryGroup(40 * GIB, GIB), "warning", "40.0 GiB, 1.0 GiB of it for this process now"),
+        (None, "ok", "64.0 GiB, 32.0 GiB of it free for this process"),
+        (MemoryGroup(8 * GIB, 2 * GIB), "ok", "8.0 GiB, 2.0 GiB of it free for this process"),
+        (MemoryGroup(40 * GIB, GIB), "warning", "40.0 GiB, 1.0 GiB of it free for this process"),
     ],
 )
 def test_the_effective_limit_is_the_smaller_one(

@@ -357,7 +357,7 @@ def test_a_core_that_cannot_be_imported_is_one_error(command: Any, site: Path) -
         error["what"],
         error["advice"],
     )
-    assert "what trains cannot be imported: " in error["detail"]
+    assert "its training modules cannot be imported: " in error["detail"]
     assert "manifest only" in by_name(printed)["profiler"]["detail"]
 
 

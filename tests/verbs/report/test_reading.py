@@ -36,10 +36,10 @@ TWO = (line(1), line(2))
     ("files", "kind", "text"),
     [
         ({"summary": {"steps": 2}}, "finished", "finished"),
-        ({}, "interrupted", "ended after update 2 without a summary: crash or kill"),
+        ({}, "interrupted", "ended after update 2 without a summary: crashed or killed"),
         ({"summary": {"steps": 1}}, "interrupted", "ended after update 2"),
         ({"events": [STOPPED]}, "stopped", "stopped by SIGTERM after update 2"),
-        ({"events": [CLOSED]}, "closed", "closed after update 2, by a loop of its own"),
+        ({"events": [CLOSED]}, "closed", "closed after update 2, by its own training loop"),
         ({"events": [{**CLOSED, "step": 1}]}, "interrupted", "ended after update 2"),
         ({"events": [CLOSED], "summary": {"steps": 2}}, "finished", "finished"),
         ({"events": [{**STOPPED, "step": 1}]}, "interrupted", "ended after update 2"),
@@ -82,8 +82,8 @@ def test_a_run_that_never_started(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     run = read_run(tmp_path)
     assert "not started" == run.status.kind
-    assert "never made an update" in run_summary(run, colour=False)
-    assert "never made an update" in run_page(run)
+    assert "made no update" in run_summary(run, colour=False)
+    assert "made no update" in run_page(run)
 
 
 def test_figures_by_phase(write: Write) -> None:

@@ -110,9 +110,9 @@ def test_no_page_where_none_is_wanted(neaptide: Any, trained: Path) -> None:
     [
         (("nowhere",), "nowhere is no directory; give the directory of a run"),
         (("tiny.toml",), "tiny.toml is a file; give the directory of a run"),
-        (("empty",), "empty is no run directory; a run has steps.csv or config.toml in it"),
+        (("empty",), "empty is not a run directory; a run has steps.csv or config.toml in it"),
         (("long" * 99,), "File name too long; give the directory of a run"),
-        (("folder",), "folder is no run directory; it holds runs: folder/run"),
+        (("folder",), "folder is not a run directory; it holds runs: folder/run"),
         (("folder/run", "--output", "a", "--no-html"), "give one of them"),
         (("folder/run", "--output", "no/such/page.html"), "cannot write no/such/page.html"),
     ],

@@ -1,5 +1,5 @@
-"""Ops of Neaptide: a reference in torch each, and kernels beside it. They know no hooks.
+"""Ops of Neaptide, each with a reference in torch and optional kernels. Independent of hooks.
 
-One folder an op: `reference.py` says what is computed, `kernel.py` is Triton, `tuning.py` how it is
-launched, `op.py` joins them to `neaptide_kernels.registry`. Importing an op imports no Triton.
+One folder per op: `reference.py` defines the result, `kernel.py` is Triton, `tuning.py` launches
+it, `op.py` registers both in `neaptide_kernels.registry`. Importing an op imports no Triton.
 """

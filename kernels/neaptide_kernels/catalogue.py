@@ -1,4 +1,4 @@
-"""All ops that ship with Neaptide: importing this defines them, and imports no Triton."""
+"""All ops of Neaptide: importing this module defines them, without importing Triton."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def triton_providers() -> tuple[Provider, ...]:
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield every kernel as it is launched, to be compiled without a GPU."""
+    """Yield every kernel launch, to be compiled without a GPU."""
     for folder in _FOLDERS:
         yield from folder.shipped()

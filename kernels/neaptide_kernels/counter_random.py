@@ -1,7 +1,7 @@
-"""Random bits by position: the same numbers in torch and in a kernel, in any order of work.
+"""Random bits by position: equal numbers in torch and in a kernel, in any order of work.
 
-The 32-bit finalizer `lowbias32` (Chris Wellons, "Prospecting for Hash Functions", 2018) over the
-position, keyed before its first and its second round.
+They come from the 32-bit finalizer `lowbias32` (Chris Wellons, "Prospecting for Hash Functions",
+2018) of the position, with a key mixed in before its first and its second round.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MASK = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 """The finalizer's multipliers."""
 GOLDEN = 0x9E3779B9
-"""Spreads the upper half of positions and seeds, `2**32` divided by the golden ratio."""
+"""Multiplier of the upper halves of positions, and of steps: `2**32` over the golden ratio."""
 
 
 def keys(seed: int) -> tuple[int, int]:
-    """Return the two 32-bit keys of a seed, any integer of 64 bits."""
+    """Return the two 32-bit keys of a 64-bit seed."""
     low, high = seed & _MASK, (seed >> 32) & _MASK
     first = finalized(low ^ 0x243F6A88)
     return first, finalized(first ^ high ^ 0x85A308D3)
@@ -35,7 +35,7 @@ def random_bits(seed: int, positions: torch.Tensor) -> torch.Tensor:
 def keyed_bits(
     first: int | torch.Tensor, second: int | torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Return what `random_bits` returns for the seed of these keys, ints or int64 tensors."""
+    """Return the bits of `random_bits` for a seed given by its keys, ints or int64 tensors."""
     bits = (positions & _MASK) ^ first
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = bits ^ (((positions >> 32) * GOLDEN + second) & _MASK)
@@ -44,14 +44,14 @@ def keyed_bits(
 
 
 def keys_at(seed: int, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys of one step of a seed, 0-dim int64; `step` is int64 and never read here."""
+    """Return the keys of one step of a seed, 0-dim int64; `step` is int64, not copied to host."""
     first, second = keys(seed)
     mixed = finalized((step * GOLDEN + first) & _MASK)
     return mixed, finalized(mixed ^ second)
 
 
 def signed(key: int) -> int:
-    """Return the 32 bits of a key as a signed integer: a kernel takes it as i32 at any value."""
+    """Return a key's 32 bits as a signed integer, the type i32 of a kernel's argument."""
     return key - (1 << 32) if key >> 31 else key
 
 

@@ -1,4 +1,4 @@
-"""Pieces of Triton that several kernels share."""
+"""Triton functions shared by several kernels."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def _finalized(bits):
 
 @triton.jit
 def round_half_even(x):
-    """Round float32 of magnitude below 2**22, as `torch.round`; there is no rint to interpret.
+    """Round float32 of magnitude below 2**22 like `torch.round`; the interpreter has no rint.
 
-    Launch with `enable_fp_fusion=False`: fused with a product before it, the sum rounds once.
+    Launch with `enable_fp_fusion=False`: fused with a preceding product, the sum would round once.
     """
     return (x + _TO_INTEGER) - _TO_INTEGER
 
 
 @triton.jit
 def narrow(values, dtype: tl.constexpr):
-    """Convert float32 to `dtype`, to the nearest. The interpreter would truncate to bfloat16."""
+    """Convert float32 to `dtype`, to nearest; a plain cast truncates bfloat16 if interpreted."""
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = values.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

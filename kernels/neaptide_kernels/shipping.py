@@ -1,4 +1,4 @@
-"""How a Triton kernel is launched, written down so that it can be compiled without a GPU."""
+"""The launches of Triton kernels as data, so that they can be compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class ShippedKernel:
-    """One kernel with one set of constants: what a launch would compile."""
+    """One kernel with one set of constants, as a launch would compile it."""
 
     name: str
-    """Of kernel and case, as the committed budgets have it."""
+    """Name of kernel and case, as in the committed budgets."""
     module: str
     """`"neaptide_kernels.int8.kernel"`."""
     kernel: str
     types: Mapping[str, str]
-    """Triton's type of each argument that is no constant, such as `"*bf16"` or `"i64"`."""
+    """Triton type of each argument that is not a constant, such as `"*bf16"` or `"i64"`."""
     constants: Mapping[str, Any]
     aligned: tuple[str, ...] = ()
-    """Arguments that are multiples of 16, as torch's allocations are."""
+    """Arguments divisible by 16, such as addresses of torch's allocations."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """`num_warps` and the like."""
+    """Launch options such as `num_warps`."""

@@ -1,4 +1,4 @@
-"""Whether Triton can run a call here, and if not, why; imports Triton only to ask."""
+"""Whether Triton can run a call on this machine, and if not, why. Triton is imported lazily."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def triton_version() -> str | None:
 
 
 def no_triton(query: Query) -> str:
-    """Return why Triton cannot run a call at all; empty where it can."""
+    """Return why Triton cannot run a call; empty if it can."""
     return no_triton_on(query.device, query.capability)
 
 
 def no_triton_on(device: str, capability: tuple[int, int] | None) -> str:
-    """Return why Triton cannot run on a kind of device; empty where it can.
+    """Return why Triton cannot run on a kind of device; empty if it can.
 
     Args:
         device: `"cpu"` or `"cuda"`.
-        capability: of the GPU.
+        capability: compute capability of the GPU, or None.
     """
     installed = triton_version()
     if installed is None:

@@ -1,7 +1,8 @@
-"""Many tensors in one launch: a table on the device of where they lie and which chunk is whose.
+"""A table on the device of many tensors' addresses and chunks, to process them in one launch.
 
-One row of int64 a tensor: its elements, its first chunk, and the addresses of its counterparts in
-the lists. A chunk is what one program works on; another table tells the row of each.
+The table has one int64 row per tensor: its elements, its first chunk, and the addresses of the
+corresponding tensors in the lists. A chunk is the work of one program; a second table maps each
+chunk to its row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _REMEMBERED_CHUNKS = 1 << 22
 
 @attrs.frozen(eq=False)
 class TensorTable:
-    """What a kernel reads to find its tensors."""
+    """The tables in which a kernel finds its tensors."""
 
     rows: torch.Tensor
     """int64 `[tensors, 2 + lists]`: elements, first chunk, addresses."""
@@ -30,22 +31,22 @@ class TensorTable:
     """int32 `[chunks]`: the row of each chunk."""
     chunks: int
     stream: int
-    """The CUDA stream it was copied on; 0 elsewhere."""
+    """The CUDA stream of the copy to the device; 0 elsewhere."""
 
 
-_lock = Lock()  # of what follows: optimizers of several devices step in threads
+_lock = Lock()  # for the variables below: optimizers of several devices step in threads
 _tables: OrderedDict[tuple[object, ...], TensorTable] = OrderedDict()
 _captured: list[TensorTable] = []  # a CUDA graph reads them at every replay
 
 
 def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable:
-    """Return the table of lists of contiguous tensors that have the same sizes, place by place.
+    """Return the table of lists of contiguous tensors with equal sizes at equal positions.
 
-    It is copied to the device, without waiting, when the tensors were not met at these addresses on
-    this stream before; one that is remembered costs nothing. Empty tensors have no chunk.
+    A new table is copied to the device without waiting. It is cached by addresses and stream, so
+    the same tensors need no further copy. Empty tensors have no chunk.
 
     Raises:
-        RuntimeError: a CUDA graph is captured and the tensors were not met before.
+        RuntimeError: a CUDA graph is captured and the tensors have no cached table.
     """
     device = lists[0][0].device
     stream, capturing = 0, False
@@ -60,7 +61,7 @@ def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable
         if capturing:
             if table is None:
                 msg = (
-                    "a CUDA graph is captured over tensors that were not stepped before: do it once"
+                    "a CUDA graph is captured over tensors that were never stepped: step them once"
                 )
                 raise RuntimeError(msg)
             _captured.append(table)

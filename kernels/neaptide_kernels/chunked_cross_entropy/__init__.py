@@ -1,4 +1,4 @@
-"""A language model's head and cross-entropy over chunks of tokens: never all logits at once."""
+"""A language model's head and cross-entropy, by chunks of tokens to bound the logits' memory."""
 
 from .loss import chunked_cross_entropy
 from .op import TRITON

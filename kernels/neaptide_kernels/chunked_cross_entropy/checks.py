@@ -1,4 +1,4 @@
-"""What goes together, and labels that are no row of the weight."""
+"""Checks of shapes and dtypes, and of labels that are not rows of the weight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(
     *,
     cast: bool,
 ) -> None:
-    """Raise ValueError for what does not go together; `cast` lets dtypes differ."""
+    """Raise ValueError for arguments that do not match; `cast` permits different dtypes."""
     shapes = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}"
     if not hidden.dim() or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:  # noqa: PLR2004 - a matrix
         msg = f"{shapes}: should be [..., d] and [vocabulary, d]"
@@ -37,7 +37,7 @@ def check(
         msg = f"labels are {labels.dtype} {list(labels.shape)}; should be {should}"
         raise ValueError(msg)
     if bias is not None and bias.shape != weight.shape[:1]:
-        msg = f"bias {list(bias.shape)}: should be {list(weight.shape[:1])}, as {shapes} has it"
+        msg = f"bias {list(bias.shape)}: should be {list(weight.shape[:1])} for {shapes}"
         raise ValueError(msg)
     given = {"weight": weight, "labels": labels, **({} if bias is None else {"bias": bias})}
     for name, tensor in given.items():
@@ -60,11 +60,11 @@ def _check_numbers(chunk: int, softcap: float | None) -> None:
 
 
 def look_at_labels(labels: torch.Tensor, ignore_index: int, vocabulary: int) -> Callable[[], None]:
-    """Begin to look for labels out of range; return what raises ValueError if there are any.
+    """Start a check for labels out of range; return a function that raises ValueError if any are.
 
-    On CUDA what is returned waits for what was queued before this call, not for what was queued
-    since: called late, it leaves the device busy. While a graph is captured or traced nothing is
-    looked at, nor where labels have no values (on the meta device, or fake).
+    On CUDA, that function waits for work queued before this call, but not for later work: called
+    late, it keeps the device busy. Labels are not checked while a graph is captured or traced, or
+    if they have no values (on the meta device, or fake).
     """
     if not labels.numel() or torch.compiler.is_compiling() or _valueless(labels):
         return lambda: None

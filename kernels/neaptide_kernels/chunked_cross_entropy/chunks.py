@@ -1,4 +1,4 @@
-"""The loop over chunks of tokens, whoever differentiates a chunk's logits."""
+"""The loop over chunks of tokens, shared by all functions that differentiate a chunk's logits."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Head:
-    """What is computed from a chunk's logits."""
+    """The settings for computing a loss from a chunk's logits."""
 
     ignore_index: int
     softcap: float | None
     dtype: torch.dtype
-    """Of the logits as the head's product gives them."""
+    """Dtype of the logits."""
 
     @property
     def precise(self) -> torch.dtype:
-        """What everything after the logits is computed in."""
+        """Dtype of everything computed from the logits."""
         return precise(self.dtype)
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that losses and sums of gradients have: float32 at least."""
+    """Return the dtype of losses and of sums of gradients: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -43,11 +43,11 @@ def sums(
         [torch.Tensor, torch.Tensor, Head, bool], tuple[torch.Tensor, torch.Tensor]
     ],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the summed loss and its gradients, those that nobody wants empty.
+    """Return the summed loss and its gradients; unwanted gradients are empty.
 
-    `differentiate(logits, labels, head, with_gradient)` takes the logits `[tokens, vocabulary]` of
-    a chunk as its own; it returns their losses' sum and their gradient, in the logits' dtype or in
-    `head.precise`.
+    `differentiate(logits, labels, head, with_gradient)` may overwrite the logits
+    `[tokens, vocabulary]` of a chunk. It returns the sum of their losses, and the loss's gradient
+    in the logits' dtype or in `head.precise`.
     """
     kind: dict[str, Any] = {"dtype": head.precise, "device": hidden.device}
     loss = torch.zeros((), **kind)
@@ -56,7 +56,7 @@ def sums(
     )
     for_weight = torch.zeros(weight.shape if wanted[1] else 0, **kind)
     for_bias = torch.zeros(len(weight) if wanted[2] and bias is not None else 0, **kind)
-    # What autocast would cast anew for every chunk, and keep, is cast once.
+    # Weights are cast once here; autocast would cast them in every chunk and keep the copies.
     with torch.autocast(hidden.device.type, enabled=False):
         weight = weight.to(head.dtype)
         bias = None if bias is None else bias.to(head.dtype)
@@ -72,7 +72,7 @@ def sums(
                 _add_product(for_weight, logits, tokens)
             if for_hidden.numel():
                 torch.mm(logits.to(head.dtype), weight, out=for_hidden[part])
-            del logits  # before the next chunk's are made
+            del logits  # free them before the next chunk
     return loss, for_hidden, for_weight, for_bias
 
 
@@ -82,7 +82,7 @@ def _add_product(total: torch.Tensor, gradient: torch.Tensor, tokens: torch.Tens
         total.addmm_(gradient.to(total.dtype).T, tokens.to(total.dtype))
         return
     narrow = gradient.to(tokens.dtype)
-    # No product is larger than the logits.
+    # Each product has at most as many elements as the logits.
     height = max(1, gradient.numel() // max(1, tokens.shape[1]))
     for start in range(0, len(total), height):
         part = slice(start, start + height)

@@ -1,4 +1,4 @@
-"""A chunk's logits differentiated in their own memory, in plain torch."""
+"""Gradients of a chunk's logits, computed in the logits' memory in plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def chunked_cross_entropy(
     dtype: torch.dtype | None,
     *wanted: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `chunked_cross_entropy` with one chunk of float32 logits, two with a softcap."""
+    """Run `chunked_cross_entropy` with one float32 buffer of a chunk, or two with a softcap."""
     head = Head(ignore_index, softcap, dtype or hidden.dtype)
     for_hidden, for_weight, for_bias = wanted
     return sums(
@@ -32,7 +32,7 @@ def differentiate(
     head: Head,
     with_gradient: bool,  # noqa: FBT001 - one of several of this signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed loss, and its gradient where the logits in `head.precise` were."""
+    """Return the summed loss and its gradient, which overwrites the logits in `head.precise`."""
     logits = logits.to(head.precise)
     ignored = (labels == head.ignore_index)[:, None]
     wrong = ((labels < 0) | (labels >= logits.shape[1]))[:, None]

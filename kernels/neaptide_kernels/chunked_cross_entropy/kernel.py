@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits in Triton, each row overwritten by its gradient."""
+"""Cross-entropy of rows of logits in Triton; its gradient overwrites each row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def _limited(values, softcap):
-    """Return `tanh(values / softcap)`; there is no tanh to interpret."""
+    """Return `tanh(values / softcap)`; Triton's interpreter has no tanh."""
     return 1.0 - 2.0 / (tl.exp(values / softcap * 2.0) + 1.0)
 
 
@@ -22,11 +22,11 @@ def differentiate_rows(
     VOCABULARY: tl.constexpr, TILE: tl.constexpr,
     SOFTCAP: tl.constexpr, WITH_GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Write a row's loss, and over its logits their gradient: two reads, one write of each.
+    """Write a row's loss, and the gradient over its logits; each logit is read twice, written once.
 
-    A program has a row of `VOCABULARY` contiguous logits, a constant: a model has one. Maximum and
-    sum are kept by lane, so that the first read needs one exponential an element and no exchange
-    between lanes.
+    A program handles one row of `VOCABULARY` contiguous logits; the size is a constant because a
+    model has only one. Each lane keeps its own maximum and sum, so the first read needs one
+    exponential per element and no exchange between lanes.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * VOCABULARY
@@ -43,7 +43,7 @@ def differentiate_rows(
     chosen = tl.load(logits + tl.where(right, label, 0)).to(tl.float32)
     if SOFTCAP:
         chosen = _limited(chosen, softcap) * softcap
-    # Every warp has the logit before one of them writes over it.
+    # Every warp must read the label's logit before any warp overwrites it.
     tl.debug_barrier()
     largest = tl.full((TILE,), _LOWEST, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
@@ -53,13 +53,13 @@ def differentiate_rows(
         if SOFTCAP:
             values = tl.where(inside, _limited(values, softcap) * softcap, float("-inf"))
         above = values - largest
-        # Of the larger and the smaller one of the two exponentials is 1.
+        # Of the two exponentials, that of the larger value is 1.
         other = tl.exp(-tl.abs(above))
         total = tl.where(above > 0, total * other + 1.0, total + other)
         largest = tl.maximum(largest, values)
     peak = tl.max(largest, 0)
     whole = tl.sum(total * tl.exp(largest - peak), 0)
-    # With an infinite logit, or one label too many, there is no distribution.
+    # With an infinite logit or an invalid label, the distribution is undefined: NaN.
     whole = tl.where(right & (peak < float("inf")), whole, float("nan"))
     tl.store(losses + row, tl.log(whole) + (peak - chosen))
     if WITH_GRADIENT:

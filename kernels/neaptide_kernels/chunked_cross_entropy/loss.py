@@ -1,4 +1,4 @@
-"""Chunked cross-entropy for a loss function: any leading shape, autocast, mean or sum."""
+"""Chunked cross-entropy for loss functions: any leading shape, autocast, mean or sum."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def chunked_cross_entropy(
 ) -> torch.Tensor:
     """Return the cross-entropy of `hidden @ weight.T + bias` in nats, a scalar.
 
-    Logits are computed in the tensors' dtype (autocast's under autocast), everything after them in
-    float32 at least, which is the result's dtype. The gradients are computed along with the loss:
-    the head runs once, and what is held from forward to backward is of the size of the gradients,
-    the weight's in float32. The host waits once, for the labels, when all work is queued; compiled,
-    a label out of range makes the loss NaN instead.
+    Logits are computed in the tensors' dtype (autocast's under autocast), everything else in at
+    least float32, which is the result's dtype. The gradients are computed together with the loss:
+    the head runs once, and the memory held until the backward is that of the gradients, with the
+    weight's in float32. The host waits once, to check the labels, after all work is queued. In
+    compiled code a label out of range makes the loss NaN instead.
 
     Args:
         hidden: floating `[..., d]`.
         weight: `[vocabulary, d]`, of the same dtype.
-        labels: int64 `[...]`, each a row of `weight` or `ignore_index`. Shifting them by one is
-            the caller's part.
+        labels: int64 `[...]`, each a row of `weight` or `ignore_index`. The caller must shift them
+            by one.
         bias: `[vocabulary]`.
-        chunk: how many tokens' logits exist at a time.
-        ignore_index: the label of tokens that do not count.
-        reduction: over the tokens that count; the mean of none is NaN.
+        chunk: number of tokens whose logits exist at the same time.
+        ignore_index: the label of tokens that are ignored.
+        reduction: over the tokens that are not ignored; the mean of none is NaN.
         softcap: limits each logit `z` to `softcap * tanh(z / softcap)`.
 
     Raises:
-        ValueError: the arguments do not go together, or a label is no row of `weight`.
+        ValueError: the arguments do not match, or a label is not a row of `weight`.
     """
     kind = hidden.device.type
     autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
@@ -72,5 +72,5 @@ def chunked_cross_entropy(
     if reduction == "sum":
         return total
     count = (labels != ignore_index).sum()
-    # Divided by a count of 0, the zeros of its gradients would be NaN too.
+    # Division by a count of 0 would also make the zero gradients NaN.
     return (total / count.clamp(min=1)).masked_fill(count == 0, torch.nan)

@@ -1,4 +1,4 @@
-"""The op `chunked_cross_entropy`, its derivative, and who provides it."""
+"""The op `chunked_cross_entropy`, its derivative and its providers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query, Support
 
 _PIECE = 2**22
-"""Elements scaled at a time."""
+"""Largest number of elements scaled in one operation."""
 
 
 def _check(
@@ -82,8 +82,8 @@ def _backward(
         return (None, None, None, *nothing)
     again = torch.is_grad_enabled()
     with torch.no_grad():
-        # Given away, the sums become the gradients without a copy; a second backward through a
-        # graph that was retained has them computed again.
+        # Released by `ctx`, the sums become the gradients without a copy; a second backward
+        # through a retained graph recomputes them.
         sums, ctx.gradients = ctx.gradients, None
         if sums is None or any(
             want and not has for want, has in zip(needed, ctx.computed, strict=True)
@@ -103,7 +103,7 @@ def _backward(
 
 
 class _Final(torch.autograd.Function):
-    """A gradient that depends on the inputs, but cannot be differentiated by them."""
+    """A gradient that cannot be differentiated again with respect to the inputs."""
 
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's
@@ -112,21 +112,21 @@ class _Final(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:  # noqa: ARG004 - torch's
         msg = (
-            "chunked cross-entropy has no second derivative; where one is needed use "
+            "chunked cross-entropy has no second derivative; if you need one, use "
             "torch.nn.functional.cross_entropy on all logits"
         )
         raise RuntimeError(msg)
 
 
 def _scaled(total: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `total * factor` in `dtype`, in the memory of `total` where that has it already."""
+    """Return `total * factor` in `dtype`, in the memory of `total` if that has this dtype."""
     if type(total) is not torch.Tensor:
-        # Traced: a graph may not change what its forward returned, and its compiler fuses.
+        # A traced graph must not change the results of its forward; its compiler fuses this.
         return (total.to(factor.dtype) * factor).to(dtype)
     if total.dtype == dtype == factor.dtype:
         return total.mul_(factor)
     scaled = total if total.dtype == dtype else torch.empty_like(total, dtype=dtype)
-    # A 16-bit tensor times a factor takes the factor for one of 16 bits.
+    # Multiplying a 16-bit tensor rounds the factor to 16 bits, so pieces are scaled in float32.
     for start in range(0, total.numel(), _PIECE):
         part = slice(start, start + _PIECE)
         scaled.view(-1)[part] = total.view(-1)[part].to(factor.dtype) * factor
@@ -140,7 +140,7 @@ def _flops(
     out_shape: Sequence[Sequence[int]],
     **__: Any,
 ) -> int:
-    """Count the products: the logits', and one for each gradient that is a matrix."""
+    """Count the FLOPs of the products: the logits, and each gradient that is a matrix."""
     gradients = sum(len(shape) == len(hidden) for shape in out_shape[1:3])
     return 2 * hidden[0] * hidden[1] * weight[0] * (1 + gradients)
 
@@ -151,7 +151,7 @@ def _logits_bytes(query: Query) -> int:
 
 
 def _precise_bytes(query: Query) -> int:
-    """Count a chunk in its own dtype and in float32, and the softcap's slope."""
+    """Count a chunk in its own dtype and in float32, and the softcap's derivative."""
     dtype = _dtype(query)
     copies = (dtype != precise(dtype)) + (query["softcap"] is not None)
     narrow = _logits_bytes(query)
@@ -191,7 +191,7 @@ chunked_cross_entropy = define(
         tolerances=ALLOWED,
     )
 )
-"""See `reference.chunked_cross_entropy`; `loss.chunked_cross_entropy` is what a loss calls."""
+"""See `reference.chunked_cross_entropy`; loss functions call `loss.chunked_cross_entropy`."""
 
 TORCH = Provider(
     op="chunked_cross_entropy",
@@ -214,4 +214,4 @@ TRITON = (
         configs=tuning.configs,
     ),
 )
-"""For the plugin that brings Triton into a run."""
+"""For the plugin that enables Triton in a run."""

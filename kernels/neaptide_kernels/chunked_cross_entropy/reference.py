@@ -1,4 +1,4 @@
-"""Head and cross-entropy by chunks, in plain torch: what the kernels must compute."""
+"""Head and cross-entropy by chunks in plain torch: the definition for the kernels."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ def chunked_cross_entropy(
     for_weight: bool = False,
     for_bias: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the summed cross-entropy of `hidden @ weight.T + bias`, and its gradients with it.
+    """Return the summed cross-entropy of `hidden @ weight.T + bias`, and its gradients.
 
-    Logits are computed in `dtype`, all after them in float32 at least. A label that is neither a
-    row of `weight` nor `ignore_index`, and a row of logits with a NaN, an inf or nothing but -inf,
-    make the loss NaN, and the gradients of that token; a token to ignore never does. As in any
-    product, a NaN in its vector is one in the gradient of `weight` all the same.
+    Logits are computed in `dtype`, everything else in at least float32. The loss and a token's
+    gradients are NaN if its label is neither a row of `weight` nor `ignore_index`, or if its logits
+    contain a NaN or inf, or are all -inf. An ignored token never has this effect; however, a NaN in
+    its vector makes the gradient of `weight` NaN, as in any matrix product.
 
-    Backward of the loss scales the gradients where they are: they are not the caller's to keep.
+    The backward of the loss scales these gradients in place: the caller must not keep them.
 
     Args:
         hidden: floating `[tokens, d]`.
         weight: `[vocabulary, d]`.
         bias: `[vocabulary]` or None.
         labels: int64 `[tokens]`.
-        chunk: how many tokens' logits exist at a time.
-        ignore_index: the label of tokens that do not count.
+        chunk: number of tokens whose logits exist at the same time.
+        ignore_index: the label of tokens that are ignored.
         softcap: limits each logit `z` to `softcap * tanh(z / softcap)`.
-        dtype: of the logits; None is that of `hidden`.
+        dtype: dtype of the logits; None means that of `hidden`.
         for_hidden: compute the gradient of `hidden`.
         for_weight: compute the gradient of `weight`.
         for_bias: compute the gradient of `bias`.
 
     Returns:
-        loss, a scalar, float32 or float64; the gradients of `hidden` (as `dtype`), `weight` and
-        `bias` (as the loss), `[0]` where not wanted.
+        loss, a scalar, float32 or float64; the gradients of `hidden` (in `dtype`), `weight` and
+        `bias` (in the loss's dtype), `[0]` if not wanted.
     """
     head = Head(ignore_index, softcap, dtype or hidden.dtype)
     wanted = (for_hidden, for_weight, for_bias)
@@ -57,7 +57,7 @@ def differentiate(
     head: Head,
     with_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed loss of logits `[tokens, vocabulary]`, and its gradient by them."""
+    """Return the summed loss of logits `[tokens, vocabulary]`, and its gradient."""
     logits = logits.to(head.precise)
     ignored = (labels == head.ignore_index)[:, None]
     wrong = ((labels < 0) | (labels >= logits.shape[1]))[:, None]

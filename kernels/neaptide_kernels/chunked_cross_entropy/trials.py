@@ -1,4 +1,4 @@
-"""Heads and labels that `chunked_cross_entropy` is tried on, and how results are judged."""
+"""Sample heads and labels for `chunked_cross_entropy`, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""By the dtype of the logits: how far results may be off."""
+"""Largest relative error of a result, by the dtype of the logits."""
 
 
 def agree(
     expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Yield the results that are off, by norm."""
-    # All comes from logits of one dtype, which the gradient of `hidden` has, empty or not.
+    """Yield the results whose error, by norm, is too large."""
+    # The gradient of `hidden` has the logits' dtype, even if it is empty.
     allowed = ALLOWED[got[1][1].dtype]
     for (name, right), (_, result) in zip(expected, got, strict=True):
         error = relative_error(right, result)
@@ -34,7 +34,7 @@ def arguments(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return hidden, weight, bias and labels, a quarter of which are to be ignored."""
+    """Return hidden, weight, bias and labels, a quarter of which are ignored."""
     generator = torch.Generator().manual_seed(tokens * vocabulary + width)
     hidden, weight, bias = (
         torch.randn(size, generator=generator).to(dtype=dtype, device=device)
@@ -46,7 +46,7 @@ def arguments(
 
 
 def samples(device: torch.device) -> Iterator[Sample]:
-    """Yield odd sizes, strides, labels and numbers in every dtype."""
+    """Yield samples with odd sizes, strides, labels and values in every dtype."""
     all_three = (True, True, True)
     for tokens, width, vocabulary, chunk in (
         (1, 1, 1, 1),
@@ -83,7 +83,7 @@ def samples(device: torch.device) -> Iterator[Sample]:
 
 
 def large(device: torch.device) -> Iterator[Sample]:
-    """Yield heads of language models, smaller ones on a CPU."""
+    """Yield heads of language models; smaller ones on a CPU."""
     gpu = device.type == "cuda"  # a CPU would take minutes
     sizes = ((4096, 2048, 32_000), (2048, 4096, 128_256)) if gpu else ((512, 256, 32_000),)
     dtype, chunk = (torch.bfloat16, 1024) if gpu else (torch.float32, 128)

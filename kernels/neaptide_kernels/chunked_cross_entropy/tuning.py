@@ -1,4 +1,4 @@
-"""How the kernel of chunked cross-entropy is launched."""
+"""Launches of the chunked cross-entropy kernel."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query
 
 TILE = 4096
-"""Logits of a row that a program has at a time."""
+"""Logits of a row that a program processes at a time."""
 _SHIPPED = 128_256
-"""The vocabulary of what is compiled without a GPU."""
+"""The vocabulary size of kernels compiled without a GPU."""
 CONFIGS: tuple[Mapping[str, Any], ...] = (
     {"tile": TILE, "num_warps": 8},
     {"tile": 2 * TILE, "num_warps": 16},
@@ -28,7 +28,7 @@ CONFIGS: tuple[Mapping[str, Any], ...] = (
 
 
 def configs(_: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the tiles and warps to choose from."""
+    """Return the candidate tile sizes and numbers of warps."""
     return CONFIGS
 
 
@@ -45,9 +45,9 @@ def chunked_cross_entropy(
     tile: int = TILE,
     num_warps: int = 8,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `chunked_cross_entropy`: products by torch, a launch a chunk for what is between them.
+    """Run `chunked_cross_entropy`: products by torch, and one launch per chunk for the rest.
 
-    Of a chunk there are only the logits in their own dtype.
+    The only buffer of a chunk is its logits in their own dtype.
     """
     head = Head(ignore_index, softcap, dtype or hidden.dtype)
     for_hidden, for_weight, for_bias = wanted
@@ -81,7 +81,7 @@ def _differentiate(
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the launches over bfloat16 logits in every config, with and without a softcap."""
+    """Yield the launches for bfloat16 logits in every config, with and without a softcap."""
     for config in CONFIGS:
         tile, warps = config["tile"], config["num_warps"]
         for softcap, gradient in ((False, True), (True, True), (False, False)):

@@ -1,4 +1,4 @@
-"""What a run's histories say, in 64 numbers: the state that predictors and schedulers see."""
+"""A run's histories encoded as 64 numbers: the state that predictors and schedulers receive."""
 
 from .features import EXTRAS, FEATURES, LOSSES, NORMS, SECONDS
 from .op import TRITON, encode_state

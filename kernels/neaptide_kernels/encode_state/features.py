@@ -1,20 +1,20 @@
 """The 64 features by name, in their order.
 
-A history's window is a ring of its newest samples; those that are no finite numbers are left out.
-`z` is a distance from the mean of the window in its standard deviations, `level` is
-`sign(x) * log(1 + |x|)` of a number in the history's own unit. All but levels and the logarithm of
-seconds keep their values when every sample is multiplied by the same positive number. A feature
-that its samples cannot give, for there are too few or they are all alike, is 0.
+A history's window is a ring of its newest samples; samples that are not finite are ignored. `z` is
+the distance from the window's mean in standard deviations; `level` is `sign(x) * log(1 + |x|)` of a
+number in the history's own unit. All features except levels and the logarithm of seconds are
+unchanged if every sample is multiplied by the same positive number. A feature is 0 if its samples
+are too few or all equal.
 """
 
 from __future__ import annotations
 
 LOSSES, NORMS, SECONDS = 256, 64, 64
-"""How many samples the windows have."""
+"""Sizes of the windows in samples."""
 SPANS = (8, 32, 128, 256)
-"""How many of the newest losses means, deviations and trends are taken over."""
+"""Numbers of newest losses for means, deviations and trends."""
 DECAYS = (0.8, 0.95, 0.99)
-"""Of the exponential averages: the weight of a sample by that of the one after it."""
+"""Decay rates of the exponential averages: a sample's weight divided by the next one's."""
 QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95)
 SHORTEST_SECONDS = 1e-9
 
@@ -30,7 +30,7 @@ LOSS_FEATURES = (
     "loss_variation",  # std / (std + |mean|)
     "loss_skewness",  # mean of z ** 3
     "loss_kurtosis",  # level of the mean of z ** 4, less 3
-    "loss_p05",  # quantiles: z of each, between samples on a straight line
+    "loss_p05",  # quantiles: z of each, by linear interpolation between samples
     "loss_p10",
     "loss_p25",
     "loss_p50",
@@ -38,15 +38,15 @@ LOSS_FEATURES = (
     "loss_p90",
     "loss_p95",
     "loss_last_z",  # z of the newest
-    "loss_rank",  # share of the other samples below the newest, those equal to it by half
-    "loss_since_least",  # age of the least, by the length of the window
+    "loss_rank",  # share of the other samples below the newest; equal ones count half
+    "loss_since_least",  # age of the least, divided by the length of the window
     "loss_mean_8",  # z of the mean of the newest 8
     "loss_mean_32",
     "loss_mean_128",
-    "loss_std_8",  # std of the newest 8 by that of all
+    "loss_std_8",  # std of the newest 8, divided by that of all
     "loss_std_32",
     "loss_std_128",
-    "loss_rise_8",  # what the least-squares line rises over the newest 8, in stds of all
+    "loss_rise_8",  # rise of the least-squares line over the newest 8, in stds of all
     "loss_rise_32",
     "loss_rise_128",
     "loss_rise_256",
@@ -58,7 +58,7 @@ LOSS_FEATURES = (
     "loss_average_fast",  # z of the exponential averages
     "loss_average_slow",
     "loss_average_slowest",
-    "loss_falls",  # share of neighbours of which the newer is less
+    "loss_falls",  # share of neighbours whose newer one is less
     "loss_falls_8",  # the same among the newest 8
     "loss_roughness",  # mean distance of neighbours, in stds
     "loss_turns",  # share of inner samples above, or below, both neighbours
@@ -72,24 +72,24 @@ NORM_FEATURES = (
     "norm_mean",  # level
     "norm_variation",
     "norm_last_z",
-    "norm_rise",  # what the line rises over the window, in stds
+    "norm_rise",  # rise of the line over the window, in stds
 )
 SECONDS_FEATURES = (
     "seconds_present",
     "seconds_broken",
-    "seconds_log_mean",  # natural logarithm of the mean, of a nanosecond at least
+    "seconds_log_mean",  # natural logarithm of the mean, at least that of a nanosecond
     "seconds_variation",
 )
 EXTRAS = (
     "log_learning_rate",  # natural logarithm
-    "learning_rate_share",  # by its largest so far
+    "learning_rate_share",  # divided by its largest value so far
     "beta1",
     "beta2",
     "weight_decay",
-    "clipped",  # share of the newest updates whose gradient was clipped
+    "clipped",  # share of the newest updates with a clipped gradient
     "progress",  # share of the updates that are done
-    "since_jump",  # updates since the last predicted one, by the window's length
+    "since_jump",  # updates since the last predicted one, divided by the window's length
 )
-"""What the caller tells of the optimizer and the run: passed on, 0 for what is not finite."""
+"""Facts of optimizer and run from the caller: passed through, 0 for values that are not finite."""
 FEATURES = (*LOSS_FEATURES, *NORM_FEATURES, *SECONDS_FEATURES, *EXTRAS)
 """The names of the 64 features, in the order of the result."""

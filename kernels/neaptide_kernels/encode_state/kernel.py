@@ -1,4 +1,4 @@
-"""The features of one run's histories in one Triton program, as `reference` computes them."""
+"""The features of one run's histories in one Triton program, as defined in `reference`."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def _unit_level(number, unit):
 
 @triton.jit
 def _aged(ring, seen, filled, age, SIZE: tl.constexpr):
-    """Return the samples of these ages, 0 where there is none, and whether there is one."""
+    """Return the samples of these ages, 0 if missing, and whether each exists."""
     there = age < filled
-    # What is left of the number of an unreached place, masked, has to be an address all the same.
+    # The `&` wraps the index around the ring, and keeps that of a masked sample inside it.
     raw = tl.load(ring + ((seen - 1 - age) & (SIZE - 1)), mask=there, other=0.0)
     valid = there & (tl.abs(raw) <= _LARGEST)
     return tl.where(valid, raw, 0.0), valid
@@ -99,7 +99,7 @@ def _presence(out, weight, filled, SIZE: tl.constexpr):
 
 @triton.jit
 def _trend(age, span, deviation, std):
-    """Return rise and fit over spans, `[spans, window]` of 0 and 1."""
+    """Return rise and fit over spans; a span is a row of 0 and 1 in `[spans, window]`."""
     time = -age.to(tl.float32)[None, :]
     time = (time - _mean(time, span)[:, None]) * span
     around = (deviation[None, :] - _mean(deviation[None, :], span)[:, None]) * span
@@ -113,7 +113,7 @@ def _trend(age, span, deviation, std):
 
 @triton.jit
 def _quantiles(away, valid, count):
-    """Return `[8]` quantiles of `away`, of which the last is none."""
+    """Return `[8]` quantiles of `away`; the last one is padding."""
     rank = tl.arange(0, away.shape[0])
     ordered = tl.sort(tl.where(valid, away, float("inf")))
     ordered = tl.where(rank < count, ordered, 0.0)
@@ -122,7 +122,7 @@ def _quantiles(away, valid, count):
     high = tl.where(which == 4, _Q4, tl.where(which == 5, _Q5, _Q6))  # noqa: PLR2004 - places
     share = tl.where(which < 4, low, high)  # noqa: PLR2004 - places
     place = share * tl.maximum(count - 1.0, 0.0)
-    # A straight line between two neighbours gives each one less its distance.
+    # Linear interpolation: the weight of a neighbour is 1 minus its distance.
     near = tl.maximum(1.0 - tl.abs(rank.to(tl.float32)[None, :] - place[:, None]), 0.0)
     return tl.sum(near * ordered[None, :], 1)
 
@@ -181,7 +181,7 @@ def _of_losses(ring, seen, out):
     tl.store(out + 19, _over(below + (equal - 1.0) * 0.5, count - 1.0))
     tl.store(out + 20, tl.where(some, since / _LOSSES, 0.0))
 
-    # Spans of 8, 32, 128 and 512, which is all, side by side.
+    # Spans of 8, 32, 128 and 512 (which is all samples), side by side.
     four = tl.arange(0, 4)
     length = tl.full((4,), _SPAN, tl.int32) << (2 * four)
     span = (age[None, :] < length[:, None]).to(tl.float32) * weight[None, :]

@@ -1,4 +1,4 @@
-"""A ring's samples by age, with what most features are made of."""
+"""A ring's samples by age, and statistics for the features."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ import torch
 
 @attrs.frozen(eq=False)
 class LossWindow:
-    """Samples by age, newest first: `[..., window]` each, and `[..., 1]` what is of them all."""
+    """Samples by age, newest first, `[..., window]`; statistics over them are `[..., 1]`."""
 
     raw: torch.Tensor
-    """Finite; 0 where there is none."""
+    """The samples; 0 for missing ones and ones that are not finite."""
     valid: torch.Tensor
     filled: torch.Tensor
-    """How many places samples have reached."""
+    """Number of places that samples have reached."""
     unit: torch.Tensor
-    """A power of two near the largest magnitude: what the following are divided by."""
+    """A power of two near the largest magnitude, by which all following values are divided."""
     last: torch.Tensor
     """The newest sample."""
     away: torch.Tensor
-    """How far samples are from the newest one, which is exact for neighbours of like size."""
+    """Distances of samples from the newest one; exact for neighbours of similar size."""
     mean: torch.Tensor
-    """Of `away`."""
+    """Mean of `away`."""
     deviation: torch.Tensor
-    """`away - mean`; 0 where there is no sample."""
+    """`away - mean`; 0 for missing samples."""
     std: torch.Tensor
 
     @property
     def age(self) -> torch.Tensor:
-        """How many samples came after each, `[window]`."""
+        """Number of samples after each one, `[window]`."""
         return torch.arange(self.raw.shape[-1], device=self.raw.device)
 
     def level(self, number: torch.Tensor) -> torch.Tensor:
-        """Return the level of `number`, which is in units; 0 where there is no sample."""
+        """Return the level of `number`, which is in units; 0 without samples."""
         most = torch.finfo(number.dtype).max
         number = (number * self.unit).clamp(-most, most)
         return self.where_any(log_level(number))
 
     def where_any(self, number: torch.Tensor) -> torch.Tensor:
-        """Return `number`; 0 where there is no sample."""
+        """Return `number`; 0 without samples."""
         return torch.where(self.valid.any(-1, keepdim=True), number, 0)
 
     def by_std(self, number: torch.Tensor) -> torch.Tensor:
-        """Return `number` in standard deviations; 0 where all samples are alike."""
+        """Return `number` in standard deviations; 0 if all samples are equal."""
         return quotient(number, self.std)
 
     def variation(self) -> torch.Tensor:
-        """Return the standard deviation as a share of itself and the mean's magnitude."""
+        """Return the standard deviation divided by its sum with the mean's magnitude."""
         return quotient(self.std, self.std + (self.last + self.mean).abs())
 
     def presence(self) -> list[torch.Tensor]:
-        """Return the share of places with a finite sample, and that of samples without one."""
+        """Return the share of places with a finite sample, and of samples that are not finite."""
         count = self.valid.sum(-1, keepdim=True)
         broken = quotient(self.filled - count, self.filled)
         return [count / self.raw.shape[-1], broken]
 
 
 def window_of(ring: torch.Tensor, seen: torch.Tensor) -> LossWindow:
-    """Return a ring's samples, `seen` of which there were since the start."""
+    """Return a ring's samples; `seen` is their number since the start."""
     size = ring.shape[-1]
     age = torch.arange(size, device=ring.device)
     seen = seen[..., None]
@@ -87,12 +87,12 @@ def log_level(number: torch.Tensor) -> torch.Tensor:
 
 
 def mean_of(numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted mean, `[..., 1]`; 0 where all weights are."""
+    """Return the weighted mean, `[..., 1]`; 0 if all weights are 0."""
     return quotient((numbers * weights).sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
 
 
 def quotient(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """Return the quotient, in float64 of counts; 0 for a divisor of 0 or less."""
+    """Return the quotient, in float64 for counts; 0 if the divisor is 0 or less."""
     if not number.is_floating_point():
         number = number.double()
     return torch.where(divisor > 0, number / torch.where(divisor > 0, divisor, 1), 0)

@@ -1,4 +1,4 @@
-"""The op `encode_state`, and who provides it."""
+"""The op `encode_state` and its providers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {
     "tiny": (40,),
     "rough": (300,),
 }
-"""How many samples of which kind are tried."""
+"""Sample counts for each kind of history in the trials."""
 
 
 def _check(
@@ -74,19 +74,19 @@ def _agree(
 ) -> Iterator[str]:
     right, result = expected[0][1], got[0][1]
     off = (result.double() - right).abs() / (1 + right.abs())
-    # NaN is not within anything.
+    # Written so that NaN counts as an error.
     for place in sorted(set((~(off <= _ALLOWED)).nonzero()[:, -1].tolist())):
         yield f"{FEATURES[place]} is off by {float(off[..., place].max()):.2g}"
 
 
 def histories(kind: str, samples: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return arguments for one run of so many updates.
+    """Return the arguments for one run with `samples` updates.
 
     Args:
         kind: `"learning"`, `"flat"`, `"broken"` (with NaN and inf), `"huge"`, `"tiny"`, or
             `"rough"` (of many magnitudes and both signs).
-        samples: losses since the start, of which the windows hold the newest.
-        device: of the tensors.
+        samples: number of losses since the start; the windows hold the newest.
+        device: device of the tensors.
     """
     generator = torch.Generator().manual_seed(samples)
     noise = torch.randn(max(samples, 1), generator=generator)[:samples]
@@ -106,7 +106,7 @@ def histories(kind: str, samples: int, device: torch.device) -> tuple[torch.Tens
     result: list[torch.Tensor] = []
     for size, newest in zip(_SIZES, (losses, losses.abs() ** 0.5, 0.1 + losses / 99), strict=False):
         ring, count = packed(newest.tolist(), size, device)
-        # In a ring that has gone round, the oldest stands where the next one goes.
+        # In a full ring, the oldest sample is at the place of the next one.
         result += [
             ring.roll(samples % size) if samples > size else ring,
             count + max(0, samples - size),
@@ -173,4 +173,4 @@ TRITON = (
         configs=tuning.configs,
     ),
 )
-"""For the plugin that brings Triton into a run."""
+"""For the plugin that enables Triton in a run."""

@@ -1,4 +1,4 @@
-"""Histories from the host as the rings that the op reads."""
+"""Pack histories from the host into the rings that the op reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""64 features of a run's histories, in plain torch: what the kernel must compute."""
+"""64 features of a run's histories in plain torch: the definition for the kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .features import DECAYS, QUANTILES, SHORTEST_SECONDS, SPANS
 from .loss_window import LossWindow, log_level, mean_of, quotient, window_of
 
 UNEXPLAINED = 1e-6
-"""Added to a span's variance, as a share of that of all: a line fits nothing where all is flat."""
+"""Share of the total variance added to a span's variance, so that a line fits no flat history."""
 
 
 def encode_state(
@@ -20,14 +20,14 @@ def encode_state(
     seconds_seen: torch.Tensor,
     extras: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the 64 features that `features.FEATURES` names and describes, all of them finite.
+    """Return the 64 features listed in `features.FEATURES`; all of them are finite.
 
-    A ring holds sample number `k` at place `k % window`; places that no sample has reached are
-    never looked at.
+    A ring holds sample number `k` at place `k % window`. Places that no sample has reached are
+    ignored.
 
     Args:
-        losses: floating `[..., 256]`, a ring; of one run, or with one leading dimension of several.
-        losses_seen: int64 `[...]`, how many losses there were since the start; 0-dim for one run.
+        losses: floating `[..., 256]`, a ring; of one run, or of several with one leading dimension.
+        losses_seen: int64 `[...]`, number of losses since the start; 0-dim for one run.
         norms: `[..., 64]`, gradient norms, a ring.
         norms_seen: int64 `[...]`.
         seconds: `[..., 64]`, times of steps in seconds, a ring.
@@ -120,7 +120,7 @@ def _quantiles(window: LossWindow) -> torch.Tensor:
 
 
 def _extremes(window: LossWindow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return least and largest of `away`, and how long ago the least was, by the window."""
+    """Return least and largest of `away`, and the age of the least as a share of the window."""
     size = window.raw.shape[-1]
     least = torch.where(window.valid, window.away, torch.inf).amin(-1, keepdim=True)
     largest = torch.where(window.valid, window.away, -torch.inf).amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""How the kernel of the state encoder is launched."""
+"""Launches of the state encoder's kernel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CONFIGS: tuple[Mapping[str, Any], ...] = ({"num_warps": 4}, {"num_warps": 2}, {"
 
 
 def configs(_: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the warps to choose from."""
+    """Return the candidate numbers of warps."""
     return CONFIGS
 
 
 def encode_state(*given: torch.Tensor, num_warps: int = 4) -> torch.Tensor:
-    """Run `encode_state` in one launch, a program for each run."""
+    """Run `encode_state` in one launch with one program per run."""
     from . import kernel  # noqa: PLC0415 - it needs Triton
 
     losses = given[0]

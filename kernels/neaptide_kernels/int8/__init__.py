@@ -1,4 +1,4 @@
-"""Int8 by tensor, channel or block: the one home of this arithmetic."""
+"""Int8 quantization by tensor, channel or block."""
 
 from .op import TRITON, dequantize_int8, quantize_int8
 from .tuning import shipped

@@ -1,4 +1,4 @@
-"""Int8 by whole symmetric groups in few passes of torch, with the reference's bits."""
+"""Symmetric int8 by whole groups in few torch operations, bitwise equal to the reference."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 def quantizes(query: Query) -> Support:
-    """Return whether a call is symmetric, to the nearest, and of whole groups."""
+    """Return whether a call is symmetric, rounds to nearest, and has whole groups."""
     if query["affine"] or query["stochastic"]:
-        return "it is symmetric and rounds to the nearest"
+        return "it is only for symmetric groups, rounded to nearest"
     return _whole(query["x"].elements, query["group"])
 
 
 def dequantizes(query: Query) -> Support:
-    """Return whether a call is of whole groups without zero points."""
+    """Return whether a call has whole groups and no zero points."""
     if query["zero"] is not None:
-        return "it is symmetric"
+        return "it is only for symmetric groups"
     return _whole(query["codes"].elements, query["group"])
 
 
 def quantize(
     x: torch.Tensor, group: int, affine: bool, stochastic: bool, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `quantize_int8` with one buffer of the input's size, in float32."""
+    """Run `quantize_int8` with one float32 buffer of the input's size."""
     del affine, stochastic, seed
     rows = x.reshape(-1, group).float()
     scaled = rows.abs()
@@ -43,7 +43,7 @@ def quantize(
 def dequantize(
     codes: torch.Tensor, scale: torch.Tensor, zero: None, group: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Run `dequantize_int8`: one product."""
+    """Run `dequantize_int8` as one product."""
     del zero
     values = codes.reshape(-1, group) * scale[:, None]
     return values.to(dtype).view(codes.shape)

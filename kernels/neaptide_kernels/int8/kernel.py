@@ -1,4 +1,4 @@
-"""Int8 by groups in Triton: tiles of whole groups, or of pieces of groups that are too long."""
+"""Int8 by groups in Triton: tiles of whole groups, or of pieces of long groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _encode(values, inverse, zero, positions, first_key, second_key, affine, sto
     else:
         scaled = round_half_even(scaled)
     least = -128.0 if affine else -127.0
-    # NaN compares false: what cannot be scaled has the code 0.
+    # Comparisons with NaN are false, so values that cannot be scaled get code 0.
     codes = scaled + zero
     codes = tl.where(codes == codes, codes, 0.0)
     return tl.minimum(tl.maximum(codes, least), 127.0).to(tl.int8)
@@ -52,11 +52,11 @@ def quantize_groups(
     x, codes, scale, zero, elements, groups, group, first_key, second_key,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, AFFINE: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """Quantize `ROWS` groups of at most `WIDTH` elements: each element is read once."""
+    """Quantize `ROWS` groups of at most `WIDTH` elements; each element is read once."""
     first_row = tl.program_id(0).to(tl.int64) * ROWS
     rows = first_row + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
-    # Positions of 64 bits cost registers: within the tile 32 are enough.
+    # 64-bit positions cost registers: within the tile 32 bits are enough.
     start = first_row * group
     places = tl.arange(0, ROWS)[:, None] * group + columns[None, :]
     left = tl.minimum(elements - start, ROWS * WIDTH).to(tl.int32)
@@ -83,7 +83,7 @@ def quantize_groups(
 
 @triton.jit
 def _piece(program, elements, group, pieces, WIDTH: tl.constexpr):
-    """Return where a piece of a long group begins, and how many elements it has."""
+    """Return the start of a piece of a long group, and its number of elements."""
     column = (program % pieces) * WIDTH
     start = (program // pieces) * group + column
     return start, tl.minimum(tl.minimum(group - column, elements - start), WIDTH).to(tl.int32)
@@ -91,7 +91,7 @@ def _piece(program, elements, group, pieces, WIDTH: tl.constexpr):
 
 @triton.jit
 def extremes(x, low, high, elements, group, pieces, WIDTH: tl.constexpr):
-    """Write least and largest of one piece of `WIDTH` elements of a long group; NaN wins."""
+    """Write least and largest of one piece of `WIDTH` elements of a long group; NaN propagates."""
     program = tl.program_id(0).to(tl.int64)
     start, left = _piece(program, elements, group, pieces, WIDTH)
     places = tl.arange(0, WIDTH)
@@ -106,7 +106,7 @@ def encode_pieces(
     x, codes, inverse, zero, elements, group, pieces, first_key, second_key,
     WIDTH: tl.constexpr, AFFINE: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """Write the codes of one piece of a long group, whose parameters are known."""
+    """Write the codes of one piece of a long group with given parameters."""
     program = tl.program_id(0).to(tl.int64)
     row = program // pieces
     start, left = _piece(program, elements, group, pieces, WIDTH)
@@ -131,7 +131,7 @@ def decode(
     first_column = (program % pieces) * WIDTH
     columns = tl.arange(0, WIDTH)
     start = first_row * group + first_column
-    # Of several rows each is held whole; one alone may be longer than any 32 bits.
+    # Several rows are whole groups; a single row's group may be longer than 32 bits can count.
     places = tl.arange(0, ROWS)[:, None] * tl.minimum(group, WIDTH).to(tl.int32) + columns[None, :]
     left = tl.minimum(elements - start, ROWS * WIDTH).to(tl.int32)
     inside = (columns < group - first_column)[None, :] & (places < left)

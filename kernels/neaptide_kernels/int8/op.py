@@ -1,4 +1,4 @@
-"""The ops `quantize_int8` and `dequantize_int8`, and who provides them."""
+"""The ops `quantize_int8` and `dequantize_int8`, and their providers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _fake_dequantize(
 
 
 def values(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return numbers of many magnitudes, a denormal and a stretch of zeros among them."""
+    """Return numbers of many magnitudes, with a denormal and a run of zeros."""
     generator = torch.Generator().manual_seed(elements)
     x = torch.randn(elements, generator=generator) * 10 ** torch.randn(
         elements, generator=generator
@@ -156,7 +156,7 @@ quantize_int8 = define(
 dequantize_int8 = define(
     OpSpec(
         name="dequantize_int8",
-        summary="the values that int8 codes stand for",
+        summary="the values of int8 codes",
         reference=reference.dequantize_int8,
         fake=_fake_dequantize,
         check=_check_dequantize,
@@ -199,4 +199,4 @@ TRITON = tuple(
     )
     for op, run in ((quantize_int8, tuning.quantize), (dequantize_int8, tuning.dequantize))
 )
-"""For the plugin that brings Triton into a run."""
+"""For the plugin that enables Triton in a run."""

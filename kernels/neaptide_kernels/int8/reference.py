@@ -1,4 +1,4 @@
-"""Int8 by groups of neighbouring elements, in plain torch: what the kernels must compute."""
+"""Int8 by groups of adjacent elements in plain torch: the definition for the kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from neaptide_kernels.counter_random import uniform
 
 SYMMETRIC = 127
 SMALLEST = 2.0**-120
-"""A group of smaller magnitudes than this is stored as zeros: 127 over them must be finite."""
+"""A group of smaller magnitudes becomes zeros: 127 divided by them would overflow float32."""
 
 
 def quantize_int8(
@@ -20,21 +20,20 @@ def quantize_int8(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize groups of `group` consecutive elements, in the order of `x.flatten()`.
 
-    Symmetric codes lie in [-127, 127] and stand for `code * scale`; affine ones in [-128, 127] and
-    stand for `(code - zero) * scale`, over a range that always holds 0. Rounding is half to even,
-    or stochastic: up with the probability of the fraction, by `counter_random` at the element's
-    position. Arithmetic is float32. A group with an inf or a NaN has NaN for its scale and decodes
-    to NaN.
+    Symmetric codes are in [-127, 127] and represent `code * scale`. Affine codes are in [-128, 127]
+    and represent `(code - zero) * scale`, over a range that includes 0. Rounding is half to even or
+    stochastic: up with the probability of the fraction, by `counter_random` at the element's
+    position. Arithmetic is float32. A group with an inf or a NaN has scale NaN and decodes to NaN.
 
     Args:
         x: floating, any shape.
-        group: elements in a group; the last one may have fewer.
+        group: elements in a group; the last group may have fewer.
         affine: use all codes for a group that is not centred on 0.
-        stochastic: round so that the mean of many roundings is the value.
-        seed: of stochastic rounding.
+        stochastic: round so that the expected result is the value.
+        seed: seed of stochastic rounding.
 
     Returns:
-        codes int8 of the shape of `x`; scale float32 `[groups]`; zero int8 `[groups]`, zeros where
+        codes int8 of the shape of `x`; scale float32 `[groups]`; zero int8 `[groups]`, zeros if
         symmetric.
     """
     rows = in_groups(x, group).float()
@@ -57,14 +56,14 @@ def dequantize_int8(
     group: int,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return `(code - zero) * scale`, multiplied in float32, as a `dtype` of the shape of `codes`.
+    """Return `(code - zero) * scale`, multiplied in float32, in `dtype` and the shape of `codes`.
 
     Args:
         codes: int8, any shape.
         scale: float32 `[groups]`.
-        zero: int8 `[groups]`; None is 0.
-        group: as it was quantized with.
-        dtype: of the result.
+        zero: int8 `[groups]`; None means 0.
+        group: the group size of the quantization.
+        dtype: dtype of the result.
     """
     rows = in_groups(codes, group).float()
     if zero is not None:
@@ -76,19 +75,19 @@ def dequantize_int8(
 def parameters(
     low: torch.Tensor, high: torch.Tensor, *, affine: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return scale, its inverse and the zero point of groups by their extremes, all float32.
+    """Return scale, its inverse and the zero point of groups from their extremes, all float32.
 
-    The inverse of a group of zeros is 0; scale and inverse of one with an inf or NaN are NaN.
+    The inverse for a group of zeros is 0; scale and inverse for a group with inf or NaN are NaN.
     """
     if affine:
         low, high = low.clamp(max=0), high.clamp(min=0)
-        # Half of it: the widest range of float32 is more than its largest number.
+        # Halved, because the widest range exceeds the largest float32 number.
         extent, codes = high * 0.5 - low * 0.5, 127.5
     else:
         extent, codes = torch.maximum(-low, high), float(SYMMETRIC)
     extent = extent.masked_fill(extent < SMALLEST, 0)
     extent = extent.masked_fill(extent.isinf(), torch.nan)
-    # Divided by itself a tensor gives no infinity where nothing is to be scaled.
+    # The inverse of an infinite divisor is 0, without a division by zero.
     divisor = extent.masked_fill(extent == 0, torch.inf)
     scale, inverse = extent / codes, codes / divisor
     zero = torch.zeros_like(scale)
@@ -99,9 +98,9 @@ def parameters(
 
 
 def in_groups(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Return `[groups, group]` of the elements of `x`, zeros after the last.
+    """Return the elements of `x` as `[groups, group]`, padded with zeros.
 
-    A group of more elements than there are is as wide as there are.
+    If `group` exceeds the number of elements, the width is that number.
     """
     flat = x.reshape(-1)
     group = min(group, max(1, len(flat)))

@@ -1,4 +1,4 @@
-"""How the int8 kernels are launched: tiles by the size of a group, and what to choose from."""
+"""Launches of the int8 kernels: tiles by the size of a group, and the candidate configs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query
 
 LONGEST = 4096
-"""The longest group that one program holds whole."""
+"""The longest group that one program processes whole."""
 TILE = 4096
-"""Elements of a program's tile."""
+"""Number of elements in a program's tile."""
 CONFIGS: tuple[Mapping[str, Any], ...] = (
     {"tile": TILE, "num_warps": 4},
     {"tile": TILE, "num_warps": 8},
@@ -29,7 +29,7 @@ CONFIGS: tuple[Mapping[str, Any], ...] = (
 
 
 def configs(_: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the tiles and warps to choose from."""
+    """Return the candidate tile sizes and numbers of warps."""
     return CONFIGS
 
 
@@ -43,7 +43,7 @@ def quantize(
     tile: int = TILE,
     num_warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `quantize_int8` in Triton: one launch, or two where groups are long."""
+    """Run `quantize_int8` in Triton: one launch, or two for long groups."""
     from . import kernel  # noqa: PLC0415 - it needs Triton
 
     x = x.contiguous()
@@ -104,13 +104,13 @@ def dequantize(
 
 
 def shape_of_tile(group: int, tile: int) -> tuple[int, int]:
-    """Return width (a power of two) and rows of a tile of about `tile` elements."""
+    """Return the width (a power of two) and the rows of a tile of about `tile` elements."""
     width = min(tile, 1 << max(0, group - 1).bit_length())
     return width, max(1, tile // width)
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the launches of blocks of 256 and of long groups, in every config."""
+    """Yield the launches for blocks of 256 and for long groups, in every config."""
     sizes = {"elements": "i32", "group": "i32"}
     seeds = {"first_key": "i64", "second_key": "i64"}
     data = {"x": "*bf16", "codes": "*i8"}

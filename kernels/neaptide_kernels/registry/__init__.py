@@ -1,7 +1,7 @@
-"""Ops with an honest reference each, providers that make them fast, and the choice between them.
+"""Ops, each with a reference; providers that make them fast; and the choice between providers.
 
-`KERNELS` is the registry of this process; `define` adds an op to it. Runs find it by an entry point
-of the group `neaptide.kernels`.
+`KERNELS` is the registry of this process; `define` adds an op to it. Runs find the registry by an
+entry point of the group `neaptide.kernels`.
 """
 
 from .agreement import copied, disagreements, first_disagreement, outcome, relative_error, same_bits
@@ -21,7 +21,7 @@ define = KERNELS.define
 
 
 def open_scope() -> KernelScope:
-    """Return what a run's plugins add to `KERNELS`, until it is closed."""
+    """Return a scope: providers added through it are removed from `KERNELS` when it is closed."""
     return KernelScope(KERNELS)
 
 

@@ -1,4 +1,4 @@
-"""Whether a provider computes what the reference computes, on copies of the same arguments."""
+"""Compare a provider's results with the reference's, on copies of the same arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .spec import OpSpec
 
 Results = list[tuple[str, torch.Tensor]]
-"""What a call returned and what it wrote to, by name."""
+"""The returned tensors and the mutated arguments, by name."""
 
 
 def disagreements(
@@ -27,12 +27,12 @@ def disagreements(
     arguments: Sequence[Any],
     config: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Return what is wrong with a provider's results on these arguments, a line each.
+    """Return the faults of a provider's results on these arguments, one line each.
 
-    Results are what it returns and what it mutates: their values, dtypes, shapes and devices. It
-    may write to nothing else, and results share no memory with arguments. The given arguments are
-    left as they are; an exception of the provider is its disagreement, one of the reference is
-    raised, and so is one for want of memory.
+    Results are the returned tensors and the mutated arguments: their values, dtypes, shapes and
+    devices. A provider must not write to other arguments, and its results must not share memory
+    with arguments. The given arguments stay as they are. An exception of the provider is a fault;
+    an exception of the reference is raised, and so is an out-of-memory error.
     """
     arguments = spec.complete(arguments)
     expected = outcome(spec, spec.reference, [copied(each) for each in arguments])
@@ -41,7 +41,7 @@ def disagreements(
         got = outcome(spec, provider.run, copies, config)
     except Exception as error:
         if is_out_of_memory(error):
-            raise  # no fault of the provider
+            raise  # not a fault of the provider
         return [f"raised {type(error).__name__}: {' '.join(str(error).split())}"]
     if len(expected) != len(got):
         return [f"returned {len(got)} tensors instead of {len(expected)}"]
@@ -63,9 +63,9 @@ def disagreements(
 def first_disagreement(
     spec: OpSpec, provider: Provider, query: Query, config: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Try a provider on the op's samples; return the first thing that is wrong, or None.
+    """Try a provider on the op's samples; return the first fault, or None.
 
-    Of the samples that it supports, those of the call's dtypes, or all where there are none such.
+    Of the supported samples, only those of the call's dtypes are tried, or all if there are none.
     """
     device = torch.device("cuda" if query.device == "mixed" else query.device)
     with isolated(device):
@@ -87,7 +87,7 @@ def outcome(
     arguments: Sequence[Any],
     config: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Run, and return the results by name: `result 0` and so on, then what was mutated."""
+    """Run a function; return its results as `result 0` and so on, then the mutated arguments."""
     returned = run(*arguments, **(config or {}))
     results = [(f"result {place}", tensor) for place, tensor in enumerate(_tensors(returned))]
     for argument, value in zip(spec.names, arguments, strict=True):
@@ -99,10 +99,10 @@ def outcome(
 
 
 def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Return `|got - expected| / |expected|`, in float64 over finite places; 0 for two zeros.
+    """Return `|got - expected| / |expected|`, in float64 over finite elements; 0 for two zeros.
 
-    Both have one shape, and any dtype and device they share. What is inf or NaN in one and not in
-    the other is an infinite error.
+    Both must have the same shape and device, of any dtype. If an element is inf or NaN in only one
+    of them, the error is infinite.
     """
     right, result = expected.double(), got.double()
     finite = right.isfinite()
@@ -158,7 +158,7 @@ def _trespasses(
 
 
 def same_bits(first: Any, second: Any) -> bool:
-    """Return whether two arguments hold the same bits; what is no tensor is not looked at."""
+    """Return whether two arguments hold the same bits; arguments that are not tensors are equal."""
     if isinstance(first, torch.Tensor):
         return bool(torch.equal(_bits(first), _bits(second)))
     if isinstance(first, list | tuple):
@@ -175,9 +175,9 @@ def _memory(value: Any) -> set[int]:
 
 
 def copied(value: Any, *, precise: bool = False) -> Any:
-    """Return a copy of an argument that lies in memory as it does; of a list one of each.
+    """Return a copy of an argument with the same strides; for a list, a list of copies.
 
-    `precise` makes floating tensors float64. What is no tensor is returned itself.
+    `precise` converts floating tensors to float64. Arguments that are not tensors are returned.
     """
     if isinstance(value, torch.Tensor):
         if precise and value.is_floating_point():
@@ -186,7 +186,7 @@ def copied(value: Any, *, precise: bool = False) -> Any:
             return value.detach().clone()
         shape, strides = value.shape, value.stride()
         span = 1 + sum(step * (size - 1) for step, size in zip(strides, shape, strict=True))
-        # clone() alone closes gaps and expands what is expanded.
+        # A plain clone() would close gaps between elements and materialize expanded dimensions.
         return value.detach().as_strided((span,), (1,)).clone().as_strided(shape, strides)
     if isinstance(value, list | tuple):
         return [copied(each, precise=precise) for each in value]

@@ -1,4 +1,4 @@
-"""What a choice is, and how it is explained."""
+"""The choice of a provider, and its explanation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED = "asked for"
 
 @attrs.frozen
 class Choice:
-    """The provider of a call, how it is called, and why it is this one."""
+    """The provider of a call, its config, and the reason for the choice."""
 
     provider: Provider
     config: Mapping[str, Any]
@@ -31,28 +31,28 @@ class Choice:
 
 @attrs.frozen
 class Judged:
-    """One provider in an explanation."""
+    """One provider's line in an explanation."""
 
     provider: str
     reason: str
-    """Why it is refused; empty where it is usable."""
+    """Why it is refused; empty if it is usable."""
     priority: int
     seconds: float | None
-    """What was measured for calls of this size; None where nothing was."""
+    """Measured time for calls of this size; None if not measured."""
     workspace_bytes: int | None
-    """What it allocates beside the results; None where it is refused."""
+    """Bytes allocated beside the results; None if refused."""
 
     __repr__ = one_line
 
     @property
     def usable(self) -> bool:
-        """Whether it could run the call."""
+        """Whether the provider could run the call."""
         return not self.reason
 
 
 @attrs.frozen
 class Explanation:
-    """Which provider would run a call, and what keeps each of the others from it."""
+    """The provider that would run a call, and for each other one why it would not."""
 
     op: str
     chosen: str
@@ -63,17 +63,17 @@ class Explanation:
 
 
 def judge(provider: Provider, reason: str, seconds: Mapping[str, float], query: Query) -> Judged:
-    """Return a line of an explanation for a provider, refused for a reason or usable."""
+    """Return a provider's line of an explanation: refused with `reason`, or usable if empty."""
     workspace = None if reason else provider.workspace_bytes(query)
     return Judged(provider.name, reason, provider.priority, seconds.get(provider.name), workspace)
 
 
 def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Query) -> Choice:
-    """Choose the fastest that was measured, else the highest priority.
+    """Choose the provider with the fastest timing, or else the highest priority.
 
     Args:
-        usable: providers that support the call, by name; the reference among them.
-        timings: what was measured for calls of this size, fastest first.
+        usable: providers that support the call, by name, including the reference.
+        timings: timings of calls of this size, fastest first.
         query: the call.
     """
     known = tuple(timings)
@@ -87,7 +87,7 @@ def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Qu
 
 
 def configured(provider: Provider, timings: Iterable[Timing], query: Query) -> Mapping[str, Any]:
-    """Return a provider's fastest config that was measured, else its first."""
+    """Return a provider's config with the fastest timing, or else its first config."""
     for timing in timings:
         if timing.provider == provider.name and timing.version == provider.version:
             return timing.config

@@ -1,4 +1,4 @@
-"""What is raised and what is warned of where kernels fail."""
+"""The error and the warning for kernels that fail."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from neaptide.errors import NeaptideError
 
 
 class KernelError(NeaptideError):
-    """A kernel that was asked for cannot run, or one failed after it may have written."""
+    """A requested kernel cannot run, or a kernel failed after it may have written results."""
 
     exit_code = 2
 
 
 class KernelWarning(RuntimeWarning):
-    """Something of the kernels is not used, and what takes its place is right but slower."""
+    """A kernel or its timings are not used; the replacement is correct but slower."""

@@ -1,4 +1,4 @@
-"""Where samples are made and tried: nothing of the caller's settings, and no trace left there."""
+"""Isolation of trials from the caller's torch settings and random state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Hold torch's defaults for what a trial runs, and give the random generators back as found.
+    """Set torch's defaults inside the context, and restore the random generators after it.
 
-    A run must draw the same numbers whether a kernel was tried in it or not, and a kernel is as
-    right under autocast or `inference_mode` as elsewhere.
+    A run must draw the same numbers whether or not a kernel was tried in it, and a trial's result
+    must not depend on autocast or `inference_mode`.
     """
     generators = [torch.cuda.current_device()] if device.type == "cuda" else []
     dtype = torch.get_default_dtype()

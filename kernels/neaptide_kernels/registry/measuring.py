@@ -1,4 +1,4 @@
-"""How long a provider takes: medians of repeated runs, on copies of what an op would write to."""
+"""Time providers: medians of repeated calls, on copies of the mutated arguments."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def time_providers(
 ) -> tuple[tuple[Timing, ...], dict[str, str]]:
     """Time each provider in each of its configs; return timings, fastest first, and refusals.
 
-    One that does not agree with the reference on the op's samples is refused, not timed, and so is
-    one that fails on the arguments, for want of memory too. The arguments' copies are written to
-    again and again: what is timed is work, not its result.
+    A provider is refused if it disagrees with the reference on the op's samples, or fails on these
+    arguments, also for lack of memory. Repeated calls write to the same copies; only the time
+    counts, not the result.
     """
     device = _device(arguments)
     timings: list[Timing] = []
@@ -64,7 +64,7 @@ def time_providers(
 def tuned(
     spec: OpSpec, providers: Iterable[Provider], query: Query, arguments: Sequence[Any]
 ) -> tuple[Timing, ...]:
-    """Time providers on copies of a call's arguments; warns of each that has no timing."""
+    """Time providers on copies of a call's arguments; warn of each that could not be timed."""
     measured, refused = time_providers(spec, providers, query, copied(arguments))
     timed = {timing.provider for timing in measured}
     for name, reason in refused.items():
@@ -75,7 +75,7 @@ def tuned(
 
 
 def median_seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the median seconds of one call; on a GPU by events, each call beginning when idle."""
+    """Return the median seconds of one call; a GPU is idle before each call and timed by events."""
     for _ in range(_WARM_UP):
         run()
     once = _timed(run, device)

@@ -1,4 +1,4 @@
-"""An op as torch sees it: a custom op with fake, autograd and FLOP formulas."""
+"""An op registered with torch: a custom op with fake, autograd and FLOP formulas."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Op:
-    """One op, registered with torch; call it with tensors as its schema says."""
+    """One op, registered with torch; its call takes the arguments of its schema."""
 
     def __init__(self, spec: OpSpec, dispatch: Callable[[Sequence[Any]], Any]) -> None:
         self.spec = spec
         self.names = spec.names
-        """The arguments, in order."""
+        """Names of the arguments, in order."""
         self._custom = torch.library.custom_op(
             spec.qualified,
             lambda *arguments: dispatch(spec.complete(arguments)),
@@ -39,5 +39,5 @@ class Op:
         return f"Op({self.spec.qualified!r})"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the op through torch's dispatcher, by the provider that `explain` names."""
+        """Run the op through torch's dispatcher, with the provider that `explain` names."""
         return self._custom(*arguments, **named)

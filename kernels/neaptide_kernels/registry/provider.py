@@ -1,4 +1,4 @@
-"""What a provider is: one implementation of an op, and when it may be used."""
+"""A provider: one implementation of an op, and the calls that it supports."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from .query import Query
 
 Support = Literal[True] | str
-"""Yes, or the reason why not."""
+"""True, or the reason why a call is not supported."""
 
 REFERENCE = "reference"
-"""The name of every op's own provider; it supports everything."""
+"""The name of the provider that every op has; it supports everything."""
 
 
 def _always(_: Query) -> Support:
@@ -34,27 +34,27 @@ def _one_way(_: Query) -> Sequence[Mapping[str, Any]]:
 
 @attrs.frozen(kw_only=True)
 class Provider:
-    """One implementation of an op. Nothing of it may run, compile or be tuned at import."""
+    """One implementation of an op. Importing it must not run, compile or tune anything."""
 
     op: str
-    """The op's name, as its spec has it."""
+    """The op's name, as in its spec."""
     name: str
-    """`"triton"`, `"torch"`, or a stranger's own; one of a name per op."""
+    """`"triton"`, `"torch"`, or a name of your own; unique for the op."""
     run: Callable[..., Any]
     """`run(*arguments)`, or `run(*arguments, **config)` with one of `configs`.
 
-    Every argument of the schema is given by position. It writes only to what the op mutates, and
-    its results share no memory with the arguments.
+    It is called with every argument of the schema by position. It may write only to arguments that
+    the op mutates, and its results must not share memory with the arguments.
     """
     supports: Callable[[Query], Support] = _always
-    """Returns True, or the reason why not in a few words."""
+    """Returns True, or a short reason why the call is not supported."""
     priority: int = 0
-    """The highest of those that support a call is taken where nothing has been measured."""
+    """Without timings, the supporting provider of highest priority is chosen."""
     version: str = "1"
-    """Changes when what was measured holds no longer; has the compiler's version in it."""
+    """Must change when old timings become invalid; contains the compiler's version."""
     workspace_bytes: Callable[[Query], int] = _no_bytes
-    """Device bytes it allocates beside the results."""
+    """Returns the device bytes allocated beside the results."""
     configs: Callable[[Query], Sequence[Mapping[str, Any]]] = _one_way
-    """Keyword arguments of `run` to choose from when tuning; the first is the default."""
+    """Returns the candidate keyword arguments of `run` for tuning; the first is the default."""
 
     __repr__ = one_line

@@ -1,4 +1,4 @@
-"""What is asked of a provider: everything but the numbers in the tensors."""
+"""The facts of a call by which providers decide: everything except the tensors' values."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _ALIGNMENT = 16
 
 @attrs.frozen
 class TensorFacts:
-    """One tensor argument, or a list of them taken together."""
+    """Facts of one tensor argument, or of a list of tensors together."""
 
     dtype: torch.dtype | None
-    """None where those of a list differ, and of an empty list."""
+    """None for a list that is empty or has several dtypes."""
     shape: tuple[int, ...]
-    """Of a list: `(elements,)`, all together."""
+    """For a list `(elements,)`, the total."""
     contiguous: bool
     aligned: bool
-    """It starts at a multiple of 16 bytes."""
+    """Whether its address is a multiple of 16 bytes."""
     requires_grad: bool = False
     count: int | None = None
-    """How many tensors a list has; None for a tensor."""
+    """Number of tensors in a list; None for a tensor."""
 
     __repr__ = one_line
 
@@ -41,24 +41,24 @@ class TensorFacts:
 
 @attrs.frozen
 class Query:
-    """One call as a provider sees it before it runs; equal for calls that cannot differ to it."""
+    """The facts of one call; equal for calls that a provider must treat alike."""
 
     op: str
     device: str
-    """`"cpu"` or `"cuda"`; `"mixed"` where tensors lie on several."""
+    """`"cpu"` or `"cuda"`; `"mixed"` if tensors are on several devices."""
     capability: tuple[int, int] | None
-    """CUDA's, such as `(9, 0)`."""
+    """CUDA's compute capability, such as `(9, 0)`."""
     tensors: tuple[tuple[str, TensorFacts | None], ...]
-    """By argument; None for an optional tensor that is not given."""
+    """Facts by argument; None for an optional tensor that is not given."""
     options: tuple[tuple[str, Any], ...]
-    """Arguments that are no tensors."""
+    """Arguments that are not tensors."""
     deterministic: bool
-    """`torch.use_deterministic_algorithms` is on."""
+    """Whether `torch.use_deterministic_algorithms` is on."""
 
     __repr__ = one_line
 
     def __getitem__(self, name: str) -> Any:
-        """Return the facts of a tensor, or the value of another argument."""
+        """Return the facts of a tensor argument, or the value of another argument."""
         for known, value in (*self.tensors, *self.options):
             if known == name:
                 return value
@@ -84,9 +84,9 @@ class Query:
 
 
 def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
-    """Return the query of a call: `arguments` in the order of `names`, all of them given.
+    """Return the query of a call: `arguments` in the order of `names`, without gaps.
 
-    ValueError for a tensor that is not dense.
+    ValueError if a tensor is not dense.
     """
     tensors: list[tuple[str, TensorFacts | None]] = []
     options: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The ops and their providers: which provider runs a call, why, and what happens when it fails."""
+"""Ops and their providers: the choice of a provider for a call, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REMEMBERED = 4096
 
 
 class Kernels:
-    """The ops of this process. torch's own registry of ops is one for all, and so is this."""
+    """The ops of a process: one registry, because torch has one registry of ops."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._ops: dict[str, Op] = {}
@@ -53,7 +53,7 @@ class Kernels:
     def define(self, spec: OpSpec) -> Op:
         """Register an op with torch, and its reference as its first provider.
 
-        ValueError where an op of this name is defined, or torch.compile would trip on an argument.
+        ValueError if the op exists, or if torch.compile cannot handle an argument's name.
         """
         if spec.name in self._ops:
             msg = f"op {spec.name!r} is defined already, as {self._ops[spec.name].spec.summary!r}"
@@ -65,9 +65,9 @@ class Kernels:
         return op
 
     def add(self, provider: Provider) -> None:
-        """Add a provider; ValueError where the op is unknown or has another one of that name.
+        """Add a provider; ValueError if the op is unknown or has another one of that name.
 
-        One that is added twice, by two runs say, stays until it is removed twice.
+        A provider added twice, for example by two runs, stays until it is removed twice.
         """
         known = self._providers.get(provider.op)
         if known is None:
@@ -81,7 +81,7 @@ class Kernels:
         self._choices.clear()
 
     def remove(self, provider: Provider) -> None:
-        """Take a provider out again; nothing happens where it is not in."""
+        """Remove a provider; without effect if it was not added."""
         key = (provider.op, provider.name)
         if self._providers.get(provider.op, {}).get(provider.name) is not provider:
             return
@@ -98,7 +98,7 @@ class Kernels:
 
     @property
     def path(self) -> Path:
-        """The file that timings are kept in."""
+        """The file of the timings."""
         return self._path or tables.default_path()
 
     def providers(self, op: str) -> tuple[Provider, ...]:
@@ -108,17 +108,17 @@ class Kernels:
 
     @contextmanager
     def using(self, *, tuning: Tuning | None = None, **providers: str) -> Iterator[None]:
-        """Ask for providers by op (`quantize_int8="triton"`), or for a way to tune, inside `with`.
+        """Request providers by op (`quantize_int8="triton"`), or a tuning mode, inside the context.
 
-        A provider that is asked for and cannot run a call raises KernelError: nothing else takes
-        over silently.
+        If a requested provider cannot run a call, KernelError is raised; no other provider
+        silently replaces it.
         """
         for op, name in providers.items():
             self._known(op)
             if name not in self._providers[op]:
                 known = self._providers[op]
                 msg = (
-                    f"op {op!r} has no provider {name!r}{suggest(name, known)}; there is "
+                    f"op {op!r} has no provider {name!r}{suggest(name, known)}; the providers are "
                     f"{', '.join(known)}"
                 )
                 raise KernelError(msg)
@@ -130,18 +130,18 @@ class Kernels:
                 self._choices.clear()
 
     def query(self, op: str, arguments: Sequence[Any]) -> Query:
-        """Return what a call asks of providers; arguments left out have their defaults.
+        """Return the query of a call; missing arguments take their defaults.
 
         Raises:
-            KernelError: there is no such op.
-            TypeError: an argument without a default is left out.
+            KernelError: the op does not exist.
+            TypeError: an argument without a default is missing.
             ValueError: a tensor is not dense.
         """
         known = self._known(op)
         return query_of(op, known.names, known.spec.complete(arguments))
 
     def choose(self, query: Query) -> Choice:
-        """Return who runs a call; KernelError where a provider was asked for and cannot."""
+        """Return the choice for a call; KernelError if a requested provider cannot run it."""
         known = () if self._requests.tuning == "off" else self._timings.of(self._key(query))
         name = self._requests.provider_of(query.op)
         if name is None:
@@ -149,14 +149,14 @@ class Kernels:
         provider = self._providers[query.op].get(name)
         reason = self._trials.refusal(provider, query) if provider else "it was removed"
         if provider is None or reason:
-            msg = f"provider {name!r} was asked for and cannot run {query.op!r}: {reason}"
+            msg = f"provider {name!r} was requested and cannot run {query.op!r}: {reason}"
             raise KernelError(msg)
         return Choice(provider, configured(provider, known, query), ASKED)
 
     def explain(self, op: str, arguments: Sequence[Any]) -> Explanation:
-        """Say which provider would run a call, and why not the others; nothing is run.
+        """Explain which provider would run a call, and why the others would not; run nothing.
 
-        Raises what `query` and `choose` raise.
+        It raises the same errors as `query` and `choose`.
         """
         query = self.query(op, arguments)
         timings = self._timings.of(self._key(query))
@@ -169,7 +169,7 @@ class Kernels:
         return Explanation(op, choice.provider.name, choice.why, judged)
 
     def run(self, op: str, arguments: Sequence[Any]) -> Any:
-        """Run an op on all of its arguments: what torch's dispatcher calls."""
+        """Run an op on all its arguments; torch's dispatcher calls this."""
         spec = self._ops[op].spec
         if spec.check is not None:
             spec.check(*arguments)
@@ -188,21 +188,22 @@ class Kernels:
         if spec.mutates:
             self._quarantine(provider, said)
             msg = (
-                f"provider {provider.name!r} of {op!r} failed and may have written half of "
-                f"{', '.join(sorted(spec.mutates))}: go on from a checkpoint; it is not used again"
+                f"provider {provider.name!r} of {op!r} failed and may have written part of "
+                f"{', '.join(sorted(spec.mutates))}: continue from a checkpoint; it is disabled"
             )
             raise KernelError(msg) from failure
-        result = spec.reference(*arguments)  # where it fails too, the fault is the caller's
+        result = spec.reference(*arguments)  # if it fails, too, the caller's arguments are wrong
         self._quarantine(provider, said)
         return result
 
     def measure(
         self, op: str, arguments: Sequence[Any], *, keep: bool
     ) -> tuple[tuple[Timing, ...], dict[str, str]]:
-        """Time every usable provider on these arguments; `keep` what was found for later choices.
+        """Time every usable provider on these arguments; `keep` saves the timings for later calls.
 
-        Returns the timings, fastest first, and who was refused and why. What the op mutates is
-        written to. KernelError for an unknown op, NeaptideError where timings cannot be kept.
+        Returns the timings, fastest first, and the refused providers with reasons. Arguments that
+        the op mutates are overwritten. KernelError for an unknown op, NeaptideError if timings
+        cannot be saved.
         """
         arguments = self._known(op).spec.complete(arguments)
         query = self.query(op, arguments)
@@ -219,8 +220,8 @@ class Kernels:
         return measured, refused | wrong
 
     def _admitted(self, query: Query, arguments: Sequence[Any]) -> Choice:
-        """Choose, measuring first where that is asked for; who has never run is tried first."""
-        # A trial waits for its results, which a capture of a CUDA graph does not allow.
+        """Choose a provider, with tuning if requested; a provider is tried before its first run."""
+        # A trial waits for its results, which the capture of a CUDA graph does not permit.
         waits = query.device == "cuda" and torch.cuda.is_current_stream_capturing()
         if not waits and self._requests.tuning == "tune" and self._key(query) not in self._timings:
             usable = self._usable(query).values()
@@ -237,7 +238,7 @@ class Kernels:
             if wrong is None:
                 break
             if choice.why == ASKED:
-                msg = f"provider {provider.name!r} was asked for and fails: {wrong}"
+                msg = f"provider {provider.name!r} was requested and fails: {wrong}"
                 raise KernelError(msg)
             self._quarantine(provider, wrong)
         if len(self._choices) >= _REMEMBERED:

@@ -1,4 +1,4 @@
-"""What runs and programs ask for: a provider of an op by name, and whether to tune."""
+"""Requests of runs and programs: a provider for an op by name, and the tuning mode."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Request:
 
 
 class Requests:
-    """Those that are open; of several the newest counts."""
+    """The open requests; of several, the newest applies."""
 
     def __init__(self) -> None:
         self._open: list[_Request] = []
 
     @contextmanager
     def made(self, tuning: Tuning | None, providers: Mapping[str, str]) -> Iterator[None]:
-        """Ask inside `with`; requests may end in any order."""
+        """Make a request for the duration of the context; requests may end in any order."""
         request = _Request(providers, tuning)
         self._open.append(request)
         try:
@@ -36,11 +36,11 @@ class Requests:
             self._open.remove(request)
 
     def provider_of(self, op: str) -> str | None:
-        """Return the provider that is asked for, if any."""
+        """Return the requested provider, or None."""
         asked = (one.providers.get(op) for one in reversed(self._open))
         return next((name for name in asked if name is not None), None)
 
     @property
     def tuning(self) -> Tuning:
-        """How to tune; by what was measured before where nobody asks."""
+        """The requested tuning mode; by default earlier timings are used."""
         return next((one.tuning for one in reversed(self._open) if one.tuning), "cached")

@@ -1,4 +1,4 @@
-"""The ops and providers of one run: what its plugins add goes when the run ends."""
+"""The providers that one run's plugins add; they are removed when the run ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KernelScope:
-    """What `register_kernels` is given: a way to add providers for the length of a run."""
+    """The argument of `register_kernels`: adds providers for the duration of a run."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -27,14 +27,14 @@ class KernelScope:
         return self._kernels.ops
 
     def add(self, provider: Provider) -> None:
-        """Add a provider; ValueError where the op is unknown or has another one of that name."""
+        """Add a provider; ValueError if the op is unknown or has another one of that name."""
         self._kernels.add(provider)
         self._stack.callback(self._kernels.remove, provider)
 
     def use(self, *, tuning: Tuning | None = None, **providers: str) -> None:
-        """Ask for providers by op, or for a way to tune; as `Kernels.using`."""
+        """Request providers by op, or a tuning mode; see `Kernels.using`."""
         self._stack.enter_context(self._kernels.using(tuning=tuning, **providers))
 
     def close(self) -> None:
-        """Take everything back."""
+        """Remove all additions and requests."""
         self._stack.close()

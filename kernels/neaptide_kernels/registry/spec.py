@@ -1,4 +1,4 @@
-"""What an op is: its reference, which alone says what it computes, and what torch must know."""
+"""An op's specification: its reference, which defines its results, and the facts torch needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "neaptide"
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
-# torch's functionalization passes every argument by its name to a function with these of its own.
+# torch's functionalization has parameters of these names, and passes every argument by name.
 _TAKEN = frozenset({"mode", "self"})
 _EMPTY = Parameter.empty
 
@@ -32,10 +32,10 @@ def _names(names: Iterable[str]) -> frozenset[str]:
 def takes(
     arguments: Callable[..., A],
 ) -> Callable[[Callable[Concatenate[A, ...], R]], Callable[..., R]]:
-    """Return what makes a function of an op's arguments as a NamedTuple take them by position.
+    """Return a decorator: a function of an op's NamedTuple of arguments takes them by position.
 
-    So the reference, `check` and each provider's `run` need not list them again. A reference made
-    so has the NamedTuple's fields, annotations and defaults for the op's schema.
+    So the reference, `check` and each provider's `run` need not repeat the arguments. A decorated
+    reference gives the op's schema the NamedTuple's fields, annotations and defaults.
     """
     hints = get_type_hints(arguments)
     fields = [
@@ -58,59 +58,59 @@ def takes(
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """Arguments to try an op on: small ones for checks, large ones for timings."""
+    """Sample arguments of an op: small ones for checks, large ones for timings."""
 
     name: str
     arguments: tuple[Any, ...]
-    """In the order of the schema, fresh tensors that the op may write to."""
+    """Arguments in the order of the schema, with new tensors that the op may overwrite."""
 
     __repr__ = one_line
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class OpSpec:
-    """One op: what it computes, and how providers of it are judged."""
+    """One op: its definition, and the criteria for its providers."""
 
     name: str = attrs.field()
     """`"quantize_int8"`, in the namespace `neaptide`, or `"yours::name"`."""
     summary: str
     """One line for `neaptide kernels list`."""
     reference: Callable[..., Any]
-    """Plain torch on any device, float64 included; its annotations give the schema."""
+    """Plain torch on any device, also in float64; its annotations define the schema."""
     fake: Callable[..., Any]
-    """Returns empty tensors of the results' shapes and dtypes for the same arguments."""
+    """Takes the same arguments; returns empty tensors of the results' shapes and dtypes."""
     samples: Callable[[torch.device], Iterable[Sample]]
-    """Yields small arguments, by which `check_provider` judges and a first launch is tried."""
+    """Yields small arguments for `check_provider` and for a provider's first trial."""
     large: Callable[[torch.device], Iterable[Sample]]
-    """Yields arguments of the sizes that training has, for `kernels bench` and `tune`."""
+    """Yields arguments of sizes common in training, for `kernels bench` and `tune`."""
     mutates: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Arguments written in place."""
     check: Callable[..., None] | None = None
-    """Raises ValueError for arguments that do not go together, before any provider runs."""
+    """Raises ValueError for arguments that do not match, before any provider runs."""
     setup_context: Callable[..., None] | None = None
-    """`setup_context(ctx, inputs, output)`, as `torch.library.register_autograd` takes it."""
+    """`setup_context(ctx, inputs, output)`, see `torch.library.register_autograd`."""
     backward: Callable[..., Any] | None = None
     """`backward(ctx, *gradients)`; without one the op has no derivative."""
     flops: Callable[..., int] | None = None
     """`flops(*shapes, out_shape)` for `torch.utils.flop_counter`."""
     traffic: Callable[..., int] | None = None
-    """`traffic(*arguments)`: bytes it must at least read and write, for bandwidth in a bench."""
+    """`traffic(*arguments)`: the least bytes to read and write, for a benchmark's bandwidth."""
     tolerances: Mapping[torch.dtype, float] = attrs.field(factory=dict)
-    """By dtype of a result: `|result - reference| / |reference|` (norms) that is still right.
+    """Largest relative error `|result - reference| / |reference|` (norms), by the result's dtype.
 
-    The reference is computed in float64 then. A dtype that is not there must agree to the bit with
-    the reference at the arguments' own dtypes.
+    For these dtypes the reference is computed in float64. Results of any other dtype must be
+    bitwise equal to the reference in the arguments' own dtypes.
     """
     agree: Callable[[Any, Any], Iterable[str]] | None = None
-    """`agree(expected, got)` yields what is wrong, where norms cannot tell; over tensors as
-    `agreement.outcome` lists them, whose dtypes and shapes are right."""
+    """`agree(expected, got)` yields faults that norms cannot show. Both arguments are lists as
+    returned by `agreement.outcome`, with checked dtypes and shapes."""
     timed_by: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Numbers among the arguments that change how fast it is, such as a block size.
+    """Numeric arguments that affect the speed, such as a block size.
 
-    Timings are kept by dtypes, sizes, flags and these.
+    Timings are stored by dtypes, sizes, flags and these arguments.
     """
     deterministic: bool = True
-    """The reference gives the same bits each time."""
+    """Whether the reference returns the same bits each time."""
 
     __repr__ = one_line
 
@@ -122,35 +122,35 @@ class OpSpec:
 
     @property
     def qualified(self) -> str:
-        """The name with its namespace, as `torch.ops` has it."""
+        """The name with its namespace, as in `torch.ops`."""
         return self.name if "::" in self.name else f"{NAMESPACE}::{self.name}"
 
     def schema(self) -> str:
-        """Return the schema that the reference's annotations give.
+        """Return the schema, derived from the reference's annotations.
 
-        ValueError where torch.compile would trip on an argument's name.
+        ValueError if torch.compile cannot handle an argument's name.
         """
         taken = _TAKEN.intersection(self.names)
         if taken:
             name = min(taken)
-            msg = f"op {self.name}: torch.compile takes the name {name!r} for itself; rename it"
+            msg = f"op {self.name}: torch.compile reserves the name {name!r}; rename the argument"
             raise ValueError(msg)
         schema: str = torch.library.infer_schema(self.reference, mutates_args=self.mutates)
         return schema
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arguments, in order."""
+        """Names of the arguments, in order."""
         return tuple(name for name, _ in _parameters(self.reference))
 
     def complete(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return all arguments by position: those given, then the reference's defaults."""
+        """Return all arguments by position: the given ones, then the reference's defaults."""
         left_out = _parameters(self.reference)[len(arguments) :]
         missing = [name for name, default in left_out if default is _EMPTY]
         if missing:
             msg = f"{self.qualified} needs {', '.join(missing)}"
             raise TypeError(msg)
-        # Not the schema's: it holds a default dtype as a number.
+        # The schema cannot be used here: it stores a default dtype as a number.
         return [*arguments, *(default for _, default in left_out)]
 
 

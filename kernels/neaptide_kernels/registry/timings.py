@@ -1,4 +1,4 @@
-"""What was measured on this machine, by op, dtypes and size, in a JSON file."""
+"""Timings measured on this machine, by op, dtypes and size, in a JSON file."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ _VERSION = 1
 
 @attrs.frozen
 class Timing:
-    """One way to run an op, and how long it took."""
+    """The time of one provider in one config."""
 
     provider: str
     version: str
-    """The provider's; a timing of another one counts no longer."""
+    """The provider's version; timings of another version are ignored."""
     config: Mapping[str, Any]
     seconds: float
-    """Median of the repetitions."""
+    """Median of the repeated calls."""
 
     __repr__ = one_line
 
 
 class Table:
-    """The timings of a process: those of the file, read when first looked for, and its own."""
+    """The timings of a process: those of the file, read at first use, and its own."""
 
     def __init__(self, path: Callable[[], Path]) -> None:
         self._path = path
         self._timings: dict[str, tuple[Timing, ...]] | None = None
 
     def __contains__(self, key: str) -> bool:
-        """Return whether calls of this key were measured."""
+        """Return whether calls of this key have timings."""
         return key in self._all()
 
     def of(self, key: str) -> tuple[Timing, ...]:
-        """Return what was measured for calls of this key, fastest first."""
+        """Return the timings of calls of this key, fastest first."""
         return self._all().get(key, ())
 
     def note(self, key: str, measured: tuple[Timing, ...]) -> None:
-        """Keep timings, in this process alone where the file cannot be written; warns then."""
+        """Store timings in the file; if it cannot be written, warn and keep them in memory."""
         self._all()[key] = measured
         try:
             merge(self._path(), {key: measured})
         except NeaptideError as error:
-            _warn(error, "what was measured serves this process alone")
+            _warn(error, "the timings are used in this process only")
 
     def keep(self, key: str, measured: tuple[Timing, ...]) -> None:
-        """Keep timings in the file; NeaptideError where that is not possible."""
+        """Store timings in the file; NeaptideError if it cannot be written."""
         merge(self._path(), {key: measured})
         self._all()[key] = measured
 
@@ -74,9 +74,9 @@ class Table:
             try:
                 self._timings = read(self._path())
             except NeaptideError as error:
-                # They only say what is fast: no run ends for them.
+                # Timings only affect speed, so an unreadable file must not end a run.
                 self._timings = {}
-                _warn(error, "priorities choose the kernels until then")
+                _warn(error, "kernels are chosen by priority until then")
         return self._timings
 
 
@@ -85,9 +85,9 @@ def _warn(error: NeaptideError, consequence: str) -> None:
 
 
 def default_path() -> Path:
-    """Return where timings are kept: `$NEAPTIDE_CACHE_DIR`, else the user's cache directory.
+    """Return the file of timings, in `$NEAPTIDE_CACHE_DIR` or else the user's cache directory.
 
-    NeaptideError where there is neither.
+    NeaptideError if there is neither.
     """
     own = os.environ.get("NEAPTIDE_CACHE_DIR")
     if own:
@@ -101,10 +101,10 @@ def default_path() -> Path:
 
 
 def key_of(query: Query, timed_by: Container[str]) -> str:
-    """Return under what a query's timings are kept.
+    """Return the key of a query's timings.
 
-    The exact shape is not in it: a table of one batch size must serve the next. Of the arguments
-    that are numbers only those in `timed_by` are.
+    It leaves out the exact shape, so that timings of one batch size serve the next. Of the numeric
+    arguments it contains only those in `timed_by`.
     """
     machine = torch.cuda.get_device_name() if query.device == "cuda" else "cpu"
     options = [
@@ -117,7 +117,7 @@ def key_of(query: Query, timed_by: Container[str]) -> str:
 
 
 def read(path: Path) -> dict[str, tuple[Timing, ...]]:
-    """Return what a file holds, nothing where there is none; NeaptideError where it is damaged."""
+    """Return a file's timings, none if it does not exist; NeaptideError if it is damaged."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -144,9 +144,9 @@ def read(path: Path) -> dict[str, tuple[Timing, ...]]:
 
 
 def merge(path: Path, measured: Mapping[str, tuple[Timing, ...]]) -> None:
-    """Add timings to a file that other processes may be writing at the same time.
+    """Add timings to a file that other processes may write at the same time.
 
-    A key's timings are replaced as a whole, the last writer's standing.
+    The timings of a key are replaced as a whole; the last writer wins.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,5 +167,5 @@ def merge(path: Path, measured: Mapping[str, tuple[Timing, ...]]) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
-        lock(file, wait=True)  # without locks, what two write at once may be one's alone
+        lock(file, wait=True)  # without a lock, one of two writers could lose its timings
         yield

@@ -1,4 +1,4 @@
-"""Which providers may run: those that were tried, have not failed, and support the call."""
+"""Providers that may run: they passed a trial, have not failed, and support the call."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 class ProviderTrials:
-    """What this process knows of providers it has tried."""
+    """The results of a process's trials of providers."""
 
     def __init__(self) -> None:
         self._quarantined: dict[tuple[str, str], str] = {}
         self._passed: set[tuple[object, ...]] = set()
 
     def forget(self, provider: Provider) -> None:
-        """Know nothing of a provider any more."""
+        """Delete all results of a provider."""
         key = (provider.op, provider.name)
         self._quarantined.pop(key, None)
         self._passed = {passed for passed in self._passed if passed[:2] != key}
 
     def quarantine(self, provider: Provider, reason: str) -> None:
-        """Refuse a provider from now on; warns."""
+        """Refuse a provider from now on, with a warning."""
         reason = " ".join(reason.split())
         self._quarantined[provider.op, provider.name] = reason
         warnings.warn(
-            f"kernel provider {provider.name!r} of {provider.op!r} is not used any more, the next "
-            f"best takes over: {reason}",
+            f"kernel provider {provider.name!r} of {provider.op!r} is disabled, and the next best "
+            f"one is used: {reason}",
             KernelWarning,
             stacklevel=2,
         )
 
     def refusal(self, provider: Provider, query: Query) -> str:
-        """Return why a provider does not run a call; empty where it does."""
+        """Return why a provider cannot run a call; empty if it can."""
         held = self._quarantined.get((provider.op, provider.name))
         if held is not None:
             return f"quarantined: {held}"
@@ -59,11 +59,11 @@ class ProviderTrials:
         return f"its supports() returned {answer!r}, neither True nor a reason"
 
     def needed(self, provider: Provider, query: Query) -> bool:
-        """Return whether a provider has yet to be tried for calls of this device and dtypes."""
+        """Return whether a provider must still be tried for calls of this device and dtypes."""
         return provider.name != REFERENCE and _kind(provider, query) not in self._passed
 
     def hold(self, provider: Provider, query: Query, spec: OpSpec) -> str | None:
-        """Try a provider on the op's samples; return what is wrong, and remember if nothing is."""
+        """Try a provider on the op's samples; return the first fault, or record that it passed."""
         wrong = first_disagreement(spec, provider, query)
         if wrong is not None:
             return wrong

@@ -167,7 +167,7 @@ def test_argument_names_that_torch_takes_are_refused(kernels: Kernels, name: str
         large=lambda device: (),
     )
 
-    with pytest.raises(ValueError, match=f"torch.compile takes the name '{name}' for itself"):
+    with pytest.raises(ValueError, match=f"torch.compile reserves the name '{name}'"):
         kernels.define(spec)
 
 

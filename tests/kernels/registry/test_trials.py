@@ -208,5 +208,5 @@ def test_one_that_is_removed_while_it_is_asked_for(kernels: Kernels, double: Op)
 
     with kernels.using(**{double.spec.name: "mine"}):
         kernels.remove(mine)
-        with pytest.raises(KernelError, match=r"'mine' was asked for and cannot run .* it was rem"):
+        with pytest.raises(KernelError, match=r"'mine' was requested and cannot run .* it was rem"):
             double(torch.ones(1))

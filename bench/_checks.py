@@ -1,4 +1,4 @@
-"""Checks that cannot hurt one another: each gives one line of JSON, also when it fails."""
+"""Independent checks: each prints one line of JSON, even if it fails."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MIB = 2**20
 LONGEST_ERROR = 160
 
 Finding = dict[str, Any]
-"""What a check found: `summary`, one line to read, and the numbers behind it."""
+"""A check's result: `summary`, one line of text, and its numbers."""
 
 Check = tuple[str, Callable[[], Finding]]
-"""A name and the function that finds out; it may raise anything."""
+"""A name, and the function that makes the finding; it may raise any exception."""
 
 
 def first_line(error: BaseException) -> str:
@@ -45,7 +45,7 @@ def outcome(action: Callable[[], object]) -> str:
 
 
 def spread(values: Sequence[float], unit: str) -> Finding:
-    """Return the median with the range of repeated measurements."""
+    """Return the median and the range of repeated measurements."""
     middle = statistics.median(values)
     summary = f"{middle:.1f} {unit} ({min(values):.1f} to {max(values):.1f}, n={len(values)})"
     return {"summary": summary, "median": middle, "values": list(values), "unit": unit}

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 TOKENS_AT_ONCE = 2048
-"""Tokens whose logits exist together."""
+"""Number of tokens whose logits exist at the same time."""
 SPREAD = 0.02
 ROTARY_BASE = 10_000.0
 
@@ -27,7 +27,7 @@ class Shape:
     """Width of the SwiGLU's inner layer."""
     vocabulary: int
     tied: bool = False
-    """Whether the embedding is the head, too."""
+    """Whether the embedding is also the head."""
 
     @property
     def block_parameters(self) -> int:
@@ -45,10 +45,10 @@ class Shape:
         return self.blocks * self.block_parameters + self.outside_parameters
 
     def operations(self, tokens: int, sequence: int) -> float:
-        """Return floating-point operations of a training step in which all is computed twice.
+        """Return the floating-point operations of a training step with full recomputation.
 
-        Two each for forward, computing it again, and both gradients; attention over the causal
-        half.
+        A multiply-add counts as two; each is done in forward, recomputation and both gradients.
+        Attention covers the causal half.
         """
         matrices = 4 * self.width**2 + 3 * self.width * self.hidden
         attention = self.width * sequence  # scores and their sum over values: 2 * 2 * s / 2 * h / 2
@@ -57,7 +57,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    """Causal attention behind a norm and beside a residual."""
+    """Causal attention after a norm, with a residual connection."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU behind a norm and beside a residual."""
+    """SwiGLU after a norm, with a residual connection."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then SwiGLU: each of the two can stream as a block of its own."""
+    """Attention, then SwiGLU; each of the two can stream as its own block."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -108,19 +108,19 @@ class Block(nn.Module):
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return `(batch, heads, sequence, size)` turned by each position's angles."""
+    """Return `(batch, heads, sequence, size)` rotated by each position's angles."""
     one, other = x.chunk(2, dim=-1)
     return torch.cat((one * cosine - other * sine, other * cosine + one * sine), dim=-1)
 
 
 class Decoder(nn.Module):
-    """Predicts each next token.
+    """Predicts the next token.
 
     Args:
         shape: its sizes.
-        dtype: of all parameters.
-        device: where they are made, one block after the other.
-        source: what draws the random numbers: a GPU does so many times faster.
+        dtype: dtype of all parameters.
+        device: device of the parameters, which are created block by block.
+        source: device that draws the random numbers; a GPU is many times faster.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def angles(sequence: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def filled(module: nn.Module, device: str | torch.device, source: str | torch.device) -> nn.Module:
-    """Return the module on `device`, with norms of one and the rest drawn at random."""
+    """Return the module on `device`, with norms set to one and all else drawn at random."""
     module.to_empty(device=device)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""How long it takes to fill host memory with pages, to pin it for the GPU, and to let go of it."""
+"""Time needed to allocate host memory, to pin it for the GPU, and to free it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARGIN = 4 * GIB
 BUDGET_SECONDS = 120.0
 PIECE = 256 * MIB
 FORMS = {
-    # name: (touch the pages before registering, ask for huge pages)
+    # name: (touch the pages before registering them, request huge pages)
     "touched first": (True, False),
     "touched first, huge pages": (True, True),
     "untouched": (False, False),
@@ -30,7 +30,7 @@ FORMS = {
 
 
 def check(code: int, call: str) -> None:
-    """Raise RuntimeError unless the CUDA runtime returned success."""
+    """Raise RuntimeError if the CUDA runtime returned an error."""
     if code:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         msg = f"{call}: {runtime.cudaGetErrorString(runtime.cudaError(code))}"
@@ -38,21 +38,21 @@ def check(code: int, call: str) -> None:
 
 
 class Timer:
-    """Seconds of named steps, in the order they ran."""
+    """Seconds of named steps, in their order."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, step: str) -> None:
-        """Give the time since the lap before to `step`."""
+        """Record the time since the previous lap under `step`."""
         now = time.perf_counter()
         self.seconds[step] = now - self._last
         self._last = now
 
 
 def pin(size: int, device: torch.device, *, touch: bool, huge: bool) -> Finding:
-    """Map `size` bytes, pin them, copy from them once, and let go: the time of each step."""
+    """Map `size` bytes, pin them, copy from them once, and free them; return each step's time."""
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge:
         region.madvise(mmap.MADV_HUGEPAGE)
@@ -96,20 +96,20 @@ def copy_rate(memory: torch.Tensor, device: torch.device) -> float:
 
 
 class Budget:
-    """Skips what memory or time are too small for, and says so."""
+    """Skips measurements for which memory or time is too small, and reports them."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.perf_counter() + seconds
         self.seconds_per_byte: dict[str, float] = {}
 
     def run(self, form: str, size: int, device: torch.device) -> Finding:
-        """Measure one form at one size, or say why not."""
+        """Measure one form at one size, or return why it is skipped."""
         room = host_room()
         if size + MARGIN > room:
             return {
                 "summary": (
                     f"skipped: needs {(size + MARGIN) / GIB:.0f} GiB with its margin, and "
-                    f"{room / GIB:.1f} GiB are to be had"
+                    f"{room / GIB:.1f} GiB are available"
                 ),
                 "skipped": True,
             }
@@ -128,7 +128,7 @@ class Budget:
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Pin regions of growing size in each form."""
+    """Yield a check for each form and each size, growing."""
     torch.zeros(1, device=device)
     budget = Budget(BUDGET_SECONDS)
     for gibibytes in QUICK_SIZES_GIB if quick else SIZES_GIB:

@@ -1,4 +1,4 @@
-"""What others offer for the same work as an op, built on the op's own arguments."""
+"""Other libraries' implementations of an op's work, called with the op's arguments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     Build = Callable[..., Action]
 
 
-class Absent(Exception):  # noqa: N818 - no error: a rival that is not here
+class Absent(Exception):  # noqa: N818 - not an error: the rival is not installed here
     """Why a rival cannot be timed."""
 
 
 def rivals(op: str, *, compiled: bool) -> Iterator[tuple[str, Build]]:
-    """Yield the rivals of an op: a name, and what builds its action from the op's arguments."""
+    """Yield the rivals of an op: a name, and a function from the op's arguments to an action."""
     yield from _OF.get(op, ())
     reference = KERNELS.ops[op].spec.reference
     if compiled:
@@ -74,7 +74,7 @@ def _eager_dequantize(
 def _bitsandbytes_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
     functional = _module("bitsandbytes.functional")
     if group > 4096:  # noqa: PLR2004 - its largest block
-        msg = "bitsandbytes has blocks of up to 4096"
+        msg = "bitsandbytes supports blocks of up to 4096"
         raise Absent(msg)
     return lambda: functional.quantize_blockwise(x, blocksize=group)
 
@@ -97,7 +97,7 @@ def _torchao_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
 
 
 def _stepping(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> Build:
-    """Build a step of an optimizer over copies of the op's parameters, in their dtype."""
+    """Return a builder for an optimizer's step over copies of the op's parameters."""
 
     def build(params: Sequence[torch.Tensor], *rest: Any) -> Action:
         grads = next(

@@ -1,4 +1,4 @@
-"""Seconds of one call, and what the machine can do at most."""
+"""Seconds of one call, and the machine's peak rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CACHE = 256 * 2**20
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call; on a GPU with a cold L2 cache and by events."""
+    """Return the seconds of one call; on a GPU with a cold L2 cache, timed by events."""
     if device.type != "cuda":
         start = time.perf_counter()
         action()
@@ -35,7 +35,7 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def ceilings(device: torch.device, *, quick: bool) -> dict[str, float]:
-    """Return bytes a second of a copy (read and written) and FLOP/s of a matmul."""
+    """Return the bytes per second of a copy (read plus written) and the FLOP/s of a matmul."""
     gpu = device.type == "cuda"
     size, side = (_COPY, _SIDE) if gpu else (_CPU_COPY, _CPU_SIDE)
     if quick:

@@ -1,4 +1,4 @@
-"""Rates of the link between host and device, alone and while other work runs beside it."""
+"""Rates of the link between host and device, alone and beside other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REPEATS = 9
-BUFFER = 512 * MIB  # several times a processor's cache, or the host's memory is not in the figure
+BUFFER = 512 * MIB  # several times a processor's cache, so that the host's memory is measured
 PIECES = (16 * MIB, 256 * MIB)
 TIMED_SECONDS = 0.01
 COVER = 3.0
@@ -30,14 +30,14 @@ GIGA, TERA = 1e9, 1e12
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Something a stream can do over and over: bytes to copy or operations to compute."""
+    """Work that a stream can repeat: bytes to copy or operations to compute."""
 
     stream: torch.cuda.Stream
     issue: Callable[[], object]
     amount: float
 
     def enqueue(self, calls: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Issue it `calls` times; return the events before and behind."""
+        """Issue the work `calls` times; return the events before and after it."""
         start, end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(2)
@@ -58,7 +58,7 @@ def seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 @cache
 def seconds_alone(work: Work) -> float:
-    """Return the time of one call with nothing beside it, after a warm-up."""
+    """Return the time of one call without other work, after a warm-up."""
     torch.cuda.synchronize()
     work.enqueue(2)
     torch.cuda.synchronize()
@@ -68,9 +68,9 @@ def seconds_alone(work: Work) -> float:
 
 
 def rate(work: Work, beside: Sequence[Work] = ()) -> float:
-    """Return bytes or operations a second of `work` while all of `beside` runs throughout.
+    """Return bytes or operations per second of `work` while all of `beside` runs throughout.
 
-    RuntimeError where the work beside it cannot be made to outlast it.
+    RuntimeError if the other work never lasts longer than `work`.
     """
     calls = math.ceil(TIMED_SECONDS / seconds_alone(work))
     cover = COVER * calls * seconds_alone(work)
@@ -85,17 +85,17 @@ def rate(work: Work, beside: Sequence[Work] = ()) -> float:
         ):
             return calls * work.amount / seconds_between(start, end)
         cover *= 2
-    msg = f"in {TRIES} tries the work beside it never outlasted it: they may share one engine"
+    msg = f"in {TRIES} tries the other work always ended first: they may share one engine"
     raise RuntimeError(msg)
 
 
 def rates(work: Work, beside: Sequence[Work], unit: str, scale: float) -> Finding:
-    """Repeat `rate` and return its spread."""
+    """Return the spread of repeated calls of `rate`."""
     return spread([rate(work, beside) / scale for _ in range(REPEATS)], unit)
 
 
 def copies(target: Tensor, source: Tensor, piece: int) -> Work:
-    """Copy from `source` to `target` piece by piece, round and round, on a stream of its own."""
+    """Return work that copies from `source` to `target` in pieces, repeatedly, on a new stream."""
     places = cycle(range(0, BUFFER, piece))
 
     def copy_next() -> None:
@@ -106,20 +106,20 @@ def copies(target: Tensor, source: Tensor, piece: int) -> Work:
 
 
 def new_stream(*tensors: Tensor) -> torch.cuda.Stream:
-    """Return a new stream on the device that one of the tensors is on."""
+    """Return a new stream on the device of the tensors."""
     device = next(tensor.device for tensor in tensors if tensor.is_cuda)
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return stream
 
 
 def matmul(device: torch.device, side: int, dtype: torch.dtype) -> Work:
-    """Multiply two square matrices."""
+    """Return work that multiplies two square matrices."""
     left, right, product = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(3))
     return Work(new_stream(left), partial(torch.mm, left, right, out=product), 2 * side**3)
 
 
 def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
-    """Copy through memory that is not pinned, which holds up the host: timed by its clock."""
+    """Copy from unpinned memory, which blocks the host; the host's clock times it."""
     values = []
     for _ in range(REPEATS + 1):
         torch.cuda.synchronize()
@@ -132,7 +132,7 @@ def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
 
 
 def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
-    """Say how much longer `work` takes with the rest running throughout."""
+    """Return how much longer `work` takes while the rest runs throughout."""
     alone = statistics.median(rate(work) for _ in range(REPEATS))
     longer = [alone / rate(work, beside) - 1 for _ in range(REPEATS)]
     middle = statistics.median(longer)
@@ -148,7 +148,7 @@ def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Where the copies go from and to: pinned and pageable on the host, two on the device."""
+    """Sources and targets of the copies: pinned and pageable on the host, two on the device."""
 
     pinned_out: Tensor
     pinned_in: Tensor
@@ -170,7 +170,7 @@ def buffers(device: torch.device) -> Buffers:
 
 
 def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
-    """Measure both directions with pieces of one size."""
+    """Yield the checks of both directions with pieces of one size."""
     size = f"{piece // MIB} MiB pieces"
     up = copies(memory.arriving, memory.pinned_out, piece)
     down = copies(memory.pinned_in, memory.departing, piece)
@@ -195,7 +195,7 @@ def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Measure the matmul, then the copies with each size of piece."""
+    """Yield the check of the matmul, then those of the copies for each size of piece."""
     side = 4096 if quick else 8192
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if native else torch.float16

@@ -1,4 +1,4 @@
-"""What machine this is: GPU, driver, link, memory and the limits on it."""
+"""Facts of this machine: GPU, driver, link, memory and its limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _checks import Check, Finding
 
 CGROUPS = Path("/sys/fs/cgroup")
-UNLIMITED = 2**60  # how cgroups of version 1 say that there is no limit, or more
+UNLIMITED = 2**60  # cgroups of version 1 report at least this number if there is no limit
 GPU_FIELDS = (
     "driver_version",
     "pcie.link.gen.current",
@@ -32,10 +32,10 @@ GPU_FIELDS = (
 
 
 def number_in(path: Path) -> int | None:
-    """Return the number a file holds; None where there is no such file or it says "max"."""
+    """Return the number in a file; None if the file does not exist or contains "max"."""
     try:
         text = path.read_text().strip()
-    except OSError:  # this kernel, or this version of cgroups, does not have it
+    except OSError:  # absent in this kernel or this version of cgroups
         return None
     return int(text) if text.isdigit() else None
 
@@ -47,7 +47,7 @@ def meminfo() -> dict[str, int]:
 
 
 def cgroup_folders() -> list[Path]:
-    """Return the folders, innermost first, whose memory limits hold for this process."""
+    """Return the cgroup folders, innermost first, whose memory limits apply to this process."""
     folders = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
@@ -62,7 +62,7 @@ def cgroup_folders() -> list[Path]:
 
 
 def cgroup_limit_and_room() -> tuple[int, int] | None:
-    """Return the tightest memory limit in bytes and what is left below it; None without one."""
+    """Return the tightest memory limit in bytes and the room below it; None without a limit."""
     found = []
     for folder in cgroup_folders():
         for limit_file, usage_file, cache_key in (
@@ -81,14 +81,14 @@ def cgroup_limit_and_room() -> tuple[int, int] | None:
 
 
 def host_room() -> int:
-    """Return how many bytes of memory this process can still take."""
+    """Return the number of bytes that this process can still allocate."""
     limited = cgroup_limit_and_room()
     available = meminfo()["MemAvailable"]
     return available if limited is None else min(available, limited[1])
 
 
 def gpu(device: torch.device) -> Finding:
-    """Name the GPU as torch sees it."""
+    """Return the GPU's properties as torch reports them."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "summary": (
@@ -101,7 +101,7 @@ def gpu(device: torch.device) -> Finding:
 
 
 def driver_and_link(device: torch.device) -> Finding:
-    """Ask nvidia-smi for the driver, the PCIe link and the limits of power and clock."""
+    """Return driver, PCIe link, power limit and clock limit from nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"summary": "nvidia-smi is not installed"}
@@ -118,7 +118,7 @@ def driver_and_link(device: torch.device) -> Finding:
 
 
 def software() -> Finding:
-    """Name the versions that the figures hold for."""
+    """Return the versions of the software for which the figures hold."""
     versions = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -129,11 +129,11 @@ def software() -> Finding:
 
 
 def host_memory() -> Finding:
-    """Return installed memory, the cgroup's limit, and what this process can take now."""
+    """Return installed memory, the cgroup's limit, and the memory available to this process."""
     total, limited, room = meminfo()["MemTotal"], cgroup_limit_and_room(), host_room()
     limit = "no cgroup limit" if limited is None else f"cgroup limit {limited[0] / GIB:.1f} GiB"
     return {
-        "summary": f"{total / GIB:.1f} GiB, {limit}, {room / GIB:.1f} GiB to be had now",
+        "summary": f"{total / GIB:.1f} GiB, {limit}, {room / GIB:.1f} GiB available now",
         "total_bytes": total,
         "cgroup_limit_bytes": None if limited is None else limited[0],
         "room_bytes": room,
@@ -141,7 +141,7 @@ def host_memory() -> Finding:
 
 
 def processor() -> Finding:
-    """Name the host's processor and what of it this process may use."""
+    """Return the host's processor and the number of threads that this process may use."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unnamed")
     usable = len(os.sched_getaffinity(0))
@@ -158,7 +158,7 @@ def huge_pages() -> Finding:
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Look everything up; `quick` changes nothing, for all of it is quick."""
+    """Yield all checks; `quick` has no effect, because all of them are quick."""
     del quick
     yield "GPU", partial(gpu, device)
     yield "driver and link, idle", partial(driver_and_link, device)

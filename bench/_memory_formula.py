@@ -1,7 +1,7 @@
-"""Bytes of a float32 decoder under AdamW by formula: what the ledger states, for any size.
+"""Bytes of a float32 decoder under AdamW by formula: the ledger's statement, for any size.
 
-Activations, buffers of a few bytes a parameter tensor and what an update takes meanwhile are left
-out, as they are in the ledger.
+Like the ledger, it leaves out activations, small buffers of each parameter tensor and temporary
+memory of updates.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ KNOWN = frozenset(
         "optimizer-offload",
     }
 )
-"""Plugins the formula has terms for; those of activations have none."""
+"""Plugins in the formula; those that affect only activations have no term."""
 SLOTS = 2
-"""Of layer-streaming by default: for weights and for gradients on their way."""
+"""layer-streaming's default number of slots, for weights and for gradients in transfer."""
 
 
 @attrs.frozen(kw_only=True)
 class Decoder:
-    """Parameters of a decoder whose blocks have 12 width² weights, and the rest beside them."""
+    """Parameter counts of a decoder: 12 width² in each block, and `rest` outside the blocks."""
 
     layers: int
     width: int
     rest: int
-    """Of embeddings, head and norms."""
+    """Parameters of embeddings, head and norms."""
 
     @property
     def block(self) -> int:
@@ -43,12 +43,12 @@ class Decoder:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.layers * self.block + self.rest
 
 
 def gpt(layers: int, width: int, *, vocabulary: int = 50_257, context: int = 1024) -> Decoder:
-    """Return a decoder with token and position embeddings, its head tied to the former."""
+    """Return a decoder with token and position embeddings, and a head tied to the former."""
     return Decoder(layers=layers, width=width, rest=(vocabulary + context) * width)
 
 
@@ -61,26 +61,26 @@ LARGE = {
 
 
 def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the most bytes on (device, host) in training and in Predict, with state made.
+    """Return the peak bytes on (device, host) in training and in Predict, with optimizer state.
 
-    For layer-streaming with its optimizer where the weights are, on the host.
+    layer-streaming updates its weights on the host.
     """
     blocks = model.layers * model.block
     streamed = blocks if "layer-streaming" in plugins else 0
     resident = model.parameters - streamed
     slots = SLOTS * 2 * 4 * model.block if streamed else 0
     weights, state = 4 * resident, 8 * resident
-    # Streamed: weights, gradients and both moments; the largest block's gradients on the device.
+    # Streamed: weights, gradients and both moments on the host; a block's gradients on the device.
     below = 16 * streamed
     train = weights + 4 * resident + state + slots + (4 * model.block if streamed else 0)
     train_host, device, host = below, weights + state + slots, below + 4 * model.parameters
     if "optimizer-offload" in plugins:
         device -= state
         host += state
-        # The copy is there until the state is back, which the first forward does not wait for.
+        # The host copy remains until the state is back; the first forward does not wait for that.
         train_host += state
     if "int8" in plugins:
-        codes = blocks + 4 * 9 * model.width * model.layers  # and a scale a channel
+        codes = blocks + 4 * 9 * model.width * model.layers  # plus one scale per channel
         if streamed:
             host += codes
         else:

@@ -1,4 +1,4 @@
-"""Trains byte-gpt through the phases under a stack of plugins, and counts bytes in each phase."""
+"""Train byte-gpt through the phases with a stack of plugins, and count bytes in each phase."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CYCLE: dict[str, Any] = {
     "correct": {"steps": 1},
 }
 STEPS = 7
-"""Two cycles, so that what is made at first use is there in the second."""
+"""Two cycles, so that the second one includes everything allocated at first use."""
 BYTES = 256
 
 
@@ -49,7 +49,7 @@ class Size:
     batch: int
 
     def model(self) -> nn.Module:
-        """Return one with the same weights each time."""
+        """Return a model with the same weights at each call."""
         torch.manual_seed(0)
         return build(
             ByteGptOptions(
@@ -59,11 +59,11 @@ class Size:
 
 
 def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row a phase: the ledger by moment and tier, and the peaks that were counted.
+    """Return a row for each phase: the ledger by moment and tier, and the measured peaks.
 
-    Raises what assembly raises: plugins that conflict, settings this machine cannot follow.
+    Raises assembly's errors: conflicting plugins, or settings that this machine cannot satisfy.
     """
-    gc.collect()  # what is left of the run before
+    gc.collect()  # free garbage of the previous run
     slabs_before, slabs = mapped_slabs(), dict.fromkeys(PHASES, 0)
 
     def look(phase: Phase) -> None:
@@ -86,7 +86,7 @@ def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
             for _ in range(STEPS):
                 trainer.step(tokens)
             ledgers = {name: trainer.estimate_memory(name) for name in PHASES}
-    # The last phase has ended with the run.
+    # The end of the run also ended the last phase.
     peaks = watch.cuda if device.type == "cuda" else allocations.peaks_after_marks()
     return [
         {
@@ -114,7 +114,7 @@ def _loss(model: nn.Module, tokens: torch.Tensor) -> Loss:
 
 @attrs.define(eq=False)
 class Watch(Plugin[NoConfig]):
-    """Sets a mark where a phase begins, and looks at host buffers within it."""
+    """Sets a mark at the start of each phase, and counts host buffers within it."""
 
     look: Callable[[Phase], None] = attrs.field(init=False, default=lambda _: None)
     cuda: dict[str, int] = attrs.field(init=False, factory=dict)
@@ -123,12 +123,12 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Begin to count for the new phase; for Predict once plugins have made their moves."""
+        """Start the count for the new phase; in Predict after plugins have moved tensors."""
         self._begin("between" if phase.applies_prediction else phase.name)
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Count forecast, probes and jump, and not what is moved before and after."""
+        """Count forecast, probes and jump, but not the transfers before and after."""
 
         def predict(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
             self._begin(phase.name)
@@ -148,23 +148,23 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_exit(self, phase: Phase) -> None:
-        """Look, and end the count: the run may be over."""
+        """Count, and end the phase: the run may be over."""
         self.look(phase)
         self._begin("between")
 
     @hookimpl
     def before_forward(self, phase: Phase) -> None:
-        """Look."""
+        """Count host buffers."""
         self.look(phase)
 
     @hookimpl
     def after_forward(self, phase: Phase) -> None:
-        """Look while activations wait."""
+        """Count host buffers while activations are held."""
         self.look(phase)
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Look before every forward, probes included."""
+        """Count host buffers before every forward, including probes."""
 
         def forward(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
             self.look(phase)

@@ -1,4 +1,4 @@
-"""A plugin for `overhead.py` that has every hook of a step and does nothing in them."""
+"""A plugin for `overhead.py` that implements every hook of a step and does nothing in them."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ if TYPE_CHECKING:
 
 
 def passing(following: Callable[..., Any], **arguments: Any) -> Any:
-    """Pass everything through."""
+    """Call the next middleware with the same arguments."""
     return following(**arguments)
 
 
 @attrs.define(eq=False)
 class Idle(Plugin[NoConfig]):
-    """Four notifications and four middlewares a step."""
+    """Implements four notifications and four middlewares of a step."""
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Stand around the step."""
+        """Return a middleware without effect."""
         return passing
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Stand around the forward."""
+        """Return a middleware without effect."""
         return passing
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Stand around the backward."""
+        """Return a middleware without effect."""
         return passing
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Stand around the update."""
+        """Return a middleware without effect."""
         return passing
 
     @hookimpl
     def before_forward(self, step: int, phase: Any, model: Any, batch: Any) -> None:
-        """Look on."""
+        """Do nothing."""
 
     @hookimpl
     def after_forward(self, step: int, phase: Any, loss: Any) -> None:
-        """Look on."""
+        """Do nothing."""
 
     @hookimpl
     def after_backward(self, step: int, phase: Any, model: Any) -> None:
-        """Look on."""
+        """Do nothing."""
 
     @hookimpl
     def after_step(self, step: int, phase: Any, result: Any) -> None:
-        """Look on."""
+        """Do nothing."""

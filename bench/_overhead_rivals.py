@@ -1,7 +1,7 @@
-"""Other people's trainers on the task of `overhead.py`, each as its own documentation has it.
+"""Other trainers on the task of `overhead.py`, each used as its own documentation shows.
 
-What they would log, draw or save is switched off. Trainers that own the loop are timed from the
-end of one step to the end of another, so that their start and end do not count.
+Their logging, progress bars and saving are switched off. Trainers with their own loop are timed
+from the end of one step to the end of another, which excludes their start and end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SETTLING = 5
-"""Steps of an owned loop before its clock starts."""
+"""Steps of a trainer's own loop before its clock starts."""
 
 
 def fabric() -> Callable[[int], float]:
@@ -55,17 +55,17 @@ def accelerate() -> Callable[[int], float]:
 
 
 class Clock:
-    """Takes the time of every step but the first few."""
+    """Measures the time of all steps except the first few."""
 
     def __init__(self) -> None:
         self._ends: list[float] = []
 
     def tick(self) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         self._ends.append(time.perf_counter())
 
     def seconds(self, steps: int) -> float:
-        """Return the time `steps` steps took, and begin anew."""
+        """Return the time of `steps` steps, and reset the clock."""
         taken = self._ends[SETTLING + steps - 1] - self._ends[SETTLING - 1]
         self._ends.clear()
         return taken
@@ -116,7 +116,7 @@ def lightning() -> Callable[[int], float]:
 
 
 def transformers() -> Callable[[int], float]:
-    """Return the transformers Trainer, over single samples it collates itself."""
+    """Return the transformers Trainer, over single samples that it collates itself."""
     import transformers as hf  # noqa: PLC0415 - may be missing
 
     clock = Clock()
@@ -150,7 +150,7 @@ def transformers() -> Callable[[int], float]:
                     logging_strategy="no",
                     disable_tqdm=True,
                 ),
-                # One item is one ready batch: collating samples is no trainer's overhead.
+                # One item is one complete batch, because collation is not the trainer's overhead.
                 train_dataset=[data[index % len(data)] for index in range(SETTLING + steps)],
                 data_collator=lambda items: {"features": items[0][0], "labels": items[0][1]},
                 optimizers=(optimizer_of(model), None),
@@ -169,4 +169,4 @@ RIVALS: dict[str, tuple[tuple[str, ...], Callable[[], Callable[[int], float]]]] 
     "Lightning Trainer": (("lightning",), lightning),
     "transformers Trainer": (("transformers", "accelerate"), transformers),
 }
-"""By name: the modules it needs, and what makes the subject."""
+"""By name: the required modules, and the function that makes the subject."""

@@ -1,4 +1,4 @@
-"""A stranger's plugin for predict_cost.py: no jump gets past the guard."""
+"""A plugin for predict_cost.py that makes the guard refuse every jump."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Refuse(Plugin[Any]):
-    """Makes each probe of a jump worse than the one before, so that all attempts are made."""
+    """Makes each probe of a jump worse than the one before, so the guard makes all attempts."""
 
     _probes: int = attrs.field(init=False, default=0)
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Begin to count."""
+        """Reset the count of probes."""
 
         def begun(following: Callable[..., Any], **arguments: Any) -> Any:
             self._probes = 0
@@ -32,7 +32,7 @@ class Refuse(Plugin[Any]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Add 1 to the loss for each probe before."""
+        """Add 1 to the loss for each earlier probe."""
 
         def raised(following: Callable[..., WeighedLoss], **arguments: Any) -> WeighedLoss:
             loss = following(**arguments)

@@ -1,4 +1,4 @@
-"""What predict.py has measured, as the committed file sums it up and as tables of Markdown."""
+"""The results of predict.py, as the summary in the committed file and as Markdown tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     Entry = Mapping[str, Any]
 
 JUMP, STACK = "drift", "stack"
-"""The ideas whose figures stand for a jump alone and for a whole stack."""
+"""The ideas whose figures represent a jump alone and a whole stack."""
 
 
 def tasks(comparisons: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return for each task what the jump alone and the stack are worth, on the reported seeds."""
+    """Return for each task the multipliers of the jump alone and of the stack."""
     names = list(dict.fromkeys(entry["name"] for entry in comparisons))
     found = []
     for name in names:
@@ -72,7 +72,7 @@ def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
 def markdown(comparisons: Sequence[Entry]) -> str:
     """Return tables with a row for each idea and side and a column for each task.
 
-    Of passes, of time, and of the losses that both are told from.
+    The tables show multipliers in passes, in time, and the losses from which both are derived.
     """
     names = list(dict.fromkeys(entry["name"] for entry in comparisons))
     tables = [
@@ -108,7 +108,7 @@ def _table(
 
 
 def _named(entry: Entry) -> str:
-    """Return the idea, and the settings that were laid over all."""
+    """Return the idea, and the settings applied to all sides."""
     sets = [word for flag, word in pairwise(shlex.split(entry["command"])) if flag == "--set"]
     return " ".join([entry["idea"], *sets])
 
@@ -118,7 +118,7 @@ def _worth(entry: Entry, side: str, unit: str) -> str:
     if worth["outside"] is not None:
         ends = {"below": f"<{worth['least']:.2f}", "above": f">{worth['most']:.2f}"}
         return ends.get(worth["outside"], worth["outside"])
-    if isinstance(worth["mean"], str):  # JSON has no infinity and no nan: they are words there
+    if isinstance(worth["mean"], str):  # JSON stores infinity and nan as strings
         return "-"
     if worth["low"] is None:
         return f"{worth['mean']:.3f}"

@@ -1,4 +1,4 @@
-"""Two of the three tasks of predict.py: noisy digits, and a photograph as a function of its place.
+"""Two of the three tasks of predict.py: noisy digits, and a photograph as a function of position.
 
 The third is the built-in byte GPT on the standard library's sources.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     Batch = Mapping[str, Tensor]
 
 SPLIT_SEED = 0
-NOISY_DRAWS = 3  # of every validation image
+NOISY_DRAWS = 3  # for each validation image
 FEATURES, BANDWIDTH = 64, 6.0
-LOSS_SCALE = 100.0  # mean squared errors of pixels are small numbers
+LOSS_SCALE = 100.0  # squared errors of pixels are small
 
 
 @attrs.define(eq=False)
 class Drawn:
-    """Endless batches; batch number i is a pure function of (seed, i), so that a run resumes."""
+    """Endless batches; batch i depends only on (seed, i), so that a run can resume."""
 
     draw: Callable[[torch.Generator], Batch]
     seed: int
@@ -48,15 +48,15 @@ class Drawn:
         return {"index": self.index}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
+        """Continue with that batch."""
         self.index = state["index"]
 
 
 def noisy_digits(batch_size: int, seed: int, noise: float = 0.5) -> Data:
     """Return scikit-learn's digits, shifted by up to a pixel and with noise, 40 % held out.
 
-    So few images are learned by heart within seconds; noise that is never the same keeps the
-    validation loss falling with the budget.
+    A model memorizes so few images within seconds; with new noise in every batch, the validation
+    loss keeps falling with the budget.
     """
     train, held_out = digits.load(0.4)
 
@@ -76,7 +76,7 @@ def noisy_digits(batch_size: int, seed: int, noise: float = 0.5) -> Data:
 
 
 def _spoiled(images: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Shift each image `[N, 1, 8, 8]` by -1 to 1 pixels both ways and add noise."""
+    """Shift each image `[N, 1, 8, 8]` by -1 to 1 pixels in both directions and add noise."""
     size = images.shape[-1]
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     down, right = torch.randint(0, 3, (2, len(images), 1, 1), generator=generator)
@@ -88,10 +88,10 @@ def _spoiled(images: Tensor, noise: float, generator: torch.Generator) -> Tensor
 
 
 def photo(batch_size: int, seed: int, held_out: int = 8192) -> Data:
-    """Return random pixels of scikit-learn's china.jpg: place to colour; `held_out` are kept back.
+    """Return random pixels of scikit-learn's china.jpg: position to colour; `held_out` validate.
 
-    A place enters as random Fourier features (Tancik et al. 2020), float32 `[B, 128]`, a colour is
-    float32 `[B, 3]` from 0 to 1.
+    A position is given as random Fourier features (Tancik et al. 2020), float32 `[B, 128]`; a
+    colour is float32 `[B, 3]` from 0 to 1.
     """
     picture = torch.tensor(load_sample_image("china.jpg").copy()).float() / 255
     height, width, _ = picture.shape

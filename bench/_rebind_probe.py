@@ -1,4 +1,4 @@
-"""What autograd does with a parameter whose `.data` moves between the host and the device."""
+"""Autograd's behaviour for a parameter whose `.data` moves between the host and the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRADIENT = 2 * START
 
 @dataclass(eq=False)
 class Moving:
-    """A parameter with a home on the host, a slot on the device, and hooks that count."""
+    """A parameter with a tensor on the host, one on the device, and hooks that count calls."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -44,20 +44,20 @@ class Moving:
         self.fired[hook] += 1
 
     def bind(self, tensor: Tensor) -> None:
-        """Let the parameter's data be `tensor`."""
+        """Set the parameter's data to `tensor`."""
         self.parameter.data = tensor
 
     def forward(self) -> Tensor:
-        """Return the sum of squares of the parameter: its gradient is twice the parameter."""
+        """Return the sum of squares of the parameter; the gradient is twice the parameter."""
         squares: Tensor = (self.parameter * self.parameter).sum()
         return squares
 
     def backward(self) -> None:
-        """Run forward and backward wherever the parameter is."""
+        """Run forward and backward on the parameter's current device."""
         self.forward().backward()  # type: ignore[no-untyped-call]
 
     def grad(self) -> Tensor:
-        """Return the gradient, or fail where there is none."""
+        """Return the gradient; raise if there is none."""
         if self.parameter.grad is None:
             msg = "backward left no gradient"
             raise RuntimeError(msg)
@@ -65,11 +65,11 @@ class Moving:
 
 
 def rounds(device: torch.device, *, used_on_host: bool) -> Finding:
-    """Bind to the device, run backward, go home: several times, counting hooks and gradients."""
+    """Bind to the device, run backward, return to the host, several times; count hook calls."""
     moving = Moving(device)
     node_calls: list[Any] = []
     if used_on_host:
-        # Whoever holds the accumulator node (as data-parallel wrappers do) keeps the host's alive.
+        # A held accumulator node (data-parallel wrappers hold it) keeps the host's node alive.
         node: Any = moving.parameter.view_as(moving.parameter).grad_fn
         node = node.next_functions[0][0]
         node.register_hook(lambda *gradients: node_calls.append(gradients))
@@ -101,7 +101,7 @@ def rounds(device: torch.device, *, used_on_host: bool) -> Finding:
 
 
 def prebound_gradient(device: torch.device) -> Finding:
-    """Let backward accumulate into a gradient that was put in place before."""
+    """Accumulate into a gradient that was assigned before the backward."""
     moving = Moving(device)
     flat = torch.zeros(moving.slot.numel(), device=device)
     moving.bind(moving.slot)
@@ -121,7 +121,7 @@ def prebound_gradient(device: torch.device) -> Finding:
 
 
 def rebound_between(device: torch.device) -> Finding:
-    """Bind elsewhere after forward and before backward: the graph still holds the old tensor."""
+    """Rebind after forward and before backward: the graph still holds the old tensor."""
     moving = Moving(device)
     moving.bind(moving.slot)
     loss = moving.forward()
@@ -133,7 +133,7 @@ def rebound_between(device: torch.device) -> Finding:
 
 
 def wide_gradient(device: torch.device) -> Finding:
-    """Ask for float32 gradients of a bfloat16 parameter, and keep asking after a rebind."""
+    """Request float32 gradients of a bfloat16 parameter, also after a rebind."""
     refused = Moving(device, torch.bfloat16)
     refused.bind(refused.slot)
     wide = torch.zeros(SHAPE, device=device)
@@ -168,7 +168,7 @@ def wide_gradient(device: torch.device) -> Finding:
 
 
 def optimizer_step(device: torch.device) -> Finding:
-    """Step an optimizer made on the host while its parameter is bound to the device."""
+    """Step an optimizer created on the host while its parameter is bound to the device."""
     moving = Moving(device)
     optimizer = torch.optim.AdamW([moving.parameter], lr=0.1)
     try:
@@ -191,7 +191,7 @@ def optimizer_step(device: torch.device) -> Finding:
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Ask each question once; `quick` changes nothing, for all of them are quick."""
+    """Yield all checks; `quick` has no effect, because all of them are quick."""
     del quick
     yield "hooks and gradients over rebinds", partial(rounds, device, used_on_host=False)
     yield "the same after use on the host", partial(rounds, device, used_on_host=True)

@@ -1,4 +1,4 @@
-"""Bytes that a configuration needs on each tier, by shapes alone."""
+"""Bytes that a configuration needs on each tier, computed from shapes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from _scale_configurations import Configuration
 
 PROCESS = 4 * 2**30
-"""What Python, torch and a CUDA context take of RAM."""
+"""RAM used by Python, torch and a CUDA context."""
 STEPPED_AT_ONCE = 2**25
 STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Numbers the optimizer keeps for a parameter."""
+"""Numbers that the optimizer stores for each parameter."""
 BF16, FP32 = 2, 4
 
 
 def state_bytes(configuration: Configuration) -> int:
-    """Return what the optimizer keeps beside a bfloat16 weight, its master's half included."""
+    """Return the optimizer's bytes per bfloat16 weight, including the lower half of its master."""
     states = STATES[configuration.optimizer]
     return states * FP32 + BF16 if configuration.master == "split" else states * BF16
 
 
 def streamed_unit(configuration: Configuration) -> int:
-    """Return the parameters of the largest block that streams."""
+    """Return the number of parameters in the largest streamed block."""
     shape = configuration.shape
     mlp = 3 * shape.width * shape.hidden + shape.width
     return (
@@ -33,18 +33,18 @@ def streamed_unit(configuration: Configuration) -> int:
 
 
 def units(configuration: Configuration) -> int:
-    """Return how many blocks stream."""
+    """Return the number of streamed blocks."""
     return configuration.shape.blocks * (2 if configuration.halves else 1)
 
 
 def inputs(configuration: Configuration) -> int:
-    """Return the bytes of one input of every block that is computed again."""
+    """Return the bytes of one input of every recomputed block."""
     shape = configuration.shape
     return units(configuration) * configuration.tokens * shape.width * BF16
 
 
 def host(configuration: Configuration) -> dict[str, int]:
-    """Return RAM by what it is for."""
+    """Return the RAM by purpose."""
     shape, state = configuration.shape, state_bytes(configuration)
     blocks = shape.blocks * shape.block_parameters
     parts = {"process": PROCESS}
@@ -63,9 +63,9 @@ def host(configuration: Configuration) -> dict[str, int]:
 
 
 def device(configuration: Configuration, pieces: int) -> dict[str, int]:
-    """Return device memory by what it is for, with the batch in so many pieces.
+    """Return the device memory by purpose, with the batch in `pieces` parts.
 
-    What is computed with meanwhile (`activations`, `logits`, `stepping`) is an estimate.
+    Temporary memory (`activations`, `logits`, `stepping`) is an estimate.
     """
     shape, state = configuration.shape, state_bytes(configuration)
     tokens = configuration.tokens // pieces
@@ -96,14 +96,14 @@ def device(configuration: Configuration, pieces: int) -> dict[str, int]:
 
 
 def pieces(configuration: Configuration, room: int | None) -> int:
-    """Return the fewest micro-batches that fit the device by this reckoning, else the most."""
+    """Return the fewest micro-batches whose estimate fits the device, or else the most."""
     choices = [
         number
         for number in range(1, configuration.samples + 1)
         if configuration.samples % number == 0
     ]
     if configuration.subject == "torchao":
-        return 1  # it offloads gradients as they come, and so cannot add any up
+        return 1  # it offloads gradients during the backward, so it cannot accumulate them
     if room is None:
         return choices[0]
     fitting = (one for one in choices if sum(device(configuration, one).values()) <= 0.9 * room)
@@ -111,10 +111,10 @@ def pieces(configuration: Configuration, room: int | None) -> int:
 
 
 def shortage(configuration: Configuration, room: int | None) -> str | None:
-    """Return in a line why it does not fit RAM; None if it does."""
+    """Return, in one line, why it does not fit into RAM; None if it does."""
     parts = host(configuration)
     total = sum(parts.values())
     if room is None or total <= room:
         return None
     listed = ", ".join(f"{what} {size / 1e9:.1f}" for what, size in parts.items())
-    return f"needs {total / 1e9:.1f} GB of RAM, {room / 1e9:.1f} GB is there: {listed} GB"
+    return f"needs {total / 1e9:.1f} GB of RAM, {room / 1e9:.1f} GB available: {listed} GB"

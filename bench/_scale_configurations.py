@@ -1,4 +1,4 @@
-"""What `scale.py` measures: models, caps, tokens a step, and who trains them."""
+"""The cases of `scale.py`: models, memory caps, tokens per step, and training programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = {
 }
 TINY = Shape(4, 64, 2, 128, 256)
 BATCHES = ((16_384, 2048), (32_768, 4096))
-"""Tokens a step, and of one sequence."""
+"""Tokens in a step, and in one sequence."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Configuration:
     case: str
     model: str
     cap_gb: int | None
-    """Device memory the process may take, in 1e9 bytes; None for all of the card."""
+    """Limit of the process's device memory, in 1e9 bytes; None means the whole card."""
     tokens: int
     sequence: int
     subject: str = "streamed"
@@ -41,14 +41,14 @@ class Configuration:
     master: str = "split"
     """`split`, or `weights` for bfloat16 weights without a float32 master."""
     halves: bool = False
-    """Whether attention and MLP stream as blocks of their own."""
+    """Whether attention and MLP stream as separate blocks."""
     steps: int = 5
     tiny: bool = False
-    """Whether a toy stands in for the model, to try the harness on a CPU."""
+    """Whether a toy replaces the model, to test the program on a CPU."""
 
     @property
     def key(self) -> str:
-        """Name the configuration, for `--only` and for a rerun."""
+        """The configuration's name, for `--only` and for a rerun."""
         cap = "all" if self.cap_gb is None else f"{self.cap_gb}gb"
         parts = [self.case, self.model, cap, f"{self.tokens // 1024}k", self.optimizer]
         parts += [self.subject, self.clip]
@@ -72,7 +72,7 @@ class Configuration:
 
 
 def _beside(base: Configuration) -> list[Configuration]:
-    """Return it streamed with either clip mode, resident, and what others offload."""
+    """Return the configuration streamed with each clip mode, resident, and with other offloads."""
     return [
         replace(base, clip="lagged"),
         base,
@@ -83,7 +83,7 @@ def _beside(base: Configuration) -> list[Configuration]:
 
 
 def configurations(*, tiny: bool = False) -> list[Configuration]:
-    """Return all that is measured, in the order of growing models."""
+    """Return all configurations, by size of the model."""
     found: list[Configuration] = []
     for tokens, sequence in BATCHES:
         for case, model, cap in (

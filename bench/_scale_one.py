@@ -1,4 +1,4 @@
-"""Measures one configuration in this process."""
+"""Measure one configuration in this process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from _scale_subjects import Made
 
 WARM_UP = 2
-"""Steps until the order of blocks is known and the allocator has settled."""
+"""Steps before the order of blocks is known and the allocator is stable."""
 
 
 def plan(configuration: Configuration, room: int | None = None) -> dict[str, Any]:
-    """Return what would be run, with its computed bytes."""
+    """Return the planned run with its computed bytes."""
     cap = None if configuration.cap_gb is None else configuration.cap_gb * GIGA
     number = pieces(configuration, cap)
     return {
@@ -51,7 +51,7 @@ def plan(configuration: Configuration, room: int | None = None) -> dict[str, Any
 
 
 def refused(configuration: Configuration, device: torch.device) -> dict[str, Any] | None:
-    """Return the row of what cannot be measured here; None if it can."""
+    """Return the row of a configuration that cannot run here; None if it can."""
     found = {**plan(configuration), "device": name_of(device)}
     missing = MODULES.get(configuration.subject)
     if missing is not None and find_spec(missing) is None:
@@ -61,7 +61,7 @@ def refused(configuration: Configuration, device: torch.device) -> dict[str, Any
 
 
 def measure(configuration: Configuration, device: torch.device) -> dict[str, Any]:
-    """Return the row of one configuration, however it ends."""
+    """Return the row of one configuration, also if it fails."""
     found = {**plan(configuration), "device": name_of(device)}
     try:
         return {**found, **trained(configuration, device, found["micro_batches"])}
@@ -72,7 +72,7 @@ def measure(configuration: Configuration, device: torch.device) -> dict[str, Any
 
 
 def trained(configuration: Configuration, device: torch.device, number: int) -> dict[str, Any]:
-    """Cap the memory, measure the machine's rates, then train."""
+    """Limit the memory, measure the machine's rates, then train."""
     if device.type == "cuda" and configuration.cap_gb is not None:
         whole = torch.cuda.get_device_properties(device).total_memory
         share = min(1.0, configuration.cap_gb * GIGA / whole)
@@ -101,12 +101,12 @@ def trained(configuration: Configuration, device: torch.device, number: int) -> 
 
 
 def name_of(device: torch.device) -> str:
-    """Return the device's name, by which a rerun knows its rows."""
+    """Return the device's name, which identifies its rows in a rerun."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def timed_step(made: Made, batch: tuple[torch.Tensor, torch.Tensor], device: torch.device) -> float:
-    """Return the seconds of a step, and of all it has started."""
+    """Return the seconds of a step, including all asynchronous work that it starts."""
     start = time.perf_counter()
     made.step(batch)
     wait(device)
@@ -121,7 +121,7 @@ def bounds(
     seconds: list[float],
     shape: torch.Size,
 ) -> dict[str, Any]:
-    """Return what a step takes at least by the machine's rates, and the share of that reached."""
+    """Return the least time of a step by the machine's rates, and the share reached."""
     if configuration.subject not in ("streamed", "resident"):
         return {"lanes_s": None, "binding_lane": None, "share_of_roofline": None}
     h2d = d2h = 0.0
@@ -143,7 +143,7 @@ def bounds(
 
 
 def peaks(device: torch.device) -> dict[str, int | None]:
-    """Return the most bytes on the device, in use and reserved, and of the process in RAM."""
+    """Return the peak bytes on the device, allocated and reserved, and of the process in RAM."""
     gpu = device.type == "cuda"
     return {
         "peak_device_bytes": torch.cuda.max_memory_allocated(device) if gpu else None,

@@ -1,4 +1,4 @@
-"""Rates of the machine, and what a step takes at least by them."""
+"""Rates of the machine, and the least time of a step that follows from them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TINY_SIDE, TINY_COPY = 64, 2**16
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done all it was asked for."""
+    """Wait until the device has finished all issued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(action: Callable[[], object], device: torch.device) -> float:
-    """Return the median of the seconds it takes, after a warm-up."""
+    """Return the median seconds of the action, after a warm-up."""
     taken = []
     for _ in range(REPEATS + 1):
         wait(device)
@@ -37,7 +37,7 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
 
 
 def rates(device: torch.device, *, tiny: bool) -> dict[str, float]:
-    """Return bfloat16 TFLOP/s of a matmul, and GB/s in both directions, alone and together."""
+    """Return bfloat16 TFLOP/s of a matmul, and GB/s in each direction, alone and together."""
     side, size = (TINY_SIDE, TINY_COPY) if tiny else (SIDE, COPY)
     one, other = (torch.ones(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = torch.empty_like(one)
@@ -81,10 +81,10 @@ def rates(device: torch.device, *, tiny: bool) -> dict[str, float]:
 def roofline(
     found: dict[str, float], operations: float, h2d: float, d2h: float
 ) -> tuple[dict[str, float], str, float]:
-    """Return the seconds each lane takes at least, which takes longest, and how long.
+    """Return the least seconds of each lane, the slowest lane, and its seconds.
 
     Args:
-        found: what `rates` returned; where both directions are busy, the rate of both together.
+        found: the result of `rates`; busy directions use the rate of both together.
         operations: floating-point operations of a step.
         h2d: bytes of a step to the device.
         d2h: bytes of a step to the host.

@@ -1,4 +1,4 @@
-"""Who trains the decoder: streamed blocks, plain PyTorch, FSDP2's offload, torchao's."""
+"""Subjects that train the decoder: streamed blocks, plain PyTorch, FSDP2's and torchao's."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 RATE = 1e-4
 CLIP_NORM = 1.0
 MODULES = {"fsdp2": "torch.distributed.fsdp", "torchao": "torchao"}
-"""What a subject needs beside torch."""
+"""Modules that a subject needs besides torch."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A subject that is ready to train."""
+    """A subject ready to train."""
 
     step: Callable[[Batch], object]
     moved: Callable[[], tuple[float, float]] | None
-    """Returns bytes to and from the device so far; None where nobody counts them."""
+    """Returns the bytes copied to and from the device so far; None if they are not counted."""
     settings: dict[str, Any]
 
 
@@ -48,7 +48,7 @@ def optimizer_of(
 
 
 def streamed(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return a trainer with `layer-streaming`, the optimizer in the backward."""
+    """Return a trainer with `layer-streaming` that updates in the backward."""
     model = Decoder(configuration.shape, torch.bfloat16, "cpu", device)
     clipped = configuration.clip != "none"
     settings: dict[str, Any] = {
@@ -92,7 +92,7 @@ def streamed(configuration: Configuration, device: torch.device, pieces: int) ->
 
 
 def resident(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return plain PyTorch: bfloat16 weights, a float32 master, every block computed again."""
+    """Return plain PyTorch: bfloat16 weights, a float32 master, every block recomputed."""
     model = Decoder(configuration.shape, torch.bfloat16, device, device)
     wrap(model)
     groups = [list(block.parameters()) for block in model.blocks]
@@ -116,7 +116,7 @@ def resident(configuration: Configuration, device: torch.device, pieces: int) ->
 
 
 def fsdp2(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return FSDP2 with `CPUOffloadPolicy` in a group of this process alone, fused AdamW."""
+    """Return FSDP2 with `CPUOffloadPolicy` in a group of one process, with fused AdamW."""
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - needs a group
     from torch.distributed.fsdp import (  # noqa: PLC0415 - as above
         CPUOffloadPolicy,
@@ -166,7 +166,7 @@ def torchao(configuration: Configuration, device: torch.device, pieces: int) -> 
 
 
 def wrap(model: Decoder) -> None:
-    """Let every block be computed again in the backward."""
+    """Make the backward recompute every block."""
     for number, block in enumerate(model.blocks):
         model.blocks[number] = checkpoint_wrapper(block)
 
@@ -174,7 +174,7 @@ def wrap(model: Decoder) -> None:
 def accumulated(
     model: nn.Module, pieces: int, update: Callable[[], None]
 ) -> Callable[[Batch], None]:
-    """Return a step that adds gradients up over pieces of a batch."""
+    """Return a step that accumulates gradients over parts of a batch."""
 
     def step(batch: Batch) -> None:
         for piece in zip(*(tensor.chunk(pieces) for tensor in batch), strict=True):

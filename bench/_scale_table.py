@@ -1,4 +1,4 @@
-"""The rows of `scale.py` as a table, with what only several rows together tell."""
+"""The rows of `scale.py` as a table, with ratios between rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with the ratio to resident training and to FSDP2's offload, where known."""
+    """Return the rows with their ratio to resident training and to FSDP2's offload, if known."""
     return [
         {
             **row,
@@ -30,16 +30,16 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as a table; computed bytes of what was not measured stand in brackets."""
+    """Return the rows as a table; computed bytes of unmeasured rows are in brackets."""
     return "\n".join([HEAD, re.sub(r"[^|]+", "---", HEAD), *map(_line, rows)])
 
 
 def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the page's two comments."""
+    """Replace the text between the page's two comments."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
-        msg = f"{page} has no {BEGIN} … {END} to put the table between"
+        msg = f"{page} has no {BEGIN} … {END} for the table"
         raise ValueError(msg)
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 

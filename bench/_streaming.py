@@ -1,8 +1,8 @@
-"""Blocks streamed through fixed device slots: the smallest form of it, to ask CUDA about.
+"""A minimal form of streaming blocks through fixed device slots, to test CUDA's behaviour.
 
-A block runs inside one autograd Function: forward without a graph, backward by recomputing. Its
-weights live in host memory and are bound to a slot on the device only meanwhile. Plain SGD runs in
-backward too, on the device, and the new weights go back.
+A block runs inside one autograd Function: forward without a graph, backward with recomputation. Its
+weights are in host memory, and bound to a slot on the device only while it runs. The backward also
+makes a step of plain SGD on the device and copies the new weights back.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LEARNING_RATE = 0.1
-ALIGNMENT = 64  # float32 elements: kernels are chosen by alignment, and resident weights have 256 B
-LONGEST_DELAY = 5_000_000  # clock cycles, some milliseconds
+ALIGNMENT = 64  # float32 elements: 256 bytes like resident weights, as it affects kernel choice
+LONGEST_DELAY = 5_000_000  # clock cycles, a few milliseconds
 
 Event = torch.cuda.Event | None
 
 
 class Lane:
-    """Work in order beside the computation: a CUDA stream, or at once on the CPU."""
+    """Ordered work beside the computation: a CUDA stream, or immediate execution on the CPU."""
 
     def __init__(self, device: torch.device, delays: random.Random | None) -> None:
         self.stream: torch.cuda.Stream | None = None
@@ -37,7 +37,7 @@ class Lane:
         self.delays = delays
 
     def run(self, action: Callable[[], None], after: Sequence[Event]) -> Event:
-        """Issue `action` behind the events; return the event of its end."""
+        """Issue `action` after the events; return the event of its end."""
         if self.stream is None:
             action()
             return None
@@ -55,7 +55,7 @@ class Lane:
 
 @dataclass(eq=False)
 class Slot:
-    """Room on the device for one block's weights and gradients; NaN while it is free."""
+    """Device memory for one block's weights and gradients; NaN while it is free."""
 
     weights: Tensor
     grads: Tensor
@@ -64,7 +64,7 @@ class Slot:
 
 @dataclass(eq=False)
 class StreamedBlock:
-    """A block whose parameters are views of one flat host buffer, with another for gradients."""
+    """A block whose parameters are views of one flat host buffer; gradients have another."""
 
     module: nn.Module
     pin: bool
@@ -87,26 +87,26 @@ class StreamedBlock:
             parameter.data = view
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return the parts of a flat buffer that belong to the parameters."""
+        """Return the parameters' parts of a flat buffer."""
         return [
             flat[offset : offset + parameter.numel()].view(parameter.shape)
             for parameter, offset in zip(self.parameters, self.offsets, strict=True)
         ]
 
     def bind(self, flat: Tensor) -> None:
-        """Let the parameters read and write `flat`."""
+        """Make the parameters views of `flat`."""
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             parameter.data = view
 
     def bind_grads(self, flat: Tensor | None) -> None:
-        """Let backward accumulate into `flat`, or nowhere in particular."""
+        """Make backward accumulate into `flat`, or into new tensors if None."""
         views = [None] * len(self.parameters) if flat is None else self.views(flat)
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view if parameter.requires_grad else None
 
 
 class Streamer:
-    """Runs blocks through a few slots, fetching the next one while one computes."""
+    """Runs blocks through a few slots, and fetches the next block while one computes."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Streamer:
     def bound(
         self, index: int, following: int, *, write_back: bool
     ) -> Iterator[tuple[StreamedBlock, Slot]]:
-        """Have a block's weights on the device, and those of `following` on their way."""
+        """Bind a block's weights on the device, and start the fetch of `following`."""
         self._fetch(index)
         slot, ready = self.loaded[index]
         if ready is not None:
@@ -158,7 +158,7 @@ class Streamer:
             self.free.append(slot)
 
     def show_grads(self) -> None:
-        """Wait for the copies and let the parameters' gradients be those on the host."""
+        """Wait for the copies, and set the parameters' gradients to those on the host."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for block in self.blocks:
@@ -192,12 +192,12 @@ def _leave(block: StreamedBlock, slot: Slot, *, write_back: bool) -> None:
 
 
 def rng_state(device: torch.device) -> Tensor:
-    """Return the state of the generator that dropout on `device` draws from."""
+    """Return the state of the generator of dropout on `device`."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def set_rng_state(device: torch.device, state: Tensor) -> None:
-    """Put that generator back to a state."""
+    """Restore a state of that generator."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
@@ -209,7 +209,7 @@ class _Streamed(torch.autograd.Function):
     def forward(ctx: Any, streamer: Streamer, index: int, x: Tensor) -> Tensor:
         ctx.streamer, ctx.index = streamer, index
         ctx.rng = rng_state(x.device)
-        # Autocast would keep casts by tensor, and a rebound parameter is another block's soon.
+        # Autocast caches casts by tensor, but a rebound parameter soon holds another block.
         ctx.autocast = partial(
             torch.autocast,
             x.device.type,
@@ -243,7 +243,7 @@ class _Streamed(torch.autograd.Function):
 
 
 def update(module: nn.Module) -> None:
-    """Take one step of plain SGD on every parameter that has a gradient."""
+    """Make one step of plain SGD on every parameter that has a gradient."""
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.data.add_(parameter.grad, alpha=-LEARNING_RATE)

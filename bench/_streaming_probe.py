@@ -1,4 +1,4 @@
-"""Whether streaming blocks through device slots trains bitwise as keeping them resident does."""
+"""Whether training with blocks streamed through device slots equals resident training bitwise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Precision:
-    """How both sides compute."""
+    """Precision and attention kernel of both sides."""
 
     bf16: bool
     attention: SDPBackend | None = None
@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map `[B, T, width]` to the same."""
+        """Map `[B, T, width]` to `[B, T, width]`."""
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(self.norms[0](x)).chunk(3, dim=-1)
@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Embedding and head stay resident; how a block runs is the caller's."""
+    """Embedding and head are resident; the caller runs the blocks."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Network(nn.Module):
         self.head = nn.Linear(size.width, VOCABULARY)
 
     def forward(self, tokens: Tensor, run_block: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Return logits `[B, T, 256]` of int64 `[B, T]`."""
+        """Return logits `[B, T, 256]` for int64 tokens `[B, T]`."""
         x = self.embedding(tokens)
         for index in range(len(self.blocks)):
             x = run_block(index, x)
@@ -97,14 +97,14 @@ class Network(nn.Module):
         return logits
 
     def run_resident(self, index: int, x: Tensor) -> Tensor:
-        """Run block `index` where it is."""
+        """Run block `index` on its own device."""
         y: Tensor = self.blocks[index](x)
         return y
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a few steps left: a loss and all gradients of each, and the weights at the end."""
+    """Result of a few steps: each step's loss and gradients, and the final weights."""
 
     losses: list[float]
     grads: list[dict[str, Tensor]]
@@ -114,7 +114,7 @@ class Trained:
 def train(
     size: Size, precision: Precision, device: torch.device, *, slots: int = 0, **streaming: Any
 ) -> Trained:
-    """Train the same network on the same batches: resident, or streamed where there are slots."""
+    """Train the same network on the same batches: streamed if there are slots, else resident."""
     torch.manual_seed(0)
     network = Network(size)
     batches = torch.randint(0, VOCABULARY, (STEPS, size.rows, size.length + 1)).to(device)
@@ -162,14 +162,14 @@ def loss_of(
 
 
 def compare(reference: Callable[[], Trained], other: Callable[[], Trained]) -> Finding:
-    """Say how far two trainings are apart."""
+    """Return the difference of two trainings."""
     one, two = reference(), other()
     pairs = [
         (expected[name], actual[name])
         for expected, actual in zip(one.grads, two.grads, strict=True)
         for name in expected.keys() | actual.keys()
     ]
-    # A maximum of tensors passes NaN on, which Python's does not.
+    # torch's maximum propagates NaN; Python's does not.
     largest = torch.stack([(a - b).abs().max() for a, b in pairs]).max().item()
     scale = max(expected.abs().max().item() for expected, _ in pairs)
     losses = one.losses == two.losses
@@ -188,7 +188,7 @@ def compare(reference: Callable[[], Trained], other: Callable[[], Trained]) -> F
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Compare resident training with itself, and with streaming in several forms."""
+    """Yield comparisons of resident training with itself and with forms of streaming."""
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     size = Size(width=1024, heads=16, blocks=6, length=256, rows=4)
     if quick or device.type == "cpu":

@@ -1,4 +1,4 @@
-"""When blocks' copies ran and when they computed: a trace, and how much ran beside the other."""
+"""Times of blocks' copies and computation: a trace, and their overlap."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from neaptide_plugins.layer_streaming.settings import StreamingSettings
 
     Span = tuple[str, str, float, float]
-    """Lane, what ran, start and end in seconds of `time.perf_counter`."""
+    """Lane, name of the work, start and end in seconds of `time.perf_counter`."""
 
 COMPUTE = "compute"
 LEARNING = 2
-"""Steps before the order of blocks and the first state are known."""
+"""Steps before the order of blocks and the optimizer state are known."""
 
 
 def timeline(
     shape: Shape, samples: int, sequence: int, settings: StreamingSettings, steps: int
 ) -> list[Span]:
-    """Return the spans of so many steps, all copies and every use of a block, by start."""
+    """Return the spans of `steps` steps, of all copies and all uses of blocks, by start."""
     torch.manual_seed(0)
     model = Decoder(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -60,7 +60,7 @@ def timeline(
 
 
 def watch(streaming: Streaming, spans: list[Span]) -> None:
-    """Note every use of a block on the device, without the wait for its weights before."""
+    """Record every use of a block on the device, without the preceding wait for its weights."""
     use = streaming.residency.use
 
     @contextmanager
@@ -76,7 +76,7 @@ def watch(streaming: Streaming, spans: list[Span]) -> None:
 
 
 def overlap(spans: Sequence[Span]) -> float | None:
-    """Return the share of copies' time in which a block computed; None without copies."""
+    """Return the share of the copies' time in which a block computes; None without copies."""
     computed = [(start, end) for lane, _, start, end in spans if lane == COMPUTE]
     copied = [(start, end) for lane, _, start, end in spans if lane != COMPUTE]
     whole = sum(end - start for start, end in copied)
@@ -89,7 +89,7 @@ def overlap(spans: Sequence[Span]) -> float | None:
 
 
 def trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """Return the spans in the Trace Event format that Perfetto and chrome://tracing open."""
+    """Return the spans in the Trace Event format of Perfetto and chrome://tracing."""
     lanes = sorted({lane for lane, *_ in spans})
     origin = min((start for _, _, start, _ in spans), default=0.0)
     names = [

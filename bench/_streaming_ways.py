@@ -1,4 +1,4 @@
-"""What `streaming.py` compares: resident training and every way to stream, as trainers."""
+"""The subjects of `streaming.py`: resident training and all ways to stream, as trainers."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Way:
 
     @property
     def name(self) -> str:
-        """Say it in a table."""
+        """The way's name in a table."""
         where = "in backward" if self.update == "in_backward" else f"after, on {self.optimizer_on}"
         resident = "half" if self.half_resident else "none"
         return f"{where}; micro-batches {self.micro_batches}; resident {resident}"
 
     def plugins(self, blocks: int) -> dict[str, dict[str, Any]]:
-        """Return the plugins of a config that streams so."""
+        """Return the plugins of a configuration that streams in this way."""
         settings: dict[str, Any] = {
             "update": self.update,
             "optimizer_on": self.optimizer_on,
@@ -67,7 +67,7 @@ class Way:
         return {"layer-streaming": settings}
 
     def settings(self, blocks: int) -> StreamingSettings:
-        """Return the same for the mechanism alone."""
+        """Return the settings for the streaming mechanism alone."""
         return StreamingSettings(
             micro_batches=self.micro_batches,
             resident=blocks // 2 if self.half_resident else 0,
@@ -95,11 +95,11 @@ README = {
     '… with `optimizer_on = "device"`': "after, on device; micro-batches 1; resident none",
     '… with `update = "in_backward"`': "in backward; micro-batches 1; resident none",
 }
-"""What the README compares, by what a reader enables."""
+"""The rows of the README's table, by the enabled plugin."""
 
 
 class Subject:
-    """A trainer on one size, stepped on the same batch."""
+    """A trainer of one size that trains on the same batch at each step."""
 
     def __init__(self, size: Size, plugins: dict[str, dict[str, Any]]) -> None:
         torch.manual_seed(0)
@@ -121,26 +121,26 @@ class Subject:
         self.loss = float("nan")
 
     def step(self) -> None:
-        """Train once."""
+        """Make one update."""
         before = mapped_slabs()
         self.loss = self.trainer.step(self._batch).loss
         self._slabs |= mapped_slabs() - before
 
     def fetched(self) -> tuple[int, int]:
-        """Return the fetches so far, and those that were waited for."""
+        """Return the number of fetches so far, and of those that had to be waited for."""
         if self._streaming is None:
             return 0, 0
         return self._streaming.residency.fetches, self._streaming.residency.waited_for
 
     def held(self) -> int:
-        """Return the bytes that lie on the device between two steps."""
+        """Return the bytes on the device between two steps."""
         streamed = self._streamed()
         there = [p for p in self.trainer.model.parameters() if p not in streamed]
         lent = 0 if self._streaming is None else sum(held(self._streaming).values())
         return sum(tensor.nbytes for tensor in (*there, *self._state(there))) + lent
 
     def held_in_ram(self) -> int:
-        """Return the bytes that lie in RAM, the other tier, between two steps."""
+        """Return the bytes in RAM, the other tier, between two steps."""
         state = [value for value in self._state(self._streamed()) if not lies_in_slab(value)]
         return sum(map(len, self._slabs)) + sum(value.nbytes for value in state)
 
@@ -168,7 +168,7 @@ def subjects(size: Size, names: Collection[str] = NAMES) -> dict[str, Subject]:
 
 
 def most_allocated(action: Callable[[], Any]) -> int:
-    """Return the most bytes that torch's CPU allocator gave out at a time, beyond those before."""
+    """Return the most bytes that torch's CPU allocator held at once, above those before."""
     gc.collect()
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
@@ -184,5 +184,5 @@ def most_allocated(action: Callable[[], Any]) -> int:
 
 
 def is_memory(event: Any) -> bool:
-    """Return whether an event tells of an allocation."""
+    """Return whether an event records an allocation or a free."""
     return event.name() == "[memory]"

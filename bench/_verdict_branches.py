@@ -1,4 +1,4 @@
-"""A run that branches: with a jump and without, judged as `delayed-verdict` does it."""
+"""A run that branches, with and without a jump, judged like `delayed-verdict` does."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 KINDS = ("drift", "noise", "reverse")
 HALF = 50
-"""Updates in each half of the window that a drift is taken over."""
+"""Updates in each half of the window of a drift."""
 SCALE = 0.5
 AFTER, AVERAGE, BATCHES = 50, 25, 4
 FRESH = 64
-"""Batches that nothing was trained on, for the truth."""
+"""Batches never trained on, for the true difference."""
 POINTS = (250, 450, 650, 850, 1050, 1250)
 """Updates at which the run branches."""
 
 
 @attrs.define(eq=False)
 class Proposer(Plugin[Any]):
-    """Proposes the drift of the weights, noise of its size in each weight, or the way back."""
+    """Proposes the drift of the weights, noise of equal size in each weight, or the reverse."""
 
     kind: str = "drift"
     newest: dict[str, list[torch.Tensor]] = attrs.field(init=False, factory=dict)
@@ -43,7 +43,7 @@ class Proposer(Plugin[Any]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Ride along."""
+        """Register a callback that sums the weights."""
         self.kept = TrialWeights(torch.device("cpu"), torch.float32)
         self.kept.reserve(span for span in store.spans() if span.trainable)
         store.on_update(self._follow)
@@ -60,7 +60,7 @@ class Proposer(Plugin[Any]):
 
     @hookimpl
     def propose_update(self) -> Update:
-        """Propose."""
+        """Return the proposal."""
         generator = torch.Generator().manual_seed(0)
 
         def delta(span: Span) -> torch.Tensor:
@@ -77,7 +77,7 @@ class Proposer(Plugin[Any]):
 PROPOSER = PluginSpec(
     name="proposer",
     load="_verdict_branches:Proposer",
-    summary="Proposes what it is told to.",
+    summary="Proposes a given change.",
     claims={"predictor"},
     numerics="changes-training",
 )
@@ -85,18 +85,18 @@ PROPOSER = PluginSpec(
 
 @attrs.frozen
 class Judged:
-    """One jump: what it was worth, and what judging says."""
+    """One jump: its true worth, and the losses on which the verdict is based."""
 
     update: int
     kind: str
     truth: list[float]
-    """By fresh batch: loss of the mean weights without the jump, less that with it."""
+    """For each fresh batch: the mean weights' loss without the jump minus that with it."""
     losses: list[list[float]]
-    """By batch: of the mean weights, of them less the jump, and of them plus it."""
+    """For each batch: losses of the mean weights, of these minus the jump, and plus the jump."""
 
 
 def judged(task: str, seed: int) -> Iterator[Judged]:
-    """Train one run; yield every kind of jump at every point of it."""
+    """Train one run; yield every kind of jump at each of its points."""
     phases = {
         "warmup": {"steps": 1},
         "full": {"steps": 1_000_000},
@@ -141,7 +141,7 @@ def judged(task: str, seed: int) -> Iterator[Judged]:
 def losses(
     trainer: HybridTrainer, kept: TrialWeights, batches: Sequence[Any], contrast: str
 ) -> list[list[float]]:
-    """Return for each of the weights that `losses_of` tries its losses by batch."""
+    """Return, for each set of weights that `losses_of` evaluates, its losses by batch."""
     found: list[list[float]] = []
 
     def probe() -> float:

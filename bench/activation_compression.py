@@ -1,9 +1,9 @@
-"""What activation-compression saves, costs and does to gradients, beside the same step without it.
+"""Memory, time and gradient error of activation-compression, compared with a step without it.
 
     python bench/activation_compression.py [--json PATH] [--rounds N] [--device cuda]
 
-A stack of byte-GPT blocks. Bytes are what torch's allocator has handed out between the start of the
-forward and its end, and at its peak, weights aside; times are of forward and backward, interleaved.
+A stack of byte-GPT blocks. Bytes are those that torch's allocator holds at the end of the forward
+and at the peak, without weights; times are of forward and backward, interleaved.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Task:
 
 
 def bytes_of(task: Task, group: int | None) -> tuple[int, int]:
-    """Return what the forward left allocated, and the peak of forward and backward."""
+    """Return the bytes held after the forward, and the peak of forward and backward."""
     if task.tokens.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         before, left = torch.cuda.memory_allocated(), []
@@ -90,7 +90,7 @@ def seconds_of(task: Task, group: int | None) -> float:
 
 
 def rows_of(name: str, task: Task, rounds: int) -> list[dict[str, Any]]:
-    """Measure one task with each group and without."""
+    """Measure one task with each group size and without compression."""
     subjects: tuple[int | None, ...] = (None, *GROUPS)
     errors, held = {}, {}
     task.step(None)

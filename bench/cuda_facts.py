@@ -1,9 +1,9 @@
-"""Ask a GPU what streaming training from host memory depends on, and print what it answers.
+"""Measure the properties of a GPU on which streaming training from host memory depends.
 
     python bench/cuda_facts.py --json docs/benchmarks/cuda-facts.json
 
-Each section runs in a process of its own under a time limit, and each check is caught: whatever
-fails becomes a line of the report. Needs torch >= 2.11 and nothing else; takes under 5 minutes.
+Each section runs in its own process under a time limit, and each check is caught: every failure
+becomes a line of the report. Needs only torch >= 2.11; takes under 5 minutes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here as well")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes; for a first look")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a first look")
     parser.add_argument(
         "--device",
         choices=["cuda", "cpu"],
@@ -65,12 +65,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run one section in its own process and return its results, however it ends."""
+    """Run one section in its own process and return its results, also if it fails."""
     section = SECTIONS[name]
     command = [sys.executable, __file__, "--section", name, "--device", options.device]
     if options.quick:
         command.append("--quick")
-    # cuBLAS repeats its results bitwise on several streams only with a workspace of fixed size.
+    # cuBLAS is bitwise reproducible on several streams only with a workspace of fixed size.
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
     try:
         done = subprocess.run(  # noqa: S603 - this very script
@@ -87,7 +87,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         if done.returncode:
             last = next(reversed(done.stderr.decode(errors="replace").strip().splitlines()), "")
             problem = f"ended with status {done.returncode}: {last[:200]}"
-    # A section that was stopped may leave half a line.
+    # The last line of a stopped section may be incomplete.
     lines = output[: output.rfind(b"\n") + 1].splitlines()
     results = [json.loads(line) for line in lines if line.startswith(b"{")]
     if problem:

@@ -1,10 +1,10 @@
-"""How well `dynamics-linear` forecasts the loss of small runs, beside "it stays as it is now".
+"""Accuracy of `dynamics-linear`'s loss forecasts on small runs, against the current loss.
 
     python bench/forecast.py --traces DIR [--json PATH] [--seeds N N …]
 
-Trains the runs whose losses DIR does not have. Every forecast is made of what was known at its
-update; the model learns nothing before the run. Two answers are measured: what is given, which is
-"it stays" where the plugin is silent, and what it would have said had it always spoken.
+Missing runs in DIR are trained first. Every forecast uses only what was known at its update; the
+model learns nothing before the run. Two answers are scored: the one given, which is the current
+loss when the plugin makes no forecast, and the forecast that it would have made.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EVERY = 7
-"""Updates between two forecasts that are scored: out of step with the plugin's own samples."""
+"""Updates between two scored forecasts; not a multiple of the plugin's own sampling."""
 FIRST = 60
 PERSISTENCE = (8, 16, 32, 64)
-"""Means of so many of the newest losses that "it stays" is tried with; the best one counts."""
+"""Numbers of newest losses whose mean is tried as the current loss; the best one counts."""
 
 
 def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
-    """Return, by horizon, root mean squared errors over one run, and what else is told of it."""
+    """Return, by horizon, root mean squared errors over one run, and further figures."""
     losses = trace(task, seed, traces)["losses"]
     schedule = config_of(task, seed)["schedule"]
     rate = LearningRate(**schedule, steps=STEPS)
@@ -54,7 +54,7 @@ def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
 
 
 def seconds(losses: Sequence[float]) -> float:
-    """Return what following a run takes an update, without forecasts that are asked for."""
+    """Return the plugin's time per update for following a run without making forecasts."""
     follower = Forecaster(DynamicsLinearConfig(), lambda _: 1.0, len(losses))
     started = time.perf_counter()
     for loss in losses:
@@ -114,7 +114,7 @@ def _summary(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def table(found: dict[str, dict[int, dict[int, dict[str, Any]]]]) -> str:
-    """Return the result as a table: means over seeds, the ratio with its least and largest."""
+    """Return the result as a table: means over seeds, and the ratio with its range."""
     columns = (
         "task | ahead | RMSE | it stays | ratio | by third of the run | to the best mean | "
         "of single losses | spoken | where spoken | silence as stays | within 1 error"

@@ -1,12 +1,12 @@
-"""Every op beside its rivals and the machine's own ceilings: medians with spread, in one run.
+"""Every op beside its rivals and the machine's peak rates: medians with spread, in one run.
 
     python bench/kernels.py [--op NAME] [--device cpu|cuda] [--rounds N] [--json PATH] [--quick]
                             [--no-compile]
 
-For each op and each of its large samples every provider that agrees with the reference is timed,
-in turns with what others offer for the same work: eager torch, torch.compile, and the libraries
-that are installed. A provider that disagrees is not timed. Bandwidth is the op's own `traffic`,
-the bytes that it must at least read and write, over the median. What does not run here says why.
+For each op and each of its large samples, every provider that agrees with the reference is timed,
+in turns with other implementations: eager torch, torch.compile, and installed libraries. A provider
+that disagrees is not timed. Bandwidth is the op's `traffic`, the least bytes to read and write,
+divided by the median. For a rival that cannot run, the reason is listed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FEWEST = 3
 def contenders(
     op: Op, sample: Sample, *, compiled: bool
 ) -> Iterator[tuple[str, Callable[[], object] | str]]:
-    """Yield what runs a sample, by name: something to call, or why there is nothing."""
+    """Yield the contenders for a sample: a name, and a callable or the reason for its absence."""
     arguments = op.spec.complete(sample.arguments)
     query = KERNELS.query(op.spec.name, arguments)
     for provider in KERNELS.providers(op.spec.name):
@@ -50,7 +50,7 @@ def contenders(
             continue
         wrong = first_disagreement(op.spec, provider, query)
         if wrong is not None:
-            yield name, f"its numerics are red {wrong}"
+            yield name, f"it disagrees with the reference: {wrong}"
         else:
             yield name, lambda run=provider.run: run(*arguments)
     for name, build in rivals(op.spec.name, compiled=compiled):
@@ -79,7 +79,7 @@ def measure(
                 reasons[name] = f"it fails: {type(error).__name__}"
                 del running[name], taken[name]
                 continue
-            if turn:  # the first is for compilers and caches
+            if turn:  # the first turn is a warm-up for compilers and caches
                 taken[name].append(once)
     traffic = op.spec.traffic
     moved = traffic(*op.spec.complete(sample.arguments)) if traffic is not None else None
@@ -98,7 +98,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]], copy: float) -> str:
-    """Return what was measured as a table in Markdown, and below it what was not."""
+    """Return the timings as a table in Markdown, followed by the contenders not measured."""
     eager = {(row["op"], row["sample"]): row["seconds"] for row in rows if row["by"] == "eager"}
     lines = [_HEAD, "|---" * (_HEAD.count("|") - 1) + "|"]
     absent: dict[tuple[str, str], list[str]] = {}

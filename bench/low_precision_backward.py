@@ -1,9 +1,9 @@
-"""Products of a linear layer exact and in 8 bits: error and time, interleaved in one process.
+"""Products of a linear layer, exact and in 8 bits: error and time, interleaved in one process.
 
     python bench/low_precision_backward.py [--json PATH] [--rounds N] [--threads N] [--device D]
 
-The backward is both of its products, gradient @ weight and gradient.T @ x, rounding included, as
-`low-precision-backward` makes them; the forward is one, as `mixed-precision` makes it in fp8.
+The backward computes both products, gradient @ weight and gradient.T @ x, including rounding, as
+`low-precision-backward` does; the forward computes one, as `mixed-precision` does in fp8.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def backward(
 
 
 def exact(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `a @ b.T` by torch."""
+    """Return torch's `a @ b.T`."""
     return (a @ b.t()).to(dtype)
 
 
 def subjects(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
-    """Return what is timed, by direction and name; the first of each direction is the base."""
+    """Return the subjects by direction and name; the first of each direction is the base."""
     generator = torch.Generator().manual_seed(0)
-    # Gradients of real batches differ in size from row to row.
+    # As in real training, the gradients' magnitude varies from row to row.
     sizes = 10 ** torch.randn(rows, 1, generator=generator)
     gradient, x, weight = (
         (torch.randn(shape, generator=generator) * size).to(device)

@@ -1,11 +1,11 @@
-"""Bytes by phase, moment and tier under stacks of plugins: the ledger, and what was allocated.
+"""Bytes by phase, moment and tier for stacks of plugins: the ledger, and the allocated bytes.
 
     python bench/memory_guide.py [--json PATH] [--size NAME ...]
 
-Trains byte-gpt through all four phases, float32 under AdamW, once a stack. On a CPU torch's
-allocator is counted by its profiler, ordinary tensors on the host included, and slabs by
-themselves; what other threads allocate is not seen. The ledger leaves activations out. Large models
-are computed by the formulas of `_memory_formula.py`.
+Trains byte-gpt through all four phases, in float32 with AdamW, once for each stack. On a CPU,
+torch's profiler counts its allocator, which includes ordinary tensors on the host; slabs are
+counted separately, and other threads are not counted. The ledger leaves out activations. Large
+models are computed by the formulas of `_memory_formula.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json")
     parser.add_argument(
-        "--size", action="append", choices=SIZES, help="all but the toy if left out"
+        "--size", action="append", choices=SIZES, help="by default all sizes except the toy"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,12 +1,12 @@
-"""What a trainer adds to a step, beside other trainers, interleaved in one process.
+"""Time that a trainer adds to a step, compared with other trainers, interleaved in one process.
 
     python bench/overhead.py [--json PATH] [--rounds N] [--steps N]
 
-Needs `pip install lightning accelerate transformers` beside Neaptide; a rival that is missing is
-left out and named. Every subject trains the same net of 7,000 parameters with AdamW on the same
-batches, so that nearly all of a step is bookkeeping. In each round every subject makes the same
-number of steps, one subject after the other in an order that changes from round to round; the
-figure is the median over the rounds of the difference to the bare loop of the same round.
+Needs `pip install lightning accelerate transformers` beside Neaptide; missing trainers are left out
+and listed. Every subject trains the same net of 7,000 parameters with AdamW on the same batches, so
+nearly all of a step is bookkeeping. In each round every subject makes the same number of steps, in
+an order that changes from round to round. A figure is the median over the rounds of the difference
+to the bare loop in the same round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Stepper = Callable[[int], float]
-    """Makes that many steps; returns the seconds they took."""
+    """Makes the given number of steps; returns the seconds taken."""
 
 _FEWEST_ROUNDS = 2
 SHIPPED: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ SHIPPED: dict[str, dict[str, Any]] = {
     "predictor-drift": {},
     "ema": {},
 }
-"""Those whose own work is small beside a step: what recomputes or casts is no overhead."""
+"""Plugins whose own work is small beside a step; recomputation and casts would not be overhead."""
 
 
 def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Stepper:
@@ -57,14 +57,14 @@ def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Ste
 
 
 def eight() -> tuple[PluginSpec, ...]:
-    """Return eight plugins that have every hook of a step and do nothing in them."""
+    """Return eight plugins that implement every hook of a step and do nothing in them."""
     return tuple(
         PluginSpec(name=f"idle-{number}", load="_overhead_plugin:Idle") for number in range(8)
     )
 
 
 def subjects(directory: str) -> dict[str, Stepper]:
-    """Return what is measured, by name; rivals that cannot be imported are left out.
+    """Return the subjects by name; trainers that cannot be imported are left out.
 
     One of them records its steps in `directory`.
     """
@@ -86,7 +86,7 @@ def subjects(directory: str) -> dict[str, Stepper]:
 
 
 def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return microseconds a step by subject, one figure a round."""
+    """Return microseconds per step by subject, one figure per round."""
     order, shuffle = list(steppers), random.Random(0)  # noqa: S311 - an order, no secret
     for run in steppers.values():
         run(steps)
@@ -99,7 +99,7 @@ def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, 
 
 
 def row(name: str, taken: list[float], base: list[float]) -> dict[str, Any]:
-    """Return median, and median and quartiles of what it adds to the bare loop, in us a step."""
+    """Return the median, and median and quartiles of the time added to the bare loop, in us."""
     over = [one - other for one, other in zip(taken, base, strict=True)]
     low, middle, high = statistics.quantiles(over, n=4)
     return {

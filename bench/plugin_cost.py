@@ -1,9 +1,9 @@
-"""What the trainer and each plugin cost a step, beside a bare loop, interleaved in one process.
+"""Time that the trainer and each plugin add to a step of a bare loop, interleaved in one process.
 
     python bench/plugin_cost.py [--json PATH] [--rounds N]
 
-The task is the contract kit's (a few thousand parameters), so that nearly all of a step is
-bookkeeping: the figures are microseconds a step, to be set against the steps of a real model.
+The task is the contract kit's (a few thousand parameters), so nearly all of a step is bookkeeping.
+The figures are microseconds per step, to be compared with the steps of a real model.
 """
 
 from __future__ import annotations

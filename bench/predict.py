@@ -1,12 +1,12 @@
-"""What prediction is worth: every idea on every task, each side tuned, by the protocol.
+"""The worth of prediction: every idea on every task, each side tuned, by the protocol.
 
     python bench/predict.py                                  # everything reported: hours
     python bench/predict.py --ideas drift --tasks photo      # one of them
-    python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --whole   # a look
+    python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --whole   # a quick look
 
-An idea is a candidate laid over a task, and what it is compared with. Tasks and ideas are the
-files of bench/predict/. Trials are kept below --out and made once; stopped, the same command goes
-on. --json adds to what the file already holds of other ideas.
+An idea is a configuration added to a task, and the opponent of the comparison. Tasks and ideas are
+the files of bench/predict/. Trials are stored below --out and trained once; after an interruption
+the same command continues. --json keeps the file's results of other ideas.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SEEDS = (10, 11, 12, 13, 14)
 
 @attrs.frozen
 class Idea:
-    """What is laid over a task, and over its opponent (None: the same without prediction)."""
+    """Files added to a task, and to its opponent (None: the same without prediction)."""
 
     candidate: tuple[str, ...]
     against: tuple[str, ...] | None = None
@@ -66,7 +66,7 @@ JUMPS = (
     "dmd",
 )
 BASE = ("adamw", "pace")
-"""What a jump on AdamW is compared with, so that the same trials serve all."""
+"""The opponent of jumps on AdamW; all of them share its trials."""
 IDEAS = {
     **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
     **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},
@@ -78,7 +78,7 @@ IDEAS = {
 
 
 def composed(task: str, overlays: Sequence[str], sets: Sequence[str]) -> RunConfig:
-    """Return the configuration of a task with files and settings laid over it."""
+    """Return the configuration of a task with files and settings applied in order."""
     files = [HERE / "predict" / f"{name}.toml" for name in (task, *overlays)]
     return load(files, specs=installed_plugins(), sets=sets).config
 
@@ -97,7 +97,7 @@ def measured(task: str, idea: Idea, settings: ComparisonSettings, given: Any) ->
 
 
 def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str, Any]:
-    """Return what the committed file says of an idea on a task, its trials left out."""
+    """Return an idea's entry in the committed file, without its trials."""
     idea = IDEAS[name]
     files = {"candidate": [task, *idea.candidate]}
     if idea.against is not None:
@@ -137,7 +137,7 @@ def _report(trial: TrainingTrial, result: Result, kept: bool) -> None:  # noqa: 
 
 
 def _command(idea: str, task: str, given: Any) -> str:
-    """Return what measures this one again."""
+    """Return the command that repeats this measurement."""
     words = ["python", "bench/predict.py", "--ideas", idea, "--tasks", task, "--seeds", given.seeds]
     words += ["--as-is"] * given.as_is + ["--whole"] * given.whole
     words += [word for setting in given.set for word in ("--set", setting)]
@@ -166,14 +166,14 @@ def main() -> None:
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--as-is", action="store_true", help="sweep nothing")
     parser.add_argument(
-        "--whole", action="store_true", help="candidates at their whole budget only"
+        "--whole", action="store_true", help="train candidates only with their whole budget"
     )
-    parser.add_argument("--set", action="append", default=[], help="a setting laid over all")
+    parser.add_argument("--set", action="append", default=[], help="a setting for all sides")
     parser.add_argument("--jobs", type=int, default=max(1, int(machine.processor().usable or 1)))
-    parser.add_argument("--threads", type=int, default=1, help="of each trial")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each trial")
     parser.add_argument("--out", type=Path, default=Path("runs/predict"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", action="store_true", help="print what --json holds, and end")
+    parser.add_argument("--table", action="store_true", help="print the table of --json, and end")
     given = parser.parse_args()
     if given.table:
         print(markdown(_kept(given.json)))
@@ -181,7 +181,7 @@ def main() -> None:
     for flag, named, known in (("ideas", given.ideas, IDEAS), ("tasks", given.tasks, TASKS)):
         unknown = sorted(set(named.split(",")) - set(known))
         if unknown:
-            parser.error(f"--{flag}: {unknown[0]!r} is none of {', '.join(known)}")
+            parser.error(f"--{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
     )

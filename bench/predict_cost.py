@@ -1,11 +1,11 @@
-"""What predicting adds to the time of training, beside not predicting, interleaved in one process.
+"""Time that prediction adds to training, interleaved with training without it in one process.
 
     python bench/predict_cost.py [--json PATH] [--updates N] [--block N]
 
-The task is predict/byte-gpt.toml, with the phases as they are by default. Every subject makes the
-same number of updates on the same batches, in alternating blocks whose order changes from round to
-round. Jumps are rare, so that a figure is the ratio of sums of CPU seconds over a whole run, with
-the 5th and 95th percentile of the same ratio over rounds drawn with replacement.
+The task is predict/byte-gpt.toml with the default phases. Every subject makes the same number of
+updates on the same batches, in alternating blocks whose order changes from round to round. Jumps
+are rare, so a figure is the ratio of CPU seconds summed over a whole run, with the 5th and 95th
+percentile of that ratio over bootstrap samples of the rounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DRAWS = 2000
 
 @attrs.define(eq=False)
 class Subject:
-    """A run, and what it took so far."""
+    """A run, and its times so far."""
 
     trainer: HybridTrainer
     seconds: list[float] = attrs.field(factory=list)
@@ -57,7 +57,7 @@ class Subject:
     accepted: int = 0
     refused: int = 0
     in_jumps: float = 0.0
-    """Seconds of wall clock in Predict steps in which something was proposed."""
+    """Wall-clock seconds of Predict steps with a proposal."""
 
     def train(self, batches: Sequence[Any]) -> None:
         """Make one block of updates."""
@@ -81,12 +81,12 @@ def made(name: str, updates: int) -> Subject:
 
 
 def ratio(subject: Sequence[float], plain: Sequence[float], rounds: Sequence[int]) -> float:
-    """Return the time of a subject by that of the plain run, over some rounds."""
+    """Return a subject's time divided by that of the plain run, over some rounds."""
     return sum(subject[each] for each in rounds) / sum(plain[each] for each in rounds)
 
 
 def row(name: str, subject: Subject, plain: Subject) -> dict[str, Any]:
-    """Return what a subject adds, in percent, with its interval."""
+    """Return the time that a subject adds, in percent, with its interval."""
     count, drawn = len(plain.seconds), random.Random(0)  # noqa: S311 - a bootstrap, no secret
     over = [
         ratio(subject.seconds, plain.seconds, drawn.choices(range(count), k=count))
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=10)
     options = parser.parse_args()
     if options.updates < 2 * options.block:
-        parser.error(f"--updates must be two --block or more (got {options.updates})")
+        parser.error(f"--updates must be at least twice --block (got {options.updates})")
     torch.set_num_threads(1)
     subjects = {name: made(name, options.updates) for name in SUBJECTS}
     plain = subjects[PLAIN]

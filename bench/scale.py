@@ -1,10 +1,10 @@
-"""Models of 124M to 50B under a cap on device memory, streamed and beside others, on a GPU.
+"""Models of 124M to 50B under a cap on device memory, streamed and beside other programs, on a GPU.
 
     python bench/scale.py --json docs/benchmarks/scale.json --page docs/benchmarks/scale.md
 
-Every configuration runs in a process of its own, smallest model first; its line is kept beside the
-JSON (PATH.lines), and a rerun measures only what is missing or has failed. Whether it fits the RAM
-is computed first. `--plan` prints what would be run, and runs nothing.
+Every configuration runs in its own process, smallest model first. Its row is stored beside the JSON
+(PATH.lines), and a rerun measures only what is missing or has failed. Whether it fits into RAM is
+computed first. `--plan` prints the planned runs, and runs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_GPU = 3
 FINAL = ("measured", "smoke test", "out of memory")
-"""Outcomes that a rerun on the same device does not try again."""
+"""Outcomes that a rerun on the same device does not repeat."""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -41,23 +41,23 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page", type=Path, metavar="PATH", help="put the table into this page")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="such as `c3-7b-24gb-*`")
     parser.add_argument(
-        "--limit", type=float, default=1800.0, metavar="SECONDS", help="of one configuration"
+        "--limit", type=float, default=1800.0, metavar="SECONDS", help="time of one configuration"
     )
     parser.add_argument(
-        "--plan", action="store_true", help="print what would be run, with its computed bytes"
+        "--plan", action="store_true", help="print the planned runs with their computed bytes"
     )
     parser.add_argument(
-        "--ram-gib", type=float, metavar="GIB", help="RAM to plan for; left out, this machine's"
+        "--ram-gib", type=float, metavar="GIB", help="RAM to plan for; by default this machine's"
     )
     parser.add_argument(
-        "--tiny", action="store_true", help="try the harness with toy models on the CPU"
+        "--tiny", action="store_true", help="test the program with toy models on the CPU"
     )
     parser.add_argument("--one", metavar="KEY", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def kept(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the rows of earlier runs by key; a line that was cut off is passed over."""
+    """Return the rows of earlier runs by key; an incomplete line is ignored."""
     rows = {}
     if path is not None and path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -70,7 +70,7 @@ def kept(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def keep(path: Path, row: dict[str, Any]) -> None:
-    """Append a row, apart from a line that was cut off."""
+    """Append a row on a new line, also after an incomplete line."""
     with path.open("a+b") as file:
         file.seek(max(0, file.tell() - 1))
         torn = file.read() not in (b"", b"\n")
@@ -78,7 +78,7 @@ def keep(path: Path, row: dict[str, Any]) -> None:
 
 
 def run(configuration: Configuration, limit: float) -> dict[str, Any]:
-    """Measure one configuration in a process of its own; return its row, however it ends."""
+    """Measure one configuration in its own process; return its row, also if it fails."""
     command = [sys.executable, __file__, "--one", configuration.key]
     if configuration.tiny:
         command.append("--tiny")
@@ -100,7 +100,7 @@ def run(configuration: Configuration, limit: float) -> dict[str, Any]:
 def report(
     options: argparse.Namespace, chosen: Sequence[Configuration], rows: dict[str, dict[str, Any]]
 ) -> str:
-    """Write what is asked for, and return the table."""
+    """Write the requested files, and return the table."""
     room = None
     if options.plan:
         room = memory().limit if options.ram_gib is None else int(options.ram_gib * 2**30)
@@ -116,13 +116,13 @@ def report(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what is missing; return the exit status."""
+    """Measure the missing configurations; return the exit status."""
     options = arguments(argv)
     gpu = bool(torch.version.cuda) and torch.cuda.is_available()
     if not (gpu or options.plan or options.tiny):
         print(
-            f"scale: torch {torch.__version__} finds no NVIDIA GPU; --plan prints what would be "
-            "run, --tiny tries the harness on the CPU",
+            f"scale: torch {torch.__version__} finds no NVIDIA GPU; --plan prints the planned "
+            "runs, --tiny tests the program on the CPU",
             file=sys.stderr,
         )
         return NO_GPU

@@ -1,13 +1,13 @@
-"""Streamed training beside resident training on a CPU: speed, peak bytes, fetches, overlap.
+"""Streamed training compared with resident training on a CPU: speed, peak bytes, fetches, overlap.
 
     python bench/streaming.py [--json PATH] [--trace PATH] [--rounds N] [--quick]
     python bench/streaming.py --large --rounds 3 --steps 1 --page README.md
 
 Every subject trains the same decoder with AdamW on one thread. In each round every subject makes
-the same number of steps, in an order that changes from round to round; ratios are taken round by
-round. "Device" is the CPU here, and RAM its other tier: what is measured is the work of streaming,
-not what it gains on a GPU. Peaks are counted by torch's profiler, not read from the process.
-`--large` is one larger model and what the README compares; `--page` puts that table there.
+the same number of steps, in an order that changes from round to round; ratios are computed for each
+round. "Device" is the CPU here, and RAM its other tier: the figures show the cost of streaming, not
+its gain on a GPU. Peaks are counted by torch's profiler, not read from the process. `--large` uses
+one larger model and the README's subjects; `--page` writes that table into the page.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _README_HEAD = "| enabled | peak on the device | kept in RAM |"
 
 
 def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return seconds a step by subject, one figure a round, after two steps of warm-up."""
+    """Return seconds per step by subject, one figure per round, after two steps of warm-up."""
     order, shuffle = list(found), random.Random(0)  # noqa: S311 - an order, no secret
     for subject in found.values():
         for _ in range(2):
@@ -99,7 +99,7 @@ def row(
 
 
 def ratio(base: Sequence[float], taken: Sequence[float]) -> dict[str, Any]:
-    """Return the speed relative to the base's, round by round: median and quartiles."""
+    """Return the speed relative to the base's in each round: median and quartiles."""
     low, middle, high = statistics.quantiles(
         [one / other for one, other in zip(base, taken, strict=True)], n=4, method="inclusive"
     )
@@ -160,10 +160,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=2, help="steps of a subject in a round")
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("--quick", action="store_true", help="one tiny size; for a first look")
+    model.add_argument("--quick", action="store_true", help="one tiny size, for a first look")
     model.add_argument("--large", action="store_true", help="one large size, the README's subjects")
     parser.add_argument(
-        "--page", type=Path, metavar="PATH", help="put the README's table between its two comments"
+        "--page", type=Path, metavar="PATH", help="write the README's table between its comments"
     )
     options = parser.parse_args()
     if options.rounds < _FEWEST_ROUNDS:

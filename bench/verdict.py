@@ -1,11 +1,11 @@
-"""What `delayed-verdict` says of jumps, beside what they were worth to a run that branched.
+"""Verdicts of `delayed-verdict` on jumps, compared with their true worth in a run that branched.
 
     python bench/verdict.py [--json PATH] [--tasks NAME …] [--seeds N N …]
 
-At six updates of a run four branches go on over the same batches: without a jump, with half the
-drift of a window, with noise of that size, and with the drift turned round. Each is averaged over
-updates 26-50 after. The truth is the difference to the branch without, over 64 batches that nothing
-was trained on; the verdict is what one branch says by itself, on its next four batches.
+At six updates of a run, four branches continue over the same batches: without a jump, with half of
+a window's drift, with noise of that size, and with the reversed drift. Each is averaged over
+updates 26-50 after. The truth is the difference to the branch without a jump, over 64 batches never
+trained on; the verdict is that of one branch alone, on its next four batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Your own loop, module, optimizer and loss: a GRU that learns to spell Python.
+"""Your own training loop, module, optimizer and loss: a GRU that predicts Python code.
 
 Run it with `python examples/own_loop.py`.
 """
@@ -14,7 +14,7 @@ from neaptide import HybridTrainer, Loss
 
 
 class ByteGru(nn.Module):
-    """Predicts the next byte from those before it."""
+    """Predicts the next byte from the bytes before it."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ByteGru(nn.Module):
 
 
 def loss_fn(model: nn.Module, tokens: torch.Tensor) -> Loss:
-    """Sum and count, so that micro-batches of any size weigh exactly what they should."""
+    """Return sum and count, so that micro-batches of any size are weighted exactly."""
     logits = model(tokens[:, :-1])
     targets = tokens[:, 1:]
     total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -37,7 +37,7 @@ def loss_fn(model: nn.Module, tokens: torch.Tensor) -> Loss:
 
 
 def main() -> None:
-    """Train for 100 steps and print what happens."""
+    """Train for 100 steps and print each result."""
     torch.manual_seed(0)
     source = Path(sysconfig.get_path("stdlib"), "typing.py").read_bytes()
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()

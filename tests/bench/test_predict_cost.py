@@ -33,4 +33,4 @@ def test_every_subject_is_set_beside_the_plain_run(tmp_path: Path) -> None:
 def test_one_block_has_no_interval() -> None:
     done = run("--updates", "3", "--block", "2")
     assert 2 == done.returncode
-    assert "--updates must be two --block or more (got 3)" in done.stderr
+    assert "--updates must be at least twice --block (got 3)" in done.stderr

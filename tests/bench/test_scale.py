@@ -112,7 +112,7 @@ def test_without_a_gpu_one_line_says_so_and_the_status_is_3() -> None:
     assert (3, "") == (done.returncode, done.stdout)
     (line,) = done.stderr.splitlines()
     assert line.endswith(
-        "finds no NVIDIA GPU; --plan prints what would be run, --tiny tries the harness on the CPU"
+        "finds no NVIDIA GPU; --plan prints the planned runs, --tiny tests the program on the CPU"
     )
 
 

@@ -1,4 +1,4 @@
-"""The distribution as its user meets it: installed, listed, chosen, true to the reference."""
+"""The distribution in use: installed, listed, chosen, in agreement with the reference."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ def test_says_why_it_does_not_serve() -> None:
         text=True,
     )
     reasons = {one["provider"]: one["reason"] for one in json.loads(said.stdout)["providers"]}
-    assert "only float32 is made" == reasons["example"]
+    assert "only float32 results are supported" == reasons["example"]

@@ -1,4 +1,4 @@
-"""The distribution as its user meets it: installed, listed, configured, within the contract."""
+"""The distribution in use: installed, listed, configured, within the contract."""
 
 from __future__ import annotations
 

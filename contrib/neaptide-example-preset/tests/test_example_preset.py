@@ -1,4 +1,4 @@
-"""The distribution as its user meets it: installed, listed, copied, run to its end."""
+"""The distribution in use: installed, listed, copied, run to its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_it_is_listed_with_its_headline() -> None:
     listed = {
         row["name"]: row["summary"] for row in json.loads(neaptide("presets", "list", "--json"))
     }
-    assert listed[NAME].startswith("The shortest run that goes through all four phases")
+    assert listed[NAME].startswith("The shortest run through all four phases")
 
 
 def test_a_copy_of_it_is_a_configuration(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The distribution as its user meets it: installed, in the help, on runs whole and damaged."""
+"""The distribution in use: installed, in the help, on complete and damaged runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the Trainer's `TrainingArguments`, written flat as JSON; imports no torch."""
+"""Convert the Trainer's `TrainingArguments`, written flat as JSON; imports no torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SIGNS = {
 
 
 def convert(source: Source) -> dict[str, Any]:
-    """Return the sections of a configuration; what nobody takes is reported with its note."""
+    """Return the sections of a configuration; keys that remain are reported with their notes."""
     source.note("num_train_epochs", "the length of a run is train.steps; there are no epochs")
-    source.note("max_steps", "it says that epochs do; set train.steps")
+    source.note("max_steps", "without it epochs set the length; set train.steps")
     source.note("lr_scheduler_type", f"no counterpart; there are {', '.join(SHAPES)}")
     sections = {
         "train": _train(source),
@@ -41,7 +41,7 @@ def _train(source: Source) -> dict[str, Any]:
     parts = source.look("gradient_accumulation_steps", int) or 1
     if size is not None and source.take("gradient_accumulation_steps", int):
         size *= parts
-        text = f"train.batch_size = {size} is what an update sees; gradient-accumulation splits it"
+        text = f"train.batch_size = {size} is an update's batch; gradient-accumulation splits it"
         source.note("gradient_accumulation_steps", text if parts > 1 else "")
     steps = source.look("max_steps", int)
     if steps is not None and steps > 0:
@@ -62,7 +62,7 @@ def _schedule(source: Source) -> dict[str, Any]:
     warmup = source.take("warmup_steps", int)
     if kind == "constant" and warmup:
         source.note(
-            "warmup_steps", "the Trainer's constant schedule has no warmup, whatever it says"
+            "warmup_steps", "the Trainer's constant schedule has no warmup and ignores this key"
         )
         warmup = 0
     return {"name": SHAPES[kind], "warmup_steps": warmup or 0}

@@ -5,5 +5,5 @@ from neaptide import PluginSpec
 SPEC = PluginSpec(
     name="example-kernel",
     load="neaptide_example_kernel.plugin:ExampleKernel",
-    summary="Dequantizes int8 blocks that divide the tensor without a copy of the codes.",
+    summary="Dequantizes int8 blocks that divide the tensor, without a copy of the codes.",
 )

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class ExampleKernel(Plugin[NoConfig]):
-    """Wiring only."""
+    """Registers the provider; it has no other effect."""
 
     @hookimpl
     def register_kernels(self, kernels: KernelScope) -> None:
-        """Add it for the length of the run."""
+        """Register the provider for the duration of the run."""
         kernels.add(PROVIDER)

@@ -1,4 +1,4 @@
-"""The kernel: plain torch here, where yours would be CUDA, Triton or C++."""
+"""The kernel. This one is plain torch; yours may use CUDA, Triton or C++."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def supports(query: Query) -> Support:
-    """Return True, or why not."""
+    """Return True, or the reason why the call is not supported."""
     if query["zero"] is not None:
         return "affine codes"
     if query["codes"].elements % query["group"]:
         return "the last block is shorter than the others"
     if query["dtype"] is not torch.float32:
-        return "only float32 is made"
+        return "only float32 results are supported"
     return True
 
 

@@ -1,4 +1,4 @@
-"""An update predictor for Neaptide: goes on along the running mean of the recent updates."""
+"""An update predictor for Neaptide that continues the running mean of the recent updates."""
 
 from .config import SPEC
 

@@ -15,9 +15,9 @@ class ExamplePredictorConfig:
     decay: float = field(
         0.98, validator=and_(gt(0.0), lt(1.0)), help="share of the running mean kept at each update"
     )
-    horizon: int = field(5, validator=ge(1), help="updates one jump stands for, at most")
+    horizon: int = field(5, validator=ge(1), help="largest number of updates that a jump replaces")
     min_updates: int = field(
-        20, validator=ge(2), help="updates seen before the first proposal, and between two"
+        20, validator=ge(2), help="updates before the first proposal, and between two proposals"
     )
 
 
@@ -25,7 +25,7 @@ SPEC = PluginSpec(
     name="example-predictor",
     load="neaptide_example_predictor.plugin:ExamplePredictor",
     config=ExamplePredictorConfig,
-    summary="Goes on along the running mean of the recent updates.",
+    summary="Continues the running mean of the recent updates.",
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

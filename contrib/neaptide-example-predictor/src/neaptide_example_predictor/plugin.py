@@ -1,4 +1,4 @@
-"""Rides along with the updates, keeps their running mean, proposes a few more of the same."""
+"""Keeps a running mean of the updates, and proposes several updates equal to the mean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOST = torch.device("cpu")
 
 @attrs.define(eq=False)
 class ExamplePredictor(Plugin[ExamplePredictorConfig]):
-    """Two float32 tensors a weight, on the host: its last value and its mean update."""
+    """Holds two float32 tensors per weight on the host: its last value and its mean update."""
 
     _last: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
     _mean: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
@@ -30,7 +30,7 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Start from the weights as they are."""
+        """Copy the weights and register a callback."""
         for span in store.spans():
             if span.trainable:
                 with store.loan(span, "read") as weight:
@@ -41,7 +41,7 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Get off."""
+        """Remove the callback."""
         if self._leave is not None:
             self._leave()
 
@@ -57,28 +57,28 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
 
     @hookimpl
     def propose_update(self, horizon: int) -> Update | None:
-        """Propose `horizon` times the mean update, once enough of them were seen."""
+        """Propose `horizon` times the mean update, after `min_updates` updates."""
         seen = min(self._seen.values(), default=0)
         if seen < self.config.min_updates:
             return None
         steps = min(horizon, self.config.horizon)
-        # The mean began at zero: without this it would be short by decay ** seen.
+        # The mean started at zero: this corrects its bias of decay ** seen.
         scale = steps / (1.0 - self.config.decay**seen)
         return Update(steps, lambda span: self._mean[span.name] * scale)
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """What is kept between steps."""
+        """Add the bytes held between steps."""
         del phase
         held = sum(tensor.nbytes for kept in (self._last, self._mean) for tensor in kept.values())
         return ledger.add("example-predictor", "predictor", "host", held)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what resume needs."""
+        """Return the state that a resume needs."""
         return {"last": dict(self._last), "mean": dict(self._mean), "seen": dict(self._seen)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self._last = dict(state["last"])
         self._mean = dict(state["mean"])
         self._seen = dict(state["seen"])

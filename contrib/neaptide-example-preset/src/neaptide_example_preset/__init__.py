@@ -1,1 +1,1 @@
-"""Presets: a TOML file each, named as the preset; its first line says what it is."""
+"""Presets: one TOML file each, named after the preset; its first line is the description."""

@@ -1,6 +1,6 @@
 """`neaptide losses`: the losses of a run as one line of blocks."""
 
-# The command line is built from the annotations when the verb is called: what they name is
+# The command line is built from the annotations when the verb is called, so their names must be
 # imported here, not below TYPE_CHECKING.
 
 import csv
@@ -23,7 +23,7 @@ def losses(
     run: Annotated[Path, Parameter(help="A run directory.")],
     /,
     *,
-    width: Annotated[int, Parameter(validator=Number(gte=1), help="Blocks, at most.")] = 60,
+    width: Annotated[int, Parameter(validator=Number(gte=1), help="Most blocks to draw.")] = 60,
     json: AsJson = False,
 ) -> None:
     """Draw the training losses of a run as a line of blocks, each the mean of its updates."""
@@ -35,7 +35,7 @@ def losses(
 
 
 def _read(path: Path) -> list[float]:
-    """Return the loss of each update; those of predicted jumps are no losses of updates."""
+    """Return the loss of each update, without the losses of predicted jumps."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("was_predicted") == "false"]

@@ -65,9 +65,7 @@ def test_what_is_written_installs_passes_its_tests_and_is_found(
     tested = python("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=project, env=env)
     assert re.search(r"^\d+ passed in", tested, re.MULTILINE), tested
     if kind == "verb":
-        assert "Show the time" in python(
-            "-m", "neaptide", NAME, "--help", cwd=folder, env=env
-        )
+        assert "Show the time" in python("-m", "neaptide", NAME, "--help", cwd=folder, env=env)
         return
     command = ("-m", "neaptide", "plugins", "show", NAME, "--json")
     shown = json.loads(python(*command, cwd=folder, env=env))

@@ -117,4 +117,4 @@ def shortage(configuration: Configuration, room: int | None) -> str | None:
     if room is None or total <= room:
         return None
     listed = ", ".join(f"{what} {size / 1e9:.1f}" for what, size in parts.items())
-    return f"needs {total / 1e9:.1f} GB of RAM, {room / 1e9:.1f} GB available: {listed} GB"
+    return f"needs {total / 1e9:.1f} GB of RAM, {room / 1e9:.1f} GB is there: {listed} GB"

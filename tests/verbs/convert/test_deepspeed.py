@@ -228,7 +228,7 @@ def test_a_section(settings: dict[str, Any], section: str, expected: Any) -> Non
             {"fp16": {"enabled": True, "loss_scale": 128}},
             "fp16.loss_scale",
             False,
-            "always adapts itself",
+            "always dynamic",
         ),
         (
             {

@@ -127,8 +127,13 @@ def train(directory: Path) -> list[object]:
 def by_hand() -> list[object]:
     """Return what the runs do not make."""
     weights = torch.ones(64)
+    # Another test may have imported the ops before: nothing would see them made.
+    ops = list(KERNELS.ops.values())
+    providers = [each for name in KERNELS.ops for each in KERNELS.providers(name)]
+    samples = [each for op in ops for each in op.spec.samples(torch.device("cpu"))]
     explained = KERNELS.explain("apply_delta", ([weights], [weights], torch.ones(())))
     return [
+        *(*ops, *providers, *samples, *(op.spec for op in ops)),
         *(InRam(), Slab(4096), ThreadLane("fetch"), DONE),
         *(Data([1, 2, 3]), Task(torch.nn.Linear(2, 2)), Loss(weights.sum(), weights.sum())),
         *(Forecast(2.0, 0.5), JumpGain(12, 10, 0.1234567890123, 0.00123456789)),

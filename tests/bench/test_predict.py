@@ -82,5 +82,5 @@ def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
 def test_a_name_that_is_none_is_told_before_anything_is_trained(tmp_path: Path) -> None:
     done = run("--ideas", "drift,drifts", "--out", tmp_path / "out")
     assert 2 == done.returncode
-    assert "--ideas: 'drifts' is none of drift, far," in done.stderr
+    assert "--ideas: 'drifts' is not one of drift, far," in done.stderr
     assert not (tmp_path / "out").exists()

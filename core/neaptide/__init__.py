@@ -1,4 +1,4 @@
-"""Neaptide trains models that do not fit into memory, in four phases, with plugins."""
+"""Neaptide trains models that do not fit into memory. It trains in four phases, with plugins."""
 
 from __future__ import annotations
 

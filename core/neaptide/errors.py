@@ -1,4 +1,4 @@
-"""Errors for users; the text states what is wrong, where, the value, and the solution."""
+"""Errors for users. Each text states the problem, its place, the value and the solution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class NeaptideError(Exception):
-    """Base of all errors that a user can solve; the CLI prints the text, exits with `exit_code`."""
+    """Base of all errors that a user can solve.
+
+    The command line prints the text and exits with `exit_code`.
+    """
 
     exit_code: ClassVar[int] = 1
 
@@ -43,13 +46,13 @@ class CheckpointError(NeaptideError):
 
 
 class WrongCheckpointError(CheckpointError):
-    """The checkpoint does not exist, or belongs to another config, model or plugins."""
+    """The checkpoint does not exist, or was saved with another config, model or set of plugins."""
 
     exit_code = 2
 
 
 class DataError(NeaptideError):
-    """The data ended, is empty, or does not have the form the run needs."""
+    """The data is empty, has ended, or has a form that the run cannot use."""
 
 
 class DivergedError(NeaptideError):
@@ -59,7 +62,7 @@ class DivergedError(NeaptideError):
 
 
 class DoesNotFitError(NeaptideError):
-    """The run needs more memory than the machine has; raised before the memory is allocated."""
+    """The run needs more memory than the machine has. Raised before the memory is allocated."""
 
     exit_code = 3
 
@@ -68,11 +71,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` means that the device or the host has no free memory."""
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    # For the CPU, torch raises a plain RuntimeError.
+    # When host memory is exhausted, torch raises a plain RuntimeError.
     return isinstance(error, kinds) or "DefaultCPUAllocator: can't allocate" in str(error)
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the closest of the `known` names, or an empty string."""
+    """Return `` (did you mean 'x'?)`` with the closest of the `known` names, or an empty string."""
     close = get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -40,7 +40,7 @@ class NoConfig:
 class PluginSpec:
     """A plugin's manifest, named by an entry point of the group `neaptide.plugins`.
 
-    It must be importable without torch: `plugins list` and config checks import nothing else.
+    Its module must not import torch: `plugins list` and config checks import only manifests.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9-]*"))
@@ -58,15 +58,15 @@ class PluginSpec:
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Plugins or claims that must be enabled for this plugin to run."""
     conflicts: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins or claims that must not be enabled beside this plugin."""
+    """Plugins or claims that must not be enabled together with this plugin."""
     before: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins that come after this one: their middleware is inside its middleware."""
+    """Plugins that come after this plugin: its middleware wraps their middleware."""
     after: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins that come before this one."""
+    """Plugins that come before this plugin."""
     phases: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Phases in which it acts, for display; empty means all."""
+    """Phases in which the plugin acts, for display only. Empty: all phases."""
     schemes: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """What the plugin builds: `"model:builtin"` for `[model] name = "builtin:…"`,
+    """Names that the plugin builds: `"model:builtin"` for `[model] name = "builtin:…"`,
     `"optimizer:adam8bit"` for `[optimizer] name = "adam8bit"`. Such a name enables the plugin."""
     options: dict[str, type[Any]] = attrs.field(factory=dict)
     """Classes that check the options of a model, data or optimizer, by `"model:<name>"`,
@@ -78,11 +78,12 @@ class PluginSpec:
     converts: dict[str, str] = attrs.field(factory=dict)
     """Functions that convert another framework's settings: `{"deepspeed": "module:function"}`."""
     numerics: Numerics = "exact"
-    """`exact`: weights bitwise as without the plugin; `tolerance`: equal within `rtol`."""
+    """`exact`: the plugin changes no bit of the weights; `tolerance`: it may, within `rtol`."""
     rtol: float = 0.0
-    """Relative tolerance on the weights after a few steps, when `numerics` is `tolerance`."""
+    """Relative tolerance on the weights after a few steps, if `numerics` is `tolerance`."""
     observer: bool = False
-    """Whether it only observes: after an error it is logged and removed, and training continues."""
+    """Whether the plugin only observes. If it raises, the core logs the error and removes the
+    plugin, and training continues."""
 
     def __repr__(self) -> str:
         return called(self, repr(self.name), self.load)
@@ -94,9 +95,9 @@ class ShippedEntry:
 
     entry: EntryPoint
     distribution: str
-    """`"name version"` of the distribution that ships it."""
+    """`"name version"` of the distribution that ships the entry point."""
     rival: str | None = None
-    """`"name version"` of another distribution with an entry point of this name."""
+    """`"name version"` of another distribution that ships an entry point with this name."""
 
     def __repr__(self) -> str:
         return called(self, repr(self.name), self.target, self.distribution)
@@ -112,7 +113,7 @@ class ShippedEntry:
         return self.entry.value
 
     def load(self) -> Any:
-        """Import and return the target; PluginError if the import fails or there is a rival."""
+        """Import and return the target; PluginError if the import fails or `rival` is set."""
         if self.rival is not None:
             kind = self.entry.group.rpartition(".")[2].removesuffix("s")
             both = f"{self.rival} and {self.distribution}"
@@ -127,7 +128,7 @@ class ShippedEntry:
 
 
 def shipped_all(group: str) -> list[ShippedEntry]:
-    """Return every entry point of a group, sorted by name, without an import."""
+    """Return every entry point of a group, sorted by name. Imports none of them."""
     found = sorted(entry_points(group=group), key=lambda entry: entry.name)
     nobody = "an unknown distribution"
     dists = [f"{one.dist.name} {one.dist.version}" if one.dist else nobody for one in found]
@@ -135,7 +136,7 @@ def shipped_all(group: str) -> list[ShippedEntry]:
 
 
 def shipped(group: str) -> dict[str, ShippedEntry]:
-    """Return the entry points of a group by name, without an import."""
+    """Return the entry points of a group by name. Imports none of them."""
     found: dict[str, ShippedEntry] = {}
     for current in shipped_all(group):
         before = found.setdefault(current.name, current)
@@ -145,7 +146,7 @@ def shipped(group: str) -> dict[str, ShippedEntry]:
 
 
 def loaded(group: str) -> Iterator[Any]:
-    """Yield each entry point of a group, imported; one that fails to import costs a warning."""
+    """Import and yield each entry point of a group; log a warning if an import fails."""
     for name, one in shipped(group).items():
         try:
             yield one.load()
@@ -167,7 +168,7 @@ class Plugin(Generic[C]):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        # Otherwise attrs writes a repr for each subclass, with the whole state.
+        # Otherwise attrs generates a repr for each subclass, which prints the whole state.
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:

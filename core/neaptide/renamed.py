@@ -1,4 +1,4 @@
-"""Old names, until 0.2: an import or attribute that uses one raises a line with the new name."""
+"""Old names, until 0.2: an import or attribute access by an old name raises with the new name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @cache
 def names(kind: str) -> dict[str, str]:
-    """Return the new name by the old one; `kind` is `"modules"` or `"attributes"`."""
+    """Return a dict from old names to new names; `kind` is `"modules"` or `"attributes"`."""
     text = Path(__file__).with_name("renamed.toml").read_text(encoding="utf-8")
     table: dict[str, str] = tomllib.loads(text)[kind]
     return table
 
 
 class _Finder:
-    """The last finder that Python asks for a module: nobody else has found it."""
+    """The last finder in `sys.meta_path`: Python calls it if no other finder knows the module."""
 
     @staticmethod
     def find_spec(fullname: str, *_: object) -> None:
@@ -30,7 +30,7 @@ class _Finder:
 
 
 def attribute(owner: str, name: str, error: type[Exception] = AttributeError) -> Exception:
-    """Return the error for a missing attribute: with the new name, where `name` is an old one."""
+    """Return the error for a missing attribute; if `name` is an old name, with the new name."""
     new = names("attributes").get(f"{owner}.{name}")
     if new is None:
         return AttributeError(f"{owner!r} has no attribute {name!r}")
@@ -38,9 +38,10 @@ def attribute(owner: str, name: str, error: type[Exception] = AttributeError) ->
 
 
 def missing_in(owner: str, error: type[Exception] = ImportError) -> Callable[..., Any]:
-    """Return the `__getattr__` of a module, or with AttributeError of a class, with renamed names.
+    """Return a `__getattr__` that raises `error` with the new name of a renamed attribute.
 
-    Of an AttributeError `from module import name` would drop the text.
+    A module raises ImportError, because `from module import name` drops the text of an
+    AttributeError. A class raises AttributeError.
     """
 
     def missing(*arguments: Any) -> Any:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the distinct storages behind `tensors`.
 
-    The parts of a sparse tensor and of a wrapper subclass count. A meta or fake tensor counts as a
-    real one would.
+    Includes the parts of sparse tensors and of wrapper subclasses. A meta or fake tensor counts as
+    if it were real.
     """
     return sum(dict(storage for tensor in tensors for storage in _storages(tensor)).values())
 
@@ -27,7 +27,7 @@ def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
         for name in tensor.__tensor_flatten__()[0]:
             yield from _storages(getattr(tensor, name))
     elif tensor.layout is torch.sparse_coo:
-        yield from _storages(tensor._indices())  # noqa: SLF001 - may be uncoalesced
+        yield from _storages(tensor._indices())  # noqa: SLF001 - indices() needs a coalesced tensor
         yield from _storages(tensor._values())  # noqa: SLF001 - as above
     elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         yield from map(_storage, (tensor.crow_indices(), tensor.col_indices(), tensor.values()))
@@ -43,8 +43,8 @@ def _storage(tensor: torch.Tensor) -> tuple[object, int]:
     except NotImplementedError:  # a layout without a storage
         return id(tensor), tensor.numel() * tensor.element_size()
     address: int | None = None
-    if storage.device.type != "meta":  # a fake tensor's storage, whose data_ptr() warns
-        with contextlib.suppress(RuntimeError):  # a wrapper that hides its parts has none
+    if storage.device.type != "meta":  # data_ptr() of a fake tensor warns
+        with contextlib.suppress(RuntimeError):  # a wrapper that hides its parts
             address = storage.data_ptr()
     if address is None:
         return storage._cdata, storage.nbytes()  # noqa: SLF001 - the storage's identity

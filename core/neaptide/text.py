@@ -1,4 +1,4 @@
-"""Objects and tables as text for people: a repr that fits a line, columns that are aligned."""
+"""Text for people: a repr that fits on one line, and tables with aligned columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST, _WIDEST = 40, 100
 
 
 def one_line(self: Any) -> str:
-    """Write an attrs object on one line, each field briefly: set as the class's `__repr__`."""
+    """Return a short text of an attrs object on one line. Classes use it as their `__repr__`."""
     named = [(field.name.lstrip("_"), field) for field in attrs.fields(type(self)) if field.repr]
     return called(self, *(f"{name}={brief(getattr(self, one.name))}" for name, one in named))
 
@@ -26,7 +26,7 @@ def called(self: object, *parts: str) -> str:
 
 
 def brief(value: Any) -> str:
-    """Write a value in a few words: `float32[16, 8]` for a tensor, `dict of 3`, a class's name."""
+    """Return a value as short text: `float32[16, 8]` for a tensor, `dict of 3`, a class's name."""
     kind = type(value).__name__
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -45,12 +45,12 @@ def brief(value: Any) -> str:
 
 
 def cut(text: str, longest: int, end: str) -> str:
-    """Return `text`, shortened to `longest` characters with `end` for what is left out."""
+    """Return `text`; if it has more than `longest` characters, shorten it and end it with `end`."""
     return text if len(text) <= longest else text[: longest - len(end)] + end
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in columns as wide as they need; the last one is left ragged."""
+    """Return rows as lines of text with aligned columns, without spaces at the end of a line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""Restores a module's buffers after a forward that must not change them."""
+"""Restores the buffers of a module after a forward that must not change them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore at the end every buffer of `model` as it was on entry: the object and its values."""
+    """When the context ends, restore all buffers of `model`: the tensor objects and the values."""
     before = [
         (module, name, buffer, None if _is_expanded(buffer) else buffer.clone())
         for module in model.modules()
@@ -27,14 +27,14 @@ def preserved(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer, value in before:
             if value is not None:
-                # Through .data, which keeps the version: a graph may have saved the buffer.
-                # Every buffer is copied: BatchNorm changes its statistics without a new version.
+                # `.data` keeps the version counter, because a graph may have saved the buffer. The
+                # counter cannot tell which buffers changed: BatchNorm does not increase it.
                 buffer.data.copy_(value)
-            module._buffers[name] = buffer  # noqa: SLF001 - see above
+            module._buffers[name] = buffer  # noqa: SLF001 - as above
 
 
 def _is_expanded(buffer: torch.Tensor) -> bool:
-    """Return whether elements share memory, which makes in-place writes impossible."""
+    """Return whether several elements share memory, so that in-place writes are impossible."""
     return buffer.layout == torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
     )

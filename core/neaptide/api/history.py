@@ -16,9 +16,9 @@ SECONDS = 64
 class History:
     """The newest measurements of a run, oldest first, for predictors and schedulers.
 
-    On every device a value arrives one step late. So no step waits for the accelerator, and the
-    history does not depend on the device. Losses have the unit of `loss_fn`; norms are global L2
-    norms before clipping; times are wall-clock seconds.
+    A value is added one step late on every device. Therefore no step waits for the accelerator,
+    and the history does not depend on the device. Losses have the unit of `loss_fn`. Norms are
+    global L2 norms before clipping. Times are wall-clock seconds.
     """
 
     def __init__(self) -> None:
@@ -35,12 +35,12 @@ class History:
 
     @property
     def gradient_norms(self) -> Sequence[float]:
-        """Gradient norms of the newest updates, at most 64; empty when they are not measured."""
+        """Gradient norms of the newest updates, at most 64; empty if norms are not measured."""
         return tuple(self._gradient_norms)
 
     @property
     def seconds(self) -> Sequence[float]:
-        """Wall-clock seconds of the newest steps, at most 64; no result may depend on them."""
+        """Wall-clock seconds of the newest steps, at most 64; results must not depend on them."""
         return tuple(self._seconds)
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class History:
         return f"History(updates={self.updates}{newest})"
 
     def record(self, loss: float, gradient_norm: float | None, seconds: float) -> None:
-        """Append one ordinary update."""
+        """Append the values of one ordinary update."""
         self.updates += 1
         self._losses.append(loss)
         self._seconds.append(seconds)

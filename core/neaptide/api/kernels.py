@@ -16,13 +16,13 @@ class KernelScope(Protocol):
 
     @property
     def ops(self) -> Mapping[str, Any]:
-        """The ops of this process by name."""
+        """The ops that this process knows, by name."""
 
     def add(self, provider: Any) -> None:
-        """Add a provider; ValueError if the op is unknown or has another provider of that name."""
+        """Add a provider; ValueError if the op is unknown or has a provider with this name."""
 
     def use(self, *, tuning: Any = None, **providers: str) -> None:
-        """Select a provider by op (`op="provider"`), or the way of tuning."""
+        """Select the provider of an op (`op="provider"`), or how providers are tuned."""
 
     def close(self) -> None:
         """Undo everything that `add` and `use` did."""

@@ -1,4 +1,4 @@
-"""Memory in bytes: the ledger of an estimate, and samples of the real use."""
+"""Memory in bytes: the ledger of an estimate, and samples of the memory in use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Entry:
 class Ledger:
     """The memory estimate of one phase. Immutable: each plugin returns a changed copy.
 
-    Plugins change it in resolved order: each one gets the ledger that the one before it returned.
+    Plugins run in resolved order. Each plugin gets the ledger that the previous plugin returned.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -75,7 +75,7 @@ class Ledger:
     ) -> Ledger:
         """Return a ledger with entries of `kind` moved from `source` to `target` during `moments`.
 
-        `nbytes` limits the move to the first bytes; a target of None removes them.
+        Moves at most `nbytes` in total. A `target` of None removes the bytes from the ledger.
         """
         during, left, moved = frozenset(moments), nbytes, []
         for entry in self.entries:
@@ -94,7 +94,7 @@ class Ledger:
         return Ledger(tuple(entry for entry in moved if entry.bytes and entry.moments))
 
     def scale(self, kind: str, factor: float) -> Ledger:
-        """Return a ledger in which each entry of `kind` has `factor` times its bytes."""
+        """Return a ledger in which the bytes of each entry of `kind` are multiplied by `factor`."""
         scaled = (
             attrs.evolve(entry, bytes=round(entry.bytes * factor)) if entry.kind == kind else entry
             for entry in self.entries
@@ -109,7 +109,7 @@ class Ledger:
         owner: str | None = None,
         kind: str | None = None,
     ) -> int:
-        """Return the bytes of the entries that match; None matches all."""
+        """Return the sum of the bytes of the entries that match; None matches all."""
         return sum(
             entry.bytes
             for entry in self.entries
@@ -120,7 +120,7 @@ class Ledger:
         )
 
     def peak(self, tier: Tier) -> tuple[Moment, int]:
-        """Return the moment at which `tier` holds the most bytes, and these bytes."""
+        """Return the moment at which `tier` holds the most bytes, and the number of bytes."""
         totals = {moment: self.total(tier=tier, moment=moment) for moment in MOMENTS}
         worst = max(MOMENTS, key=lambda moment: totals[moment])
         return worst, totals[worst]
@@ -131,13 +131,13 @@ class MemorySample:
     """The memory of the process at one time, in bytes."""
 
     device_bytes: int | None
-    """Live tensors on the accelerator, by torch's allocator; None without an accelerator."""
+    """Bytes of live tensors in torch's device allocator; None without an accelerator."""
     host_bytes: int
     """Resident set size of the process."""
 
 
 def named_by_bytes(store: Any) -> str:
-    """Return the `__repr__` of a ParameterStore: its weights and its optimizer, on one line."""
+    """Return the repr of a ParameterStore: its weights and its optimizer, on one line."""
     spans = store.spans()
     weights = size(sum(span.bytes for span in spans))
     return called(store, f"{len(spans)} spans", weights, type(store.optimizer).__name__)

@@ -1,8 +1,8 @@
 """The signatures of middleware: functions `f(next, **arguments)` that `around_*` hooks return.
 
-`next` runs the wrapped part. A middleware may change the arguments, and may call `next` never, once
-or several times, by keyword. It names the arguments it uses and passes the others on through
-`**arguments`.
+`next` runs the wrapped part and takes keyword arguments. A middleware may change the arguments. It
+may call `next` several times, or not at all. Its signature names the arguments that it uses; the
+other arguments are in `**arguments`, which it passes to `next`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AroundForward(Protocol):
 
 
 class AroundBackward(Protocol):
-    """Wraps each backward; `loss` is a 0-dim tensor with grad."""
+    """Wraps each backward; `loss` is a 0-dim tensor that requires grad."""
 
     def __call__(
         self, following: Callable[..., None], /, *, loss: torch.Tensor, phase: Phase
@@ -57,10 +57,10 @@ class AroundBackward(Protocol):
 class AroundOptimizerStep(Protocol):
     """Wraps the update.
 
-    Gradients are multiplied by `gradient_scale` (a 0-dim tensor, if not a float) before they are
-    measured, clipped and used. `check_norm=True` requests a check for inf and nan. `updated` names
-    the spans that the store has stepped inside the backward. To accumulate further, return
-    `Outcome.DEFERRED` without calling `next`.
+    Gradients are multiplied by `gradient_scale` (a float or a 0-dim tensor) before they are
+    measured, clipped and used. `check_norm=True` requests a check for inf and nan. `updated`
+    contains the names of the spans that the store has already updated inside the backward. To
+    accumulate more gradients, return `Outcome.DEFERRED` without a call of `next`.
     """
 
     def __call__(
@@ -111,6 +111,6 @@ class AroundEvaluate(Protocol):
 
 
 class AroundSave(Protocol):
-    """Wraps the writing of a checkpoint into `directory`; returns its path."""
+    """Wraps the writing of a checkpoint into `directory`; returns the path of the checkpoint."""
 
     def __call__(self, following: Callable[..., Path], /, *, directory: Path) -> Path: ...

@@ -1,4 +1,4 @@
-"""Norms and scales of gradients, in the arithmetic of `torch.nn.utils.clip_grad_norm_`."""
+"""Norms and scales of gradients, computed as in `torch.nn.utils.clip_grad_norm_`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norm of `norms` (0-dim tensors) in the widest dtype among them.
+    """Return the L2 norm of `norms` (0-dim tensors), in the widest dtype of `norms`.
 
-    The result is on the device of the first norm; without norms it is a float32 zero.
+    The result is on the device of the first norm. If `norms` is empty, it is a float32 zero.
     """
     if not norms:
         return torch.zeros(())
@@ -21,16 +21,16 @@ def total_norm(norms: list[torch.Tensor]) -> torch.Tensor:
 
 
 def norm_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the L2 norm of a dense or sparse gradient: 0-dim, float32 at least."""
-    # Duplicate entries of a sparse gradient add up first.
+    """Return the L2 norm of a dense or sparse gradient: 0-dim, at least float32."""
+    # Entries of a sparse gradient with the same index must be summed first.
     dense = gradient.coalesce().values() if gradient.is_sparse else gradient
     norm: torch.Tensor = torch.linalg.vector_norm(dense, dtype=norm_dtype(dense))
     return norm
 
 
 def norm_dtype(gradient: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which to sum the squares of `gradient`: float32 at least."""
-    # In fp16 the square of 256 overflows.
+    """Return the dtype in which the squares of `gradient` are summed: at least float32."""
+    # The square of 256 overflows in fp16.
     return torch.promote_types(gradient.dtype, torch.float32)
 
 

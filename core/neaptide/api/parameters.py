@@ -1,7 +1,7 @@
 """ParameterStore: the only access to weights, gradients and optimizer state.
 
-Only the store's provider knows where they are: on the device, in RAM, split or quantized. Code that
-uses nothing but loans works with every provider.
+Only the plugin that provides the store knows where the tensors are: on the device, in RAM, split or
+quantized. Code that uses only loans works with every provider.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class ParameterStore(ABC):
     """Lends weights, gradients and optimizer state by span.
 
     A provider implements `spans`, `lend`, `lend_state`, `has_gradient` and `zero_gradients`. The
-    defaults of the other methods use these.
+    other methods have defaults, which call these five.
 
     Attributes:
         optimizer: the optimizer of the run.
-        names: all qualified names of each parameter, in the module's order.
-        parameters: each parameter by its first name.
+        names: from each parameter to all its qualified names, in the module's order.
+        parameters: from the first name of each parameter to the parameter.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -67,7 +67,7 @@ class ParameterStore(ABC):
 
     @abstractmethod
     def spans(self) -> list[Span]:
-        """Return every span once; a tied parameter has its first name."""
+        """Return every span once; the span of a tied parameter has the parameter's first name."""
 
     @overload
     def loan(
@@ -85,11 +85,12 @@ class ParameterStore(ABC):
     ) -> Iterator[Any]:
         """Lend a span's weight, gradient or optimizer state inside a `with` block.
 
-        The loan is on the device `on`, or where the store has it. With `"write"` the store keeps
-        the new values at the end of the block. A weight or gradient is a tensor of shape
-        `span.shape`. Reading a missing gradient raises KeyError; writing creates it from zeros. The
-        state is the optimizer's dict for the span, empty before its first step. A write may add
-        and remove entries; after an empty dict the optimizer creates the state again.
+        The tensors are on the device `on`; without `on`, on the device where the store keeps them.
+        In mode `"write"` the store saves the new values when the block ends. A weight or gradient
+        is a tensor of shape `span.shape`. If the gradient is missing, a read raises KeyError and a
+        write starts from zeros. The state is the optimizer's dict for the span, empty before the
+        first step. A write may add and remove entries. If it empties the dict, the optimizer
+        creates the state again.
         """
         try:
             if of == "state":
@@ -107,18 +108,19 @@ class ParameterStore(ABC):
     def lend(
         self, span: Span, mode: Mode, *, of: TensorOf = "weight", on: torch.device | None = None
     ) -> AbstractContextManager[torch.Tensor]:
-        """Implement `loan` for a weight or gradient; only `loan` calls this."""
+        """Implement `loan` for a weight or gradient; only `loan` calls this method."""
 
     @abstractmethod
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Implement `loan` for the optimizer's state; only `loan` calls this."""
+        """Implement `loan` for the optimizer's state; only `loan` calls this method."""
 
     def on_write(self, callback: Callable[[Span], None]) -> Callable[[], None]:
-        """Call `callback(span)` after each loan of a weight for writing.
+        """Call `callback(span)` after each loan of a weight in mode `"write"`.
 
-        Returns a function that removes the callback. Ordinary updates write without a loan.
+        Returns a function that removes the callback. Ordinary updates write without a loan, so they
+        do not call it.
         """
         self._on_write.append(callback)
         return lambda: self._on_write.remove(callback)
@@ -134,19 +136,19 @@ class ParameterStore(ABC):
         of: Leaves = "weight",  # noqa: ARG002 - as above
         refuge: Refuge | None = None,  # noqa: ARG002 - as above
     ) -> Callable[[], None]:
-        """Move `evictable` tensors off the device; return a function that brings them back.
+        """Move `evictable` tensors off the device; return a function that moves them back.
 
-        They wait in `refuge` (default: RAM). Loans still work, and all values come back bit for
-        bit. Do not compute with or update evicted weights; evicted state comes back by itself
-        before the optimizer steps or loads. A store that cannot evict does nothing.
+        Until then `refuge` (default: RAM) holds the tensors. Loans still work, and all values stay
+        bitwise equal. Do not compute with evicted weights, and do not update them. Evicted state is
+        moved back before the optimizer steps or loads. A store that cannot evict does nothing.
         """
         return lambda: None
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:  # noqa: ARG002 - for a provider
         """Let `keeper` hold a weight instead of the module, until the returned function is called.
 
-        Loans and updates go through `keeper`. Do not compute with the module's own tensor; it still
-        receives gradients. ValueError if the weight shares memory, or is kept or evicted already.
+        Loans and updates use `keeper`. Do not compute with the module's own tensor, which still
+        receives gradients. ValueError if the weight shares memory, or is already kept or evicted.
         """
         msg = f"this store cannot give {span.name!r} to a keeper; use another parameter store"
         raise ValueError(msg)
@@ -161,18 +163,18 @@ class ParameterStore(ABC):
 
     @property
     def stores_gradients(self) -> bool:
-        """Whether gradients are stored until the update; False if the backward steps spans."""
+        """Whether gradients are stored until the update; False if the backward updates weights."""
         return True
 
     def compute(self) -> AbstractContextManager[None]:
         """Make all weights usable inside a `with` block around the module or the optimizer.
 
-        A store that loads weights block by block does nothing here.
+        A store that loads the weights block by block does nothing in this method.
         """
         return nullcontext()
 
     def updated_in_backward(self) -> frozenset[str]:
-        """Return the names of the spans that were stepped inside this backward."""
+        """Return the names of the spans that the last backward has already updated."""
         return frozenset()
 
     def step(self) -> None:
@@ -184,22 +186,22 @@ class ParameterStore(ABC):
         """Finish pending updates, so that every loan shows the newest value."""
 
     def close(self) -> None:  # noqa: B027 - only a provider evicts
-        """Bring back everything that is still evicted, at the end of the run."""
+        """Move all evicted tensors back to the device, at the end of the run."""
 
     def on_update(self, callback: OnUpdate) -> Callable[[], None]:
         """Call `callback(span, weight, delta)` for each trainable span after each update.
 
-        Returns a function that removes the callback. All callbacks share one pass over the weights.
+        Returns a function that removes the callback. One loop over the weights calls all callbacks.
         """
         self._on_update.append(callback)
         return lambda: self._on_update.remove(callback)
 
     def finish_update(self) -> None:
-        """Call the `on_update` callbacks after an ordinary update, unless the backward did."""
+        """Call the `on_update` callbacks after an ordinary update, unless the backward called these."""
         self.notify_update(lambda _span, _weight: None)
 
     def notify_update(self, change: Change) -> None:
-        """Call the `on_update` callbacks for each trainable span, with `change(span, weight)`."""
+        """Call the `on_update` callbacks for each trainable span with the delta from `change`."""
         if not self._on_update:
             return
         with torch.no_grad():
@@ -211,9 +213,9 @@ class ParameterStore(ABC):
                             callback(span, weight, delta)
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm of the gradients: 0-dim, float32, or float64 if a gradient is.
+        """Return the global L2 norm of all gradients, 0-dim; zero without gradients.
 
-        Without gradients it is zero.
+        The dtype is float32, or float64 if a gradient is float64.
         """
         norms = []
         for span in sorted(self.spans(), key=lambda span: span.name):
@@ -234,11 +236,11 @@ class ParameterStore(ABC):
                     gradient.mul_(on_device(factor, gradient.device))
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
-        """Scale the gradients, of global norm `norm`, to at most `max_norm`, as torch does."""
+        """Scale the gradients from the global norm `norm` to a norm of at most `max_norm`."""
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
     def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:
-        """Return bitwise copies of the trainable weights (and the optimizer's state) on `on`."""
+        """Copy the trainable weights (and the optimizer's state) bitwise to the device `on`."""
         self.drain()
         weights = {}
         for span in self.spans():
@@ -276,7 +278,7 @@ class ParameterStore(ABC):
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
         """Load the optimizer's `state_dict`; each tensor keeps its saved dtype.
 
-        torch alone would cast it to the parameter's dtype, and round fp32 moments of bf16 weights.
+        torch's own loading casts state to the dtype of the parameter: fp32 moments become bf16.
         """
         self.optimizer.load_state_dict(state)
         for index, span in self._numbered().items():
@@ -289,7 +291,7 @@ class ParameterStore(ABC):
                             loaded[key] = value.to(held.device, copy=True)
 
     def _numbered(self) -> dict[int, Span]:
-        """Return the spans by their numbers in the optimizer's `state_dict`."""
+        """Return the spans by their parameter index in the optimizer's `state_dict`."""
         spans = {self.parameters[span.name]: span for span in self.spans()}
         params = (each for group in self.optimizer.param_groups for each in group["params"])
         return {index: spans[each] for index, each in enumerate(params) if each in spans}

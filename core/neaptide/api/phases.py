@@ -1,4 +1,4 @@
-"""The four phases as data, and the schedule that chooses the next one. Imports no torch."""
+"""The four phases, and the schedule that chooses the next phase. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Phase:
-    """A phase's name, and the parts of a step that it runs."""
+    """A phase: its name, and the parts of a step that run in it."""
 
     name: str
     runs_backward: bool
@@ -34,26 +34,26 @@ CORRECT = Phase("correct", runs_backward=True, updates_optimizer=True, applies_p
 PHASES = {phase.name: phase for phase in (WARMUP, FULL, PREDICT, CORRECT)}
 
 TrainedPhase = Literal["warmup", "full", "correct"]
-"""A phase that runs a backward, as the type of a setting."""
+"""The name of a phase that runs a backward; the type of settings."""
 TRAINED = tuple(cast("TrainedPhase", name) for name, phase in PHASES.items() if phase.runs_backward)
 """Names of the phases that run a backward, in the order of the cycle."""
 
 
 @attrs.frozen(kw_only=True)
 class PhaseSchedule:
-    """The position in the cycle Warmup, then Full -> Predict -> Correct -> Full …; immutable.
+    """The position in the sequence Warmup, then Full -> Predict -> Correct -> Full …; immutable.
 
-    Lengths count ordinary updates; a Predict phase is one jump. Methods return a new schedule, so a
-    plugin may simulate later steps.
+    The length of a phase is a number of ordinary updates; a Predict phase is one jump. Methods
+    return a new schedule, so a plugin may simulate later steps.
     """
 
     warmup_steps: int
     full_steps: int
     correct_steps: int
     correction_interval: int
-    """Predicted updates after which a Correct phase is due."""
+    """Number of predicted updates after which a Correct phase is due."""
     predicts: bool
-    """Whether a plugin can predict; otherwise Full never ends."""
+    """Whether a plugin can predict. If not, Full never ends."""
     phase: Phase = WARMUP
     done: int = 0
     """Ordinary updates made in `phase` so far."""
@@ -75,7 +75,7 @@ class PhaseSchedule:
         return FULL
 
     def enter(self, phase: Phase) -> PhaseSchedule:
-        """Return the schedule at the start of `phase`; entering the current one changes nothing."""
+        """Return the schedule at the start of `phase`; unchanged if it is the current phase."""
         if phase is self.phase:
             return self
         return self._at(phase, 0, 0 if phase is CORRECT else self.uncorrected)
@@ -92,14 +92,14 @@ class PhaseSchedule:
         return moved.enter(CORRECT if due else FULL)
 
     def declined(self) -> PhaseSchedule:
-        """Return the schedule after a Predict step that changed nothing."""
+        """Return the schedule after a Predict step that changed no weight."""
         return self.enter(FULL)
 
     def steps_until(self, predicate: Callable[[Phase], bool], limit: int = 10_000) -> int | None:
         """Return the number of ordinary updates before the next phase with a true `predicate`.
 
-        0 means the next step, None that no such phase comes within `limit` updates. Each jump
-        before that phase counts as accepted, with a horizon of `correction_interval` updates.
+        0 means the next step. None means that no such phase starts within `limit` updates. Each
+        jump before the phase counts as accepted, with a horizon of `correction_interval` updates.
         """
         schedule, updates = self, 0
         while updates <= limit:

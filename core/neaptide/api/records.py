@@ -1,4 +1,4 @@
-"""StepRecord, a row of steps.csv, and Finding, a line of `neaptide doctor`. Imports no torch."""
+"""StepRecord: a row of steps.csv. Finding: a line of `neaptide doctor`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from neaptide.text import one_line
 Level = Literal["ok", "note", "warning", "error"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""From harmless to fatal: `error` makes `neaptide doctor` exit with 1."""
+"""The levels of a finding, most harmless first. After `error`, `neaptide doctor` exits with 1."""
 
 
 @attrs.frozen
 class StepRecord:
-    """A row of steps.csv: an update whose loss is on the host, or an accepted jump."""
+    """A row of steps.csv: an ordinary update, once its loss is on the host, or an accepted jump."""
 
     step: int
-    """The number of the update; for a jump, of the update after it."""
+    """The number of the update; for a jump, the number of the update after the jump."""
     phase: str
     loss: float
     """Mean training loss of the batch; for a jump, the loss of its last probe."""
     was_predicted: bool
-    """Whether this is a jump."""
+    """Whether the row is an accepted jump."""
     grad_norm: float | None = None
-    """L2 norm before clipping, where measured."""
+    """L2 norm of the gradients before clipping; None if not measured."""
     confidence: float | None = None
     seconds: float = 0.0
     device_bytes: int | None = None
@@ -40,10 +40,10 @@ COLUMNS = tuple(field.name for field in attrs.fields(StepRecord))
 
 @attrs.frozen
 class Finding:
-    """The result of one check of the machine, with advice where there is a problem."""
+    """The result of one check of the machine, with advice if the check found a problem."""
 
     level: Level = attrs.field(validator=attrs.validators.in_(LEVELS))
-    """`note`: an optional thing is missing; `warning`: costs time or memory; `error`: fails."""
+    """`note`: an optional part is missing; `warning`: a cost in time or memory; `error`: a failure."""
     what: str
     """The checked thing, in a few words: `NVML`, `scikit-learn`."""
     detail: str

@@ -51,7 +51,7 @@ def restore(state: dict[str, Any]) -> None:
 
 
 def rehearse(state: dict[str, Any]) -> None:
-    """Raise the error that `restore` would raise for `state`; change no generator in use."""
+    """Raise the error that `restore` would raise for `state`. Changes no generator in use."""
     torch.Generator().set_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.Random().setstate((version, tuple(numbers), gauss))  # noqa: S311 - draws nothing
@@ -67,7 +67,7 @@ def rehearse(state: dict[str, Any]) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore every generator at the end to its state on entry."""
+    """When the context ends, restore every generator to the state it had on entry."""
     state = capture()
     try:
         yield

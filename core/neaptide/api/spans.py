@@ -31,7 +31,7 @@ class Span:
     """A parameter, or the slice of one that the store moves as a whole."""
 
     name: str
-    """Qualified name in the module; of several names, the first."""
+    """Qualified name in the module; the first name of a tied parameter."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     tier: Tier
@@ -51,7 +51,7 @@ class Span:
 
 
 OnUpdate = Callable[[Span, torch.Tensor, "torch.Tensor | None"], None]
-"""`callback(span, weight, delta)`: `weight` is the new value, valid inside the call only.
+"""`callback(span, weight, delta)`: `weight` is the new value, valid only during the call.
 
 `delta` is the tensor that a jump added to `weight`, or None after an ordinary update."""
 
@@ -64,7 +64,7 @@ Change = Callable[[Span, torch.Tensor], "torch.Tensor | None"]
 
 @attrs.frozen(eq=False)
 class Snapshot:
-    """Bitwise copies of weights (and of the optimizer's state) that `restore` puts back."""
+    """Bitwise copies of weights (and of the optimizer's state), which `restore` writes back."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any] | None
@@ -72,13 +72,13 @@ class Snapshot:
 
 
 class Keeper(Protocol):
-    """Holds one weight in another form, which may round it."""
+    """Holds one weight in another form. The form may round the weight."""
 
     def read(self) -> torch.Tensor:
         """Return the weight, on the device, in the span's shape and dtype."""
 
     def write(self, weight: torch.Tensor) -> None:
-        """Hold `weight` from now on. Writing the value of `read` changes no bit."""
+        """Hold `weight` from now on. A write of the value that `read` returned changes no bit."""
 
 
 @attrs.frozen(eq=False)
@@ -92,47 +92,47 @@ class SharedStorage:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the storage, which may be more than the bytes of the tensors."""
+        """Bytes of the storage; may be more than the sum over the tensors."""
         return self.storage.nbytes()
 
 
 @attrs.frozen(eq=False)
 class Evictable:
-    """The storages that can leave the device, and the bytes that must stay.
+    """The storages that can be moved off the device, and the bytes that must stay there.
 
     `storages` keeps the memory alive: delete the list before you measure the freed memory.
     """
 
     storages: list[SharedStorage] = attrs.field(factory=list)
     left: Mapping[str, int] = attrs.field(factory=dict)
-    """Bytes that must stay, by reason."""
+    """Bytes that must stay on the device, by reason."""
 
     __repr__ = one_line
 
     @property
     def bytes(self) -> int:
-        """Bytes that can leave."""
+        """Bytes that can be moved off the device."""
         return sum(shared.bytes for shared in self.storages)
 
 
 class Refuge(Protocol):
     """Holds evicted tensors off the device.
 
-    Tensors stay the same objects; those that shared a storage share one again on the device. A call
-    that raised can be repeated.
+    The tensor objects stay the same. Tensors that shared a storage share a storage again after
+    `give_back`. If a call raises, it can be repeated.
     """
 
     readable: bool
-    """Whether evicted tensors can be read, on the host."""
+    """Whether evicted tensors can be read on the host."""
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Move `storages` off the device, or at least those that fit; none if it raises.
+        """Move the `storages` that fit off the device. If the call raises, no storage was moved.
 
-        A storage in the list keeps its memory: remove each one from the list to free it.
+        The list keeps the device memory alive: remove each moved storage from the list.
         """
 
     def give_back(self) -> None:
-        """Move the tensors back to the device, with their present values."""
+        """Move the tensors back to the device; their present values stay."""
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

@@ -1,4 +1,4 @@
-"""The stash: values that one plugin stores for another, under typed keys."""
+"""The stash: values that one plugin stores for another plugin, under typed keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stash:
         return called(self, *(key.name for key in self._values))
 
     def set(self, key: StashKey[T], value: T) -> None:
-        """Store `value` under `key`, in place of an earlier value."""
+        """Store `value` under `key`; replace an earlier value."""
         self._values[key] = value
 
     def get(self, key: StashKey[T], default: T | None = None) -> T | None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Loss:
     """A loss as sum and count, so that micro-batches of unequal weight add up exactly.
 
-    `count` is the number of tokens or targets in `sum`, a number or a 0-dim tensor. `loss_fn` may
-    instead return the mean as a 0-dim tensor, whose count is the number of samples in the batch.
+    `count` is the number of tokens or targets in `sum`: a number or a 0-dim tensor. `loss_fn` may
+    instead return a mean as a 0-dim tensor; its count is the number of samples in the batch.
     """
 
     sum: torch.Tensor
@@ -38,7 +38,7 @@ class Loss:
 
 @attrs.frozen(eq=False)
 class WeighedLoss:
-    """A loss as `loss_fn` returned it (a sum or a mean), and its weight; used by the loop."""
+    """A loss as `loss_fn` returned it (a sum or a mean), and its weight; a type of the loop."""
 
     value: torch.Tensor
     count: float | torch.Tensor
@@ -46,7 +46,7 @@ class WeighedLoss:
     __repr__ = one_line
 
     def over(self, reference: float | torch.Tensor) -> torch.Tensor:
-        """Return `sum / reference`; a mean whose count is `reference` stays unrounded."""
+        """Return `sum / reference`; a mean with `count == reference` is returned unrounded."""
         if self.is_sum:
             return self.value / reference
         share = self.count / reference
@@ -54,7 +54,7 @@ class WeighedLoss:
 
     @property
     def mean(self) -> torch.Tensor:
-        """The mean, 0-dim; zero if the count is zero."""
+        """The mean loss, 0-dim; zero if the count is zero."""
         return self.over(nonzero(self.count))
 
 
@@ -66,7 +66,7 @@ def nonzero(count: float | torch.Tensor) -> float | torch.Tensor:
 
 
 def weigh(returned: object, batch: object) -> WeighedLoss:
-    """Return the loss that `loss_fn` returned, with its weight; TypeError if it is no loss."""
+    """Return the value of `loss_fn` with its weight; TypeError if the value is no loss."""
     if isinstance(returned, Loss):
         return WeighedLoss(returned.sum, returned.count, is_sum=True)
     if isinstance(returned, torch.Tensor) and returned.numel() == 1:
@@ -111,19 +111,19 @@ class Outcome(Enum):
     APPLIED = "applied"
     """The weights changed."""
     SKIPPED = "skipped"
-    """The loss or a gradient was not finite: no weight changed, the gradients are dropped."""
+    """The loss or a gradient was not finite. No weight changed; the gradients are dropped."""
     DEFERRED = "deferred"
-    """No weight changed yet: the gradients accumulate further."""
+    """No weight changed. The gradients stay, and the next step adds to them."""
 
 
 @attrs.frozen(eq=False)
 class Trained:
-    """The result of one ordinary step, still on the device."""
+    """The result of one ordinary step; its tensors are still on the device."""
 
     loss: torch.Tensor
     """Mean over the batch, 0-dim, detached."""
     gradient_norm: torch.Tensor | None
-    """L2 norm before clipping; None unless measured."""
+    """L2 norm of the gradients before clipping; None if not measured."""
     outcome: Outcome
     __repr__ = one_line
 
@@ -135,10 +135,10 @@ class Update:
     horizon: int = attrs.field(validator=_gt(0))
     delta: DeltaOf
     """`delta(span)` returns a float tensor of the span's shape on any device, or None for no
-    change. It is called span by span: only one delta has to exist at a time."""
+    change. It is called for one span after the other: only one delta must exist at a time."""
     add: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None
-    """`add(weight, delta, scale)` adds in place, both tensors on one device. The default rounds
-    the delta to the weight's dtype first."""
+    """`add(weight, delta, scale)` adds `scale * delta` to `weight` in place, both on one device.
+    The default first rounds the delta to the weight's dtype."""
     __repr__ = one_line
 
 
@@ -148,7 +148,7 @@ Probe = Callable[[Any], float]
 
 @attrs.frozen
 class Pace:
-    """The pace of prediction, which a scheduler sets in `run.stash` for the predictor."""
+    """The pace of prediction. A scheduler sets it in `run.stash` for the predictor."""
 
     scale: float = attrs.field(default=1.0, validator=[_ge(0.0), _lt(math.inf)])
     """Factor on the length of a jump; 0: no jump."""
@@ -162,7 +162,7 @@ PACE: StashKey[Pace] = StashKey("pace")
 
 @attrs.frozen
 class JumpGain:
-    """The measured gain of a jump, which the plugin that measures it sets in `run.stash`."""
+    """The measured gain of a jump. The plugin that measures the gain sets it in `run.stash`."""
 
     jump: int
     """Number of the update after the jump, as in `steps.csv`."""
@@ -174,12 +174,12 @@ class JumpGain:
 
 
 JUMP_GAIN: StashKey[JumpGain] = StashKey("jump-gain")
-"""The key of the gain measured last; a scheduler reads it after each step."""
+"""The key of the latest measured gain; a scheduler reads it after each step."""
 
 
 @attrs.frozen
 class Forecast:
-    """The forecast of a dynamics model. NaN in a field, or an infinite loss, prevents the jump."""
+    """The forecast of a dynamics model. A NaN in a field or an infinite loss prevents the jump."""
 
     loss: float
     confidence: float = attrs.field()
@@ -197,7 +197,7 @@ class Jump:
 
     accepted: bool
     horizon: int
-    """Ordinary updates that the jump replaces, after halvings; if refused, as proposed."""
+    """Ordinary updates that the jump replaces, after halvings; of a refused jump, as proposed."""
     scale: float
     """Applied share of the proposed delta; 0 if refused."""
     loss_before: float
@@ -220,13 +220,13 @@ class StepResult:
     """The result of `trainer.step`. `loss`, `grad_norm` and the repr wait for the device."""
 
     step: int
-    """Number of ordinary updates, this one included."""
+    """Number of ordinary updates, including this step."""
     phase: Phase
     outcome: Outcome
     jump: Jump | None
     """The jump before this step's training, accepted or refused; None without a jump."""
     memory: MemorySample | None
-    """Memory after the step, in runs with a directory; otherwise None."""
+    """Memory after the step; None in a run without a directory."""
     seconds: float
     _read_loss: Callable[[], float]
     _read_norm: Callable[[], float | None]
@@ -245,7 +245,7 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float | None:
-        """Global L2 norm of the gradients before clipping, where measured."""
+        """Global L2 norm of the gradients before clipping; None if not measured."""
         return self._read_norm()
 
     @property

@@ -40,8 +40,8 @@ class Task:
 class Data:
     """Training batches in order, and fixed validation batches.
 
-    `train` is any iterable. With `state_dict` and `load_state_dict` it resumes by itself. Without,
-    each iteration must give the same batches, and a resumed run skips the used ones.
+    `train` is any iterable. If it has `state_dict` and `load_state_dict`, a resumed run uses them.
+    Otherwise each iteration must give the same batches, and a resumed run skips the used batches.
     """
 
     train: Iterable[Any]
@@ -51,7 +51,7 @@ class Data:
 
 @attrs.frozen
 class ModelSpec:
-    """The table `[model]`; `"builtin:byte-gpt"` has the scheme `builtin`, the name `byte-gpt`."""
+    """The table `[model]`; `"builtin:byte-gpt"` has scheme `builtin` and name `byte-gpt`."""
 
     scheme: str
     name: str
@@ -85,7 +85,7 @@ class Run:
     stash: Stash = attrs.field(factory=Stash, repr=False)
     """Values that plugins store for each other."""
     timeline: Timeline = attrs.field(factory=Timeline, repr=False)
-    """Names the running parts for a profiler: `run.timeline.listen(opener)`."""
+    """Gives a profiler the names of the running parts: `run.timeline.listen(opener)`."""
 
     if not TYPE_CHECKING:  # so that type checkers report unknown names
         __getattr__ = missing_in(f"{__name__}.Run", AttributeError)

@@ -1,4 +1,4 @@
-"""Timeline: names for a profiler of the steps, the core's parts and every plugin's hooks."""
+"""Timeline: gives a profiler the names of steps, parts of the core and hooks of plugins."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Opener = Callable[[str, str], AbstractContextManager[Any]]
 
 
 class Timeline:
-    """Opens a context around each part of one run, `run.timeline`; without a listener, none.
+    """Opens a context around each part of a run, for one listener: `run.timeline`.
 
-    Categories and names: `step` (`"step 12 full"`, `"step 12 predict"`), `core` (the core's own
-    part of an around hook, `"around_forward"`), and a plugin's name for each of its hooks and
-    middleware (`"ema: after_step"`). Contexts nest properly.
+    There are three kinds of categories. `step` has names such as `"step 12 full"` and
+    `"step 12 predict"`. `core` is the core's own part of an around hook: `"around_forward"`. A
+    plugin's name is the category of its hooks and middleware: `"ema: after_step"`. Contexts nest.
     """
 
     __slots__ = ("opener",)
@@ -27,9 +27,9 @@ class Timeline:
         return f"{type(self).__name__}({'nobody' if self.opener is None else 'somebody'} listens)"
 
     def listen(self, opener: Opener) -> Callable[[], None]:
-        """Enter `opener(name, category)` around every part from the next one on.
+        """Enter the context `opener(name, category)` around every later part of the run.
 
-        Returns a function that ends this. RuntimeError if there is a listener already.
+        Returns a function that removes the listener. RuntimeError if there is a listener already.
         """
         if self.opener is not None:
             msg = "a timeline of this run is being recorded already; end it first"

@@ -174,7 +174,7 @@ class ParameterStore(ABC):
         return nullcontext()
 
     def updated_in_backward(self) -> frozenset[str]:
-        """Return the names of the spans that the last backward has already updated."""
+        """Return the names of the spans that the backward of this update has already stepped."""
         return frozenset()
 
     def step(self) -> None:
@@ -197,7 +197,7 @@ class ParameterStore(ABC):
         return lambda: self._on_update.remove(callback)
 
     def finish_update(self) -> None:
-        """Call the `on_update` callbacks after an ordinary update, unless the backward called these."""
+        """Call the `on_update` callbacks after an update, unless the backward has called them."""
         self.notify_update(lambda _span, _weight: None)
 
     def notify_update(self, change: Change) -> None:

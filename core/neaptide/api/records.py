@@ -43,7 +43,7 @@ class Finding:
     """The result of one check of the machine, with advice if the check found a problem."""
 
     level: Level = attrs.field(validator=attrs.validators.in_(LEVELS))
-    """`note`: an optional part is missing; `warning`: a cost in time or memory; `error`: a failure."""
+    """`note`: an optional part is missing; `warning`: time or memory is lost; `error`: a fault."""
     what: str
     """The checked thing, in a few words: `NVML`, `scikit-learn`."""
     detail: str

@@ -1,1 +1,1 @@
-"""Hooks: specs, manager, middleware, the registry of plugins, and their order."""
+"""Hooks: specs, manager, middleware, the registry of plugins, and the order of plugins."""

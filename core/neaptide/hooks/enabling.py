@@ -1,4 +1,4 @@
-"""Finds the plugins that a config enables, and their order. Imports neither plugins nor torch."""
+"""Finds the plugins that a config enables, and their order. Does not import plugins or torch."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def configured(
     config: RunConfig | Mapping[str, Any] | str | Path | None,
     plugins: Iterable[str | PluginSpec] = (),
 ) -> tuple[RunConfig, list[PluginSpec]]:
-    """Return the whole config and the manifests of the enabled plugins in resolved order.
+    """Return the complete config and the manifests of the enabled plugins in resolved order.
 
-    `plugins` adds to the plugins of the config, by name or manifest. Plugins that build the model,
-    data or optimizer are enabled too. Raises ConfigError or PluginError with all problems.
+    `plugins` are names or manifests of plugins that are enabled in addition to those of the config.
+    Plugins that build the model, data or optimizer are enabled, too. The ConfigError or PluginError
+    lists all problems.
     """
     if isinstance(plugins, str | PluginSpec):
         msg = f"plugins must be a list of names or manifests, such as ['ema'] (got {plugins!r})"
@@ -75,8 +76,8 @@ def _by_name(specs: Iterable[PluginSpec]) -> dict[str, PluginSpec]:
 def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]:
     """Split `"builtin:byte-gpt"` into scheme and name; a `package.module:factory` has no scheme.
 
-    The part before the colon is a scheme if an installed or `enabled` plugin builds it, or if the
-    part after the colon is not a Python name.
+    The part before the colon is a scheme if an installed or `enabled` plugin builds this scheme, or
+    if the part after the colon is not a Python name.
     """
     scheme, colon, rest = name.partition(":")
     known = {
@@ -90,7 +91,7 @@ def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]
 
 
 class _Known(dict[str, PluginSpec]):
-    """Given manifests, then installed ones; a broken one raises only when it is read."""
+    """The given and the installed manifests; a broken manifest raises only when it is read."""
 
     def __missing__(self, name: str) -> PluginSpec:
         return installed_plugins()[name]

@@ -1,8 +1,9 @@
-"""Every hook, in the order of a run. A docstring states when a hook runs and what it may do.
+"""Every hook, in the order of a run. Each docstring states when the hook runs and what it may do.
 
-An implementation names only the arguments it uses. The hooks `around_*` return a middleware (see
-`api/middleware.py`); the first plugin's is the outermost. With `firstresult` the first result that
-is not None counts, and the core's own comes last. All other hooks run on every plugin.
+An implementation names only the arguments that it uses. The hooks `around_*` return a middleware
+(see `api/middleware.py`); the middleware of the first plugin is the outermost. A hook with
+`firstresult` uses the first result that is not None; the core's own implementation runs last. All
+other hooks run on every plugin.
 """
 # mypy: disable-error-code="empty-body"
 
@@ -33,34 +34,35 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker(PROJECT)
 
 
-# --- assembly: each runs once, in this order, `build_data` last -----------------------------------
+# --- assembly: each hook runs once, in this order, but `build_data` last --------------------------
 
 
 @hookspec(firstresult=True)
 def build_model(spec: ModelSpec) -> nn.Module | Task | None:
-    """Build the model of `[model]`, in runs from a config; `schemes` of the manifest claim it.
+    """Build the model of `[model]`, in runs from a config.
 
-    Return a module that is called as `model(**batch).loss`, or a `Task(module, loss_fn)`.
+    The manifest lists the names that the plugin builds in `schemes`. Return a
+    `Task(module, loss_fn)`, or a module whose loss is `model(**batch).loss`.
     """
 
 
 @hookspec(firstresult=True)
 def build_data(spec: DataSpec) -> Data | None:
-    """Build the training and validation batches of `[data]`, after `on_run_start`."""
+    """Build the training and validation batches of `[data]`. Runs after `on_run_start`."""
 
 
 @hookspec
 def register_kernels(kernels: KernelScope) -> None:
     """Add providers of ops with `kernels.add`, or select providers with `kernels.use`.
 
-    Runs after `build_model`; the end of the run undoes it. `neaptide kernels` calls it without a
-    run, on a plugin with default settings.
+    Runs after `build_model`. The core undoes the changes at the end of the run. `neaptide
+    kernels` calls this hook without a run, on a plugin with default settings.
     """
 
 
 @hookspec
 def convert_model(model: nn.Module) -> None:
-    """Change the model in place, before the optimizer gets its parameters; undo in `on_run_end`."""
+    """Change the model in place, before the optimizer is built. Undo the change in `on_run_end`."""
 
 
 @hookspec(firstresult=True)
@@ -74,29 +76,29 @@ def configure_optimizer(
 def provide_parameters(
     model: nn.Module, optimizer: torch.optim.Optimizer, run: Run
 ) -> ParameterStore | None:
-    """Provide the store of weights, gradients and optimizer state; the core's keeps all resident.
+    """Provide the store of weights, gradients and optimizer state.
 
-    A plugin that claims `device.placement` gets the model where it was built, and moves its parts
-    to `run.device`. Without such a plugin the core has moved the whole model.
+    The core's own store keeps everything on the device. If a plugin claims `device.placement`,
+    the core does not move the model: the plugin moves the parts of the model to `run.device`.
     """
 
 
-# --- around: each returns a middleware or None; called once, after `on_run_start` -----------------
+# --- around: each hook returns a middleware or None; it runs once, after `on_run_start` -----------
 
 
 @hookspec
 def around_train_step(run: Run) -> middleware.AroundTrainStep | None:
-    """Wrap one ordinary step: all micro-batches, backwards and the update, without the jump."""
+    """Wrap one ordinary step: all micro-batches, backwards and the update. The jump is outside."""
 
 
 @hookspec
 def around_forward(run: Run) -> middleware.AroundForward | None:
-    """Wrap each call of model and loss: in training, in the guard, in evaluation."""
+    """Wrap each call of model and loss: in training, in the guard and in evaluation."""
 
 
 @hookspec
 def around_backward(run: Run) -> middleware.AroundBackward | None:
-    """Wrap each backward. If you multiply the loss, divide in `around_optimizer_step`."""
+    """Wrap each backward. If you scale the loss, unscale gradients in `around_optimizer_step`."""
 
 
 @hookspec
@@ -106,12 +108,12 @@ def around_optimizer_step(run: Run) -> middleware.AroundOptimizerStep | None:
 
 @hookspec
 def around_predict(run: Run) -> middleware.AroundPredict | None:
-    """Wrap a Predict step. Pass a smaller `horizon` to shorten it, or return None to veto it."""
+    """Wrap a Predict step. Pass a smaller `horizon` to shorten the jump; return None to veto it."""
 
 
 @hookspec
 def around_propose(run: Run) -> middleware.AroundPropose | None:
-    """Wrap `propose_update`: correct, scale or drop the update before the guard judges it."""
+    """Wrap `propose_update`. May correct, scale or drop the update before the guard judges it."""
 
 
 @hookspec
@@ -136,13 +138,14 @@ def around_save(run: Run) -> middleware.AroundSave | None:
 def on_run_start(run: Run, model: nn.Module, store: ParameterStore, probe: Probe) -> None:
     """Run after assembly, before the first step and before a checkpoint is loaded.
 
-    `probe(batch)`, for later calls, returns the mean loss of the weights at that time, a float.
+    `probe(batch)` returns the mean loss of the present weights as a float. Keep `probe` for calls
+    during the run.
     """
 
 
 @hookspec
 def on_run_end(run: Run, error: BaseException | None) -> None:
-    """Undo patches. Runs once, in reverse order, on every plugin, even if others raise."""
+    """Undo patches. Runs once on every plugin, in reverse order, even if other plugins raise."""
 
 
 # --- phase --------------------------------------------------------------------------------------
@@ -150,22 +153,24 @@ def on_run_end(run: Run, error: BaseException | None) -> None:
 
 @hookspec(firstresult=True)
 def select_phase(history: History, schedule: PhaseSchedule) -> Phase | None:
-    """Choose the phase of the coming step; the core's choice is `schedule.due()`."""
+    """Choose the phase of the next step. The core chooses `schedule.due()`."""
 
 
 @hookspec(firstresult=True)
 def propose_update(store: ParameterStore, history: History, horizon: int) -> Update | None:
-    """Propose a predicted update in place of at most `horizon` ordinary ones, or None.
+    """Return a predicted update that replaces at most `horizon` ordinary updates, or None.
 
-    Runs in a Predict step. Must not change weights (PluginError): the core applies the update.
+    Runs in a Predict step. The core applies the update: a change of weights in this hook raises
+    PluginError.
     """
 
 
 @hookspec(firstresult=True)
 def forecast(history: History, horizon: int) -> Forecast | None:
-    """Forecast the loss after `horizon` updates, before `propose_update`; None: no forecast.
+    """Return a forecast of the loss after `horizon` updates, or None. Runs before `propose_update`.
 
-    Needs the claim `dynamics`. No jump follows a confidence below `phases.predict.confidence`.
+    The manifest must claim `dynamics`. If the forecast's confidence is below
+    `phases.predict.confidence`, no update is proposed.
     """
 
 
@@ -176,15 +181,15 @@ def plan_micro_batches(batch: Any) -> Sequence[Any] | None:
 
 @hookspec
 def on_phase_enter(phase: Phase, previous: Phase | None, step: int) -> None:
-    """Run when a phase begins; `previous` is None in the first step after a start or resume."""
+    """Run when a phase begins; `previous` is None in the first step of a started or resumed run."""
 
 
 @hookspec
 def on_phase_exit(phase: Phase, following: Phase | None, step: int) -> None:
-    """Run when a phase ends; `following` is None at the end of the run and before a resume."""
+    """Run when a phase ends; `following` is None at the end of a run and before a resume."""
 
 
-# --- notify: observe, return None -----------------------------------------------------------------
+# --- notify: each hook observes and returns None --------------------------------------------------
 
 
 @hookspec
@@ -209,15 +214,16 @@ def after_step(step: int, phase: Phase, result: StepResult) -> None:
 
 @hookspec
 def on_record(record: StepRecord) -> None:
-    """Run for each row of steps.csv, also without a run directory: an update or accepted jump.
+    """Run for each row of steps.csv, an update or accepted jump; also without a run directory.
 
-    An update's record comes in the step after it, or at the end of the run, with plain numbers.
+    The record of an update holds plain numbers. The hook gets it during the next step, or at the
+    end of the run.
     """
 
 
 @hookspec
 def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
-    """Run for each line of metrics.jsonl: `lr` and every plugin's numbers, or `val_loss`."""
+    """Run for each line of metrics.jsonl: either `lr` and all plugins' numbers, or `val_loss`."""
 
 
 # --- account ----------------------------------------------------------------------------------
@@ -232,16 +238,16 @@ def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
 def collect_metrics(step: int, phase: Phase) -> Mapping[str, float]:
     """Return numbers for metrics.jsonl, at every phase change and every `run.log_every` updates.
 
-    Runs if there is a run directory or a plugin with `on_metrics`.
+    Runs only if there is a run directory or a plugin implements `on_metrics`.
     """
 
 
-# --- doctor: without a run ------------------------------------------------------------------------
+# --- doctor: the hook runs without a run ----------------------------------------------------------
 
 
 @hookspec
 def diagnose() -> Iterable[Finding]:
-    """Check the machine for `neaptide doctor`: the plugin's requirements and any problems.
+    """Check the machine for `neaptide doctor`: the plugin's requirements, and any problems.
 
-    Runs without a run, on every installed plugin with its default config.
+    Runs on every installed plugin, with its default config and without a training run.
     """

@@ -1,7 +1,7 @@
-"""HookManager: calls the hooks, names the plugin in errors, quarantines failing observers.
+"""HookManager: calls the hooks, names the plugin in errors, and disables observers that fail.
 
-pluggy declares, validates and orders the implementations. The calls are made here, because pluggy's
-own call cannot name the plugin that raised or returned a wrong value.
+pluggy declares, validates and orders the implementations. This module calls them, because a call
+by pluggy cannot name the plugin that raised or returned a wrong value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULTS = "neaptide"
 
 @attrs.frozen(eq=False)
 class _Implementation:
-    """One plugin's implementation of one hook, with the names of its arguments."""
+    """One plugin's implementation of one hook, with the names of the arguments that it takes."""
 
     plugin: str
     hook: str
@@ -96,7 +96,7 @@ class HookManager:
         return bool(self._calls[hook])
 
     def left_to_core(self, hook: str) -> bool:
-        """Return whether no plugin implements `hook`, so that the core's default applies."""
+        """Return whether no plugin implements `hook`, so that the core's default is used."""
         return all(call.plugin == DEFAULTS for call in self._calls[hook])
 
     # -- ways of calling --------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class HookManager:
                 yield implementation.plugin, value
 
     def notify(self, hook: str, **given: Any) -> None:
-        """Call a hook that returns None; PluginError for any other value."""
+        """Call a hook on every plugin; PluginError if an implementation does not return None."""
         for implementation in self._calls[hook]:
             try:
                 value = implementation(given)
@@ -144,12 +144,12 @@ class HookManager:
         if spec is None or not spec.observer:
             return False
         if hook == "on_run_start" and isinstance(error, ConfigError):
-            return False  # unusable settings are an error before training
+            return False  # the user must mend the settings before training
         if name in self._quarantine:
             self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=said(error))
             return True
         self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=said(error))
-        self._quarantine.add(name)  # only its on_run_end still runs, to undo patches
+        self._quarantine.add(name)  # of its hooks only on_run_end still runs, to undo patches
         self._index()
         return True
 
@@ -160,7 +160,7 @@ class HookManager:
         return self._teardown("on_run_end", run=run, error=error)
 
     def leave_phase(self, phase: Phase, step: int) -> list[BaseException]:
-        """Call `on_phase_exit` at the end of the run on every plugin; return the errors."""
+        """Call `on_phase_exit` on every plugin at the end of the run; return the errors."""
         return self._teardown("on_phase_exit", phase=phase, following=None, step=step)
 
     def _teardown(self, hook: str, **given: Any) -> list[BaseException]:
@@ -168,7 +168,7 @@ class HookManager:
         for implementation in reversed(self._calls[hook]):
             try:
                 implementation(given)
-            except BaseException as error:  # noqa: BLE001 - returned: the other teardowns run
+            except BaseException as error:  # noqa: BLE001 - returned, so that the other teardowns run
                 if not (
                     isinstance(error, Exception)
                     and self._quarantined(implementation.plugin, hook, error)
@@ -188,14 +188,14 @@ class HookManager:
         return ledger
 
     def collect_metrics(self, step: int, phase: Phase) -> dict[str, float]:
-        """Return every plugin's numbers as `"plugin.name"`."""
+        """Return the numbers of every plugin, by `"plugin.name"`."""
         metrics: dict[str, float] = {}
         for plugin, values in self._collect("collect_metrics", _numbers, step=step, phase=phase):
             metrics.update({f"{plugin}.{name}": value for name, value in values.items()})
         return metrics
 
     def diagnose(self) -> list[Finding]:
-        """Return the findings of every plugin on this machine; an error of a plugin propagates."""
+        """Return every plugin's findings about this machine; a plugin's error propagates."""
         found: list[Finding] = []
         for implementation in self._calls["diagnose"]:
             for value in implementation.function() or ():

@@ -1,4 +1,4 @@
-"""Composes the middleware of the around hooks; the first plugin's is the outermost."""
+"""Composes the middleware of the around hooks; that of the first plugin is the outermost."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ RETURNS = {
 
 
 def blame(error: BaseException, plugin: str | None, where: str) -> None:
-    """Note on `error` that `plugin` raised it in hook `where`; only the first call counts.
+    """Add a note to `error`: `plugin` raised it in hook `where`. Later calls change nothing.
 
-    `plugin=None` stands for the core or the user's code: then no plugin further out is blamed.
+    `plugin=None` means that the core or the user's code raised `error`. Then no outer plugin is
+    blamed.
     """
     if hasattr(error, _BLAMED):
         return
@@ -54,7 +55,7 @@ def compose(
     layers: Iterable[tuple[str, Callable[..., Any]]],
     timeline: Timeline,
 ) -> Callable[..., Any]:
-    """Return `core` wrapped in `layers`, each a `layer(next, **arguments)`, outermost first."""
+    """Return `core` wrapped in `layers`: functions `layer(next, **arguments)`, outermost first."""
     call = _core(core, where, timeline)
     for plugin, layer in reversed(list(layers)):
         if not callable(layer):
@@ -70,7 +71,7 @@ def compose(
 def _core(core: Callable[..., Any], where: str, timeline: Timeline) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
         try:
-            if timeline.opener is None:  # each step passes here: no context where none is needed
+            if timeline.opener is None:  # runs in each step, so skip the cost of an empty context
                 return core(**arguments)
             with timeline.opener(where, "core"):
                 return core(**arguments)
@@ -99,7 +100,7 @@ def _layer(
                     value = layer(inner, **arguments)
             if not isinstance(value, expected):
                 msg = returned_wrong(plugin, where, expected, value)
-                raise PluginError(msg)  # noqa: TRY301 - blamed as an error of the layer
+                raise PluginError(msg)  # noqa: TRY301 - the handler below blames the layer
         except BaseException as error:
             blame(error, plugin, where)
             raise

@@ -1,4 +1,4 @@
-"""The registry of installed plugins: reads entry points, imports only manifests, not torch."""
+"""The registry of installed plugins: reads entry points and imports only manifests, not torch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
 
 @attrs.frozen
 class Installed:
-    """One entry point of the group: its manifest, or the problem with it."""
+    """An installed plugin: its manifest, or the reason why the manifest cannot be used."""
 
     name: str
     distribution: str
-    """`"name version"` of the distribution that ships it."""
+    """`"name version"` of the distribution that ships the plugin."""
     target: str
     spec: PluginSpec | None
     problem: str | None = None
     """The reason why the manifest cannot be used, or None."""
     rival: str | None = None
-    """`"name version"` of another distribution that ships a plugin of this name."""
+    """`"name version"` of another distribution that ships a plugin with this name."""
 
 
 class Registry(Mapping[str, PluginSpec]):
-    """The manifests by name. A broken plugin raises only when its manifest is read."""
+    """The manifests by name. A broken manifest raises an error only when it is read."""
 
     def __init__(self, installed: Mapping[str, Installed]) -> None:
         self.installed = installed
 
     def __getitem__(self, name: str) -> PluginSpec:
-        """Return the manifest of `name`; a broken plugin raises PluginError, not KeyError."""
+        """Return the manifest of `name`; KeyError if not installed, PluginError if broken."""
         found = self.installed[name]
         if found.spec is None:
             msg = f"plugin {name!r} from {found.distribution} cannot be used: {found.problem}"
@@ -51,13 +51,13 @@ class Registry(Mapping[str, PluginSpec]):
         return len(self.installed)
 
     def usable(self) -> dict[str, PluginSpec]:
-        """Return the manifests without a problem."""
+        """Return the manifests that have no problem, by name."""
         return {name: found.spec for name, found in self.installed.items() if found.spec}
 
     def for_scheme(self, scheme: str, where: str) -> PluginSpec:
         """Return the plugin that builds `scheme`, such as `"model:builtin"`.
 
-        PluginError if no plugin or several plugins do.
+        PluginError if no plugin, or more than one plugin, builds `scheme`.
         """
         usable = self.usable()
         holders = [spec for spec in usable.values() if scheme in spec.schemes]
@@ -80,7 +80,7 @@ class Registry(Mapping[str, PluginSpec]):
 
 @cache
 def installed_plugins() -> Registry:
-    """Return the plugins installed in this environment, in the order of names."""
+    """Return the plugins installed in this environment, sorted by name."""
     return Registry({name: _read(one) for name, one in shipped(ENTRY_POINT_GROUP).items()})
 
 
@@ -91,7 +91,7 @@ def disabled_plugins() -> frozenset[str]:
 
 
 def disabled_strangers() -> list[str]:
-    """Return one problem for each name in NEAPTIDE_DISABLED_PLUGINS that is not installed."""
+    """Return an error text for each name in NEAPTIDE_DISABLED_PLUGINS that is not installed."""
     known = installed_plugins()
     unknown = sorted(disabled_plugins() - set(known))
     return [f"{name!r} is not installed{suggest(name, known)}" for name in unknown]
@@ -114,7 +114,7 @@ def _read(one: ShippedEntry) -> Installed:
 
 
 def load_class(spec: PluginSpec) -> type[Plugin[object]]:
-    """Import the class of a manifest; PluginError with the plugin and the cause."""
+    """Import and return the class of a manifest; PluginError if that fails."""
     module, _, name = spec.load.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), name)

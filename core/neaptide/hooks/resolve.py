@@ -1,4 +1,4 @@
-"""Puts the enabled plugins in order and finds all conflicts among them. Imports no torch."""
+"""Puts the enabled plugins in order and finds all conflicts between them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 def resolve(
     enabled: Sequence[PluginSpec], installed: Callable[[], Iterable[PluginSpec]] = tuple
 ) -> list[PluginSpec]:
-    """Return `enabled` in the order their hooks run, outermost first.
+    """Return `enabled` in the order in which their hooks run; the first plugin is the outermost.
 
-    `before` and `after` of the manifests come first, then the order of the config. ConfigError
-    lists all problems: a claim held twice, a conflict, a missing requirement, a cycle.
-    `installed()` returns manifests, to name the plugins that meet a missing requirement.
+    `before` and `after` of the manifests determine the order; the order of the config decides the
+    rest. ConfigError lists all problems: a claim held twice, a conflict, a missing requirement, a
+    cycle. `installed()` returns the installed manifests; an error about a missing requirement names
+    the plugins that meet it.
     """
     specs = {spec.name: spec for spec in enabled}
     problems = [
@@ -104,7 +105,7 @@ def _sorted(specs: Mapping[str, PluginSpec], problems: list[str]) -> list[str]:
     order: list[str] = []
     ready: list[str] = list(sorter.get_ready())
     while ready:
-        # One at a time, first in the config first: ties keep the config's order.
+        # Of the ready plugins take the first in the config, so that ties keep the config's order.
         name = min(ready, key=rank.__getitem__)
         ready.remove(name)
         order.append(name)

@@ -1,1 +1,1 @@
-"""One step of training: its phases, the guard of a jump, its state and the learning rate."""
+"""One step of training: the phases, the guard of a jump, the loop's state, the learning rate."""

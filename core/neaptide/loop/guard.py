@@ -1,4 +1,4 @@
-"""The guard: applies a predicted update, judges it by forwards, undoes a refused one bitwise."""
+"""The guard: applies a predicted update, judges it by forwards, and undoes it if refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Verdict:
-    """The guard's decision on one update; the fields are those of `Jump`."""
+    """The guard's decision on one update; `Jump` documents the fields."""
 
     accepted: bool
     scale: float
@@ -36,29 +36,29 @@ class Verdict:
 
 @attrs.frozen(kw_only=True)
 class Guard:
-    """Accepts an update if the probe loss, by a forward, rises by at most `rise`.
+    """Accepts an update if it raises the probe loss, measured by a forward, by at most `rise`.
 
-    The guard refuses immediate harm. It does not estimate the later gain of a jump, because such
-    estimates correlate too little with the measured gain.
+    The guard refuses jumps that do immediate harm. It does not estimate the later gain of a jump,
+    because such estimates correlate too little with the measured gain.
     """
 
     rise: float
-    """Largest accepted relative rise of the probe loss, 0.02 = 2 %."""
+    """Largest accepted relative rise of the probe loss: 0.02 is 2 %."""
     halvings: int
-    """How often a refused jump is halved and tried again."""
+    """How many times a refused jump is halved and tried again."""
 
     def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
         """Apply `update` to the weights of `store`: all of it, a halved part, or nothing.
 
-        After a refusal every weight is bitwise unchanged. After an accepted jump every changed
-        weight is finite, and the `on_update` callbacks have run with the applied delta, rounding
-        included. Needs host memory for one copy of the trainable weights.
+        If the jump is refused, every weight is bitwise unchanged. If it is accepted, every changed
+        weight is finite, and the `on_update` callbacks have run with the rounded delta that was
+        applied. Needs host memory for one copy of the trainable weights.
         """
         before, snapshot = probe(), store.snapshot()
         try:
             verdict = self._tried(store, update, probe, before, snapshot)
         except BaseException:
-            store.restore(snapshot)  # never keep half a jump
+            store.restore(snapshot)  # a part of a jump must not stay
             raise
         if verdict.accepted:
             old = snapshot.weights
@@ -78,7 +78,7 @@ class Guard:
         if problem is None and not math.isfinite(before):
             problem = f"the probe loss before the jump is {before}"
         if problem is not None:
-            store.restore(snapshot)  # computing the deltas may have changed weights
+            store.restore(snapshot)  # `update.delta` may have changed weights
             return Verdict(False, 0.0, before, math.nan, norm, problem)
         for halving in range(self.halvings + 1):
             scale = 0.5**halving
@@ -92,15 +92,15 @@ class Guard:
 
 
 def apply(store: ParameterStore, update: Update, scale: float) -> str | None:
-    """Add `scale * delta` to every trainable weight, by `update.add` or in the weight's dtype.
+    """Add `scale * delta` to every trainable weight, with `update.add` or in the weight's dtype.
 
-    Stop at the first unusable delta or non-finite weight, and return this problem.
+    At the first unusable delta or non-finite weight, stop and return the problem as text.
     """
     add = update.add or _add
     for span in store.spans():
         delta, problem = _delta_of(update, span)
         if problem is not None:
-            return problem  # `delta(span)` may return another tensor than in `_inspect`
+            return problem  # `delta(span)` may return another tensor than it did in `_inspect`
         if delta is None:
             continue
         with store.loan(span, "write") as weight, torch.no_grad():
@@ -116,7 +116,7 @@ def _add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
 
 
 def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
-    """Return the L2 norm of the whole delta, and the first problem with it, if any."""
+    """Return the L2 norm of the delta over all spans, and the first problem with it or None."""
     squares = 0.0
     for span in store.spans():
         delta, problem = _delta_of(update, span)
@@ -135,7 +135,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | None]:
-    """Return the delta of a trainable weight, and the problem with it, if any."""
+    """Return the delta of a span and the problem with this delta; both may be None."""
     delta = update.delta(span) if span.trainable else None
     if delta is None:
         return None, None
@@ -157,7 +157,7 @@ def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | No
 
 @contextmanager
 def unwritten(store: ParameterStore, model: nn.Module) -> Iterator[None]:
-    """Raise PluginError at the end if weights changed, which the guard could not undo."""
+    """When the context ends, raise PluginError if weights changed; the guard cannot undo that."""
     written: list[Span] = []
     end = store.on_write(written.append)
     versions = [parameter._version for parameter in model.parameters()]  # noqa: SLF001 - torch's
@@ -176,7 +176,7 @@ def unwritten(store: ParameterStore, model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Restore at the end the modules' modes, buffers, random state and torch's grad mode."""
+    """When the context ends, restore train modes, buffers, random state and torch's grad mode."""
     modes = {module: module.training for module in model.modules()}
     with torch.set_grad_enabled(torch.is_grad_enabled()), buffers.preserved(model), rng.preserved():
         try:
@@ -188,7 +188,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run forwards in eval mode without gradients; the state of `as_it_was` is restored."""
+    """Set eval mode without gradients; when the context ends, restore as `as_it_was` does."""
     with as_it_was(model), torch.no_grad():
         model.eval()
         yield

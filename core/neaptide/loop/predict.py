@@ -1,4 +1,4 @@
-"""One Predict step: gets a forecast and an update from plugins, and calls the guard."""
+"""One Predict step: requests a forecast and an update from plugins, and calls the guard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .state import TrainState
 
 DEFAULT_CONFIDENCE = 0.85
-"""The least confidence for a jump if `phases.predict.confidence` is not set."""
+"""The smallest confidence that allows a jump, if `phases.predict.confidence` is not set."""
 
 
 def attempt(
@@ -46,11 +46,11 @@ def attempt(
     horizon: int,
     settings: PredictSection,
 ) -> Jump | None:
-    """Return the judged jump, or None if no update was proposed.
+    """Return the jump with the guard's verdict, or None if no update was proposed.
 
-    `propose(store=, history=, horizon=)` is the hook `propose_update` in its middleware. `probe()`
-    returns the loss of the present weights and changes no state. Generators, modes and buffers
-    are restored at the end. PluginError if the predictor writes to weights.
+    `propose(store=, history=, horizon=)` calls the hook `propose_update` inside its middleware.
+    `probe()` returns the loss of the present weights and changes no state. Random generators, train
+    modes and buffers are restored afterwards. PluginError if the predictor writes to weights.
     """
     started = time.perf_counter()
     with as_it_was(model):
@@ -85,7 +85,7 @@ def _judged(
     probe: Callable[[], float],
     predictor: str | None,
 ) -> Verdict:
-    """Return the guard's verdict; errors in the update's functions name the predictor."""
+    """Return the guard's verdict; errors raised by the functions of `update` name the predictor."""
 
     def owned(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
@@ -106,7 +106,7 @@ def _judged(
 
 
 def _confidence(hooks: HookManager, history: History, horizon: int) -> float | None:
-    """Return the confidence of the dynamics model's forecast; None without a forecast."""
+    """Return the forecast's confidence; None without a forecast, NaN if its loss is not finite."""
     if not any(DYNAMICS in spec.claims for spec in hooks.specs.values()):
         return None
     forecast: Forecast | None = hooks.first("forecast", Forecast, history=history, horizon=horizon)
@@ -116,16 +116,16 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
 
 
 def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: Any) -> None:
-    """Count and log a Predict step, and advance the schedule, which was `before`."""
+    """Count and log a Predict step, and advance the schedule; `before` is the earlier schedule."""
     if jump is None or not jump.accepted:
-        # Without a jump, a Predict step forced within Warmup or Correct does not end that phase.
+        # A Predict step that was forced in Warmup or Correct and fails must not end that phase.
         cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase
         state.schedule = before if cut else state.schedule.declined()
     else:
         state.predicted += jump.horizon
         state.jumps += 1
         state.schedule = state.schedule.jumped(jump.horizon)
-    step = state.step + 1  # of the update after the jump
+    step = state.step + 1  # the number of the update after the jump
     if jump is None:
         log.info("jump.declined", step=step)
         return

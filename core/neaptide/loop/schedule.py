@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the update number."""
+"""The learning rate as a function of the update number."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class LearningRate:
-    """Linear warmup, then constant, or linear or cosine to zero at `steps` updates.
+    """Linear warmup, then a constant rate, or a linear or cosine decay to zero at `steps` updates.
 
-    Jumps do not count. `constant` without warmup never sets `lr`: the user's own scheduler may.
+    Jumps do not count as updates. `constant` without warmup never sets `lr`, so the user's own
+    scheduler may set it.
     """
 
     name: Literal["constant", "linear", "cosine"]
@@ -23,7 +24,7 @@ class LearningRate:
     steps: int
 
     def factor(self, step: int) -> float:
-        """Return the factor on the base rate for the update after `step` others."""
+        """Return the factor on the base rate for the update that follows `step` updates."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         decayed = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
@@ -35,7 +36,7 @@ class LearningRate:
         return 1.0
 
     def set(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Set every group's `lr` for the update after `step` others, from its `initial_lr`."""
+        """Set `lr` of every group to `initial_lr` times `factor(step)`."""
         if self.name == "constant" and self.warmup_steps == 0:
             return
         factor = self.factor(step)

@@ -1,4 +1,4 @@
-"""The state of the loop, and the part of it that a checkpoint stores."""
+"""The state of the loop, and the part of this state that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 class Accumulation:
     """The micro-batches whose gradients are accumulated for the next update.
 
-    Each loss sum is divided by the count of the first micro-batch, so that a single micro-batch is
-    not rounded. `gradient_scale` turns the sum of gradients into the gradient of the mean over
-    all, grad(sum of sums / sum of counts).
+    Each loss sum is divided by the count of the first micro-batch, so that the mean of a single
+    micro-batch is not rounded. `gradient_scale` turns the sum of gradients into the gradient of the
+    mean over all micro-batches: grad(sum of sums / sum of counts).
     """
 
     pieces: int = 0
     reference: float | torch.Tensor = 1.0
     """Count of the first micro-batch."""
     weight: float | torch.Tensor = 0.0
-    """Sum of count / reference over the pieces."""
+    """Sum of count / reference over the micro-batches."""
     loss: float | torch.Tensor = 0.0
-    """Sum of loss sums / reference over the pieces, detached."""
+    """Sum of loss sum / reference over the micro-batches, detached."""
 
     def add(self, loss: WeighedLoss) -> torch.Tensor:
         """Add one micro-batch; return the 0-dim loss for its backward."""
@@ -45,21 +45,21 @@ class Accumulation:
 
     @property
     def gradient_scale(self) -> float | torch.Tensor:
-        """The factor on the accumulated gradients; 1 for a single piece."""
+        """The factor on the accumulated gradients; 1 for a single micro-batch."""
         return 1.0 if self.pieces <= 1 else 1.0 / nonzero(self.weight)
 
     @property
     def mean(self) -> torch.Tensor:
-        """The mean loss over all pieces, 0-dim."""
+        """The mean loss over all micro-batches, 0-dim."""
         weight = nonzero(self.weight)
         unscaled = isinstance(weight, float) and weight == 1.0
         return torch.as_tensor(self.loss if unscaled else self.loss / weight)
 
 
 class LateScalar:
-    """A copy of a 0-dim CUDA tensor to the host; only `float()` waits for the device.
+    """An asynchronous copy of a 0-dim CUDA tensor on the host; only `float()` waits for the device.
 
-    The copy is queued at once, so `float()` does not wait for work that was queued after it.
+    `__init__` queues the copy, so `float()` does not wait for work that is queued later.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -74,13 +74,13 @@ class LateScalar:
 
 
 def late(tensor: torch.Tensor) -> LateScalar | float:
-    """Return the value of a 0-dim tensor without waiting for CUDA."""
+    """Return the value of a 0-dim tensor; of a CUDA tensor as a `LateScalar`, without waiting."""
     return LateScalar(tensor) if tensor.is_cuda else tensor.item()
 
 
 @attrs.define(eq=False)
 class Pending:
-    """One update whose loss and norm may still be on the device."""
+    """One update; its loss and norm may still be on the device."""
 
     step: int
     phase: Phase
@@ -89,7 +89,7 @@ class Pending:
     seconds: float
     memory: MemorySample | None = None
     applied: bool = True
-    """False for a skipped update, which is not part of the history."""
+    """False for a skipped update, which is not added to the history."""
 
     def read_loss(self) -> float:
         """Return the loss; the first call waits for the device."""
@@ -108,11 +108,11 @@ _COUNTERS = ("step", "batches", "predicted", "jumps", "skipped_in_a_row")
 
 @attrs.define(eq=False)
 class TrainState:
-    """The mutable state of a run, without model, optimizer and plugins."""
+    """The mutable state of a run, except that of the model, the optimizer and the plugins."""
 
     schedule: PhaseSchedule
     step: int = 0
-    """Ordinary updates, skipped ones included; the LR schedule counts them."""
+    """Ordinary updates, including skipped updates; the learning rate depends on this number."""
     batches: int = 0
     """Batches taken from the data."""
     predicted: int = 0
@@ -128,18 +128,18 @@ class TrainState:
 
     @property
     def backward_skipped(self) -> float:
-        """Share of updates that needed no backward: predicted / (predicted + made)."""
+        """Share of updates without a backward: predicted / (predicted + ordinary)."""
         return self.predicted / max(1, self.predicted + self.step)
 
     def settle(self) -> Pending | None:
-        """Move the pending update, one step late, into the history; return it."""
+        """Add the pending update, which is one step old, to the history; return it or None."""
         pending, self.pending = self.pending, None
         if pending is not None and pending.applied:
             self.history.record(pending.read_loss(), pending.read_norm(), pending.seconds)
         return pending
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs, without wall-clock times."""
+        """Return the state that a resumed run needs; it has no wall-clock times."""
         pending = self.pending
         return {
             **{name: getattr(self, name) for name in _COUNTERS},

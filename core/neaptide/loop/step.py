@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Trains a model step by step. Hooks and the config make every decision."""
+    """Trains a model step by step. Hooks and the config decide what a step does."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Loop:
         self._record = record
         self._changing = changing
         self._loss_fn = loss_fn
-        self._norm: torch.Tensor | None = None  # of the update in progress, once measured
-        self._added = False  # whether the step in progress has changed gradients
+        self._norm: torch.Tensor | None = None  # of the update in progress; None until measured
+        self._added = False  # whether the step in progress has added to the gradients
         train = run.config.train
         self._measure_norm = (
             train.grad_norm
@@ -83,7 +83,7 @@ class Loop:
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
-        """Make a jump if one is due, then train on `batch`; `phase` forces the choice."""
+        """Train on `batch`; in Predict, make a jump first. `phase` overrides the chosen phase."""
         state, started = self.state, time.perf_counter()
         self._added = False
         chosen: Phase = phase or self.hooks.first(
@@ -103,7 +103,7 @@ class Loop:
         return result
 
     def enter(self, phase: Phase) -> None:
-        """Change to `phase`, and notify the plugins unless it is the present phase."""
+        """Change to `phase`; notify the plugins if this is another phase than before."""
         state = self.state
         state.schedule = state.schedule.enter(phase)
         if phase is state.phase:
@@ -138,7 +138,7 @@ class Loop:
     def abandon(self) -> None:
         """Drop the gradients of a step that raised.
 
-        Gradients accumulated in earlier steps stay if this step has not changed them.
+        Gradients that earlier steps accumulated stay, if this step has not added to them.
         """
         if self._added or not self.state.accumulation.pieces:
             self.store.zero_gradients()
@@ -158,7 +158,7 @@ class Loop:
 
     def _train(self, *, batch: Any, phase: Phase) -> Trained:
         try:
-            # Before the backward, because a store may update weights inside it.
+            # Set before the backward, because a store may update weights inside the backward.
             self._learning_rate.set(self.store.optimizer, self.state.step)
             self._accumulate(batch, phase)
             return self._apply_gradients(phase)
@@ -226,7 +226,7 @@ class Loop:
     # -- prediction -------------------------------------------------------------------------------
 
     def _jump(self, batch: Any) -> Jump | None:
-        """Enter Predict, try one jump, and advance the schedule."""
+        """Enter Predict, attempt one jump, and advance the schedule."""
         state, before = self.state, self.state.schedule
         self.enter(PREDICT)
         with self.run.timeline.open(f"step {state.step + 1} predict", "step"):
@@ -256,7 +256,7 @@ class Loop:
     def probe(self, batch: Any) -> float:
         """Return the mean loss of the present weights on `batch`, in eval mode without gradients.
 
-        Modes, buffers and random state are restored.
+        Afterwards train modes, buffers and random state are restored.
         """
         phase = self.state.phase or self.state.schedule.phase
         with undisturbed(self.model):
@@ -270,7 +270,7 @@ class Loop:
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
         """Return the mean loss over `batches`, weighted by their counts; nan without batches.
 
-        Restores the same state as `probe`. `plain` skips the middleware of `around_evaluate`.
+        Restores the same state as `probe`. `plain=True` skips the middleware of `around_evaluate`.
         """
         phase = self.state.phase or self.state.schedule.phase
         evaluate = self._mean_loss if plain else self._evaluate

@@ -1,4 +1,4 @@
-"""The parts of an update: the backward, the checks of the gradients, the optimizer's step."""
+"""The parts of an update: the backward, the check of the gradients, the optimizer's step."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def apply_gradients(
 ) -> Outcome:
     """Check and clip the gradients, then run the optimizer's step.
 
-    `norm` is their L2 norm, if measured; `loss` is the mean loss up to a factor. Returns SKIPPED
-    without a step if a gradient or `loss` is not finite.
+    `norm` is the L2 norm of the gradients, or None if not measured. `loss` is the mean loss, times
+    any factor. Returns SKIPPED without a step if a gradient or `loss` is not finite.
     """
     if train.check_finite and not _finite(store, norm, loss):
         return Outcome.SKIPPED
@@ -53,7 +53,7 @@ def apply_gradients(
 
 
 def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torch.Tensor) -> bool:
-    # A non-finite gradient does not always show in the loss, but always in the norm.
+    # A non-finite gradient always makes the norm non-finite, but not always the loss.
     if norm is None:
         if store.has_nonfinite_gradients():
             return False

@@ -1,4 +1,4 @@
-"""The command line: the verb `run`, and the loader of the verbs that distributions ship."""
+"""The command line: the verb `run`, and the loader of the verbs from installed distributions."""
 
 from .app import main
 

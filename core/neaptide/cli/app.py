@@ -1,4 +1,4 @@
-"""The application: collects the verbs, and turns an error into one line and an exit code."""
+"""The application: collects the verbs, and reports an error as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ The first five minutes:
 
 
 def build_app(given: Sequence[str] = ()) -> App:
-    """Return the application with `run` and the shipped verbs that `given` may use."""
+    """Return the application with `run` and the shipped verbs that `given`, the arguments, may use."""
     app = App(
         name="neaptide",
         help=_HELP,
@@ -55,7 +55,7 @@ def build_app(given: Sequence[str] = ()) -> App:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command; return the exit code."""
     open_missing()
     given = list(sys.argv[1:] if arguments is None else arguments)
     handler = StderrHandler(logging.WARNING)
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes an exit code
         text, code = explained(error)
-        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # not a fault
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # the user stopped it
         for line in text.splitlines():
             sys.stderr.write(f"{line}\n" if stopped else f"error: {line}\n")
         for note in getattr(error, "__notes__", ()):

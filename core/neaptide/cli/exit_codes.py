@@ -17,7 +17,7 @@ _USAGE, _OUT_OF_MEMORY, _INTERRUPTED, _OTHER = 2, 4, 130, 1
 def explained(error: BaseException) -> tuple[str, int]:
     """Return an error's message and exit code.
 
-    If the error comes from code of a user or a plugin, its traceback is printed first.
+    If code of a user or a plugin raised the error, the traceback is printed first.
     """
     if isinstance(error, NeaptideError):
         return str(error), error.exit_code

@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 
 
 def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> LoadedConfig:
-    """Return the combined config with the origin of each setting; no plugin is imported."""
+    """Return the combined config, and the origin of each setting. Imports no plugin."""
     if not files and preset is None:
         msg = "give a configuration file or --preset NAME (see neaptide presets list)"
         raise ConfigError(msg)

@@ -1,4 +1,4 @@
-"""Parts that every verb is built from: common options, output of JSON, text and tables."""
+"""Parts shared by all verbs: common options, and the output of JSON, text and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neaptide.text import one_line, table
 
 @attrs.frozen
 class Offers:
-    """Annotation of a parameter: words a shell offers for it; other words are accepted too."""
+    """Annotation of a parameter: words for the shell's completion. Other words are accepted, too."""
 
     words: Callable[[], Iterable[str]]
 
@@ -50,14 +50,14 @@ def print_text(text: str) -> None:
         sys.stdout.flush()
     except OSError as error:
         discard(sys.stdout)
-        if isinstance(error, BrokenPipeError):  # the reader, such as `| head`, has ended
+        if isinstance(error, BrokenPipeError):  # the reading process, such as `| head`, has ended
             raise SystemExit(1) from None
         msg = f"cannot write the output: {error.strerror}"
         raise NeaptideError(msg) from error
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns: wrapped on a terminal, otherwise one line a row."""
+    """Print rows in columns. Long cells wrap on a terminal; otherwise each row is one line."""
     lines = list(rows)
     if lines and sys.stdout.isatty():
         _print_grid(lines)

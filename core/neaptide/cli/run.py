@@ -65,9 +65,9 @@ def run(
 
     from .training import train  # noqa: PLC0415 - imports torch, so the checks come first
 
-    # Like python -m: `my_module:factory` in the current directory can be imported.
+    # As with `python -m`, modules in the current directory can be imported (`my_module:factory`).
     sys.path.insert(0, str(Path.cwd()))
-    # Keeps prints of the user's code out of the JSON on stdout.
+    # Prints of the user's code must not mix with the JSON on stdout.
     with (
         redirect_stdout(sys.stderr) if json else nullcontext(),
         json_lines() if config.run.log == "json" else nullcontext(),
@@ -94,9 +94,9 @@ def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool)
             msg = "--allow-changes is for resuming; give --resume auto or --resume CHECKPOINT too"
             raise ConfigError(msg)
         return
-    # A crash may have left the checkpoint under its `.old-` name; loading recovers it.
+    # After a crash the checkpoint may only exist under its `.old-` name; loading recovers it.
     places = (Path(resume), old_of(Path(resume)))
-    # Path.exists raises if a name is too long or access is denied.
+    # `os.path.exists`, because `Path.exists` raises if a name is too long or access is denied.
     if resume != "auto" and not any(os.path.exists(place) for place in places):  # noqa: PTH110 - see above
         msg = (
             f"there is no checkpoint {resume!r} to resume from{suggest(resume, ['auto'])}; "

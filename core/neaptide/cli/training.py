@@ -25,10 +25,10 @@ def train(
     allow_changes: bool,
     style: str,
 ) -> tuple[Summary, dict[str, str]]:
-    """Train the model of `config`; return the summary, and plugins' reports by plugin name.
+    """Train the model of `config`; return the summary, and the reports of plugins by plugin name.
 
-    The display of the given `style` goes to the current `sys.stdout`. `origins` gives the origin of
-    each setting by dotted path; it is saved in the run directory.
+    The display, in the given `style`, writes to the current `sys.stdout`. `origins` maps the dotted
+    path of each setting to its origin, and is saved in the run directory.
     """
     with HybridTrainer.from_config(config, origins=origins) as trainer:
         data = assembly.build_data(config, trainer.hooks)
@@ -42,7 +42,7 @@ def _reports(trainer: HybridTrainer) -> dict[str, str]:
     for name in trainer.hooks.plugins:
         try:
             report = trainer.report(name)
-        except Exception as error:  # noqa: BLE001 - the run is saved; only this report is lost
+        except Exception as error:  # noqa: BLE001 - the run is saved already; only this report is lost
             CONSOLE.warning("plugin %r cannot report: %r", name, error)
             continue
         if report:

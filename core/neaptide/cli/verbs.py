@@ -1,7 +1,8 @@
 """Loads the verbs that distributions ship as entry points: functions or cyclopts Apps.
 
-The entry point's name is the verb's; `config.schema` is `schema` below `config`. Only verbs that
-the command line may use are imported. A verb that cannot be loaded does not affect the others.
+A verb has the name of its entry point; `config.schema` is the verb `schema` below `config`. Only
+verbs that the command line may use are imported. A verb that cannot be loaded does not affect the
+other verbs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*")
 
 
 def add_verbs(app: App, given: Sequence[str] = ()) -> None:
-    """Add to `app` every verb that the command line `given` may use; all verbs if it is empty."""
+    """Add to `app` every verb that the arguments `given` may use; without arguments, all verbs."""
     entries = shipped(GROUP)
     first = given[0] if given else ""
     known = {name for name in app if not name.startswith("-")}
@@ -41,7 +42,7 @@ def add_verbs(app: App, given: Sequence[str] = ()) -> None:
 
 
 def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[str]) -> None:
-    """Add one verb below its parents; `absent` collects the parents that no distribution ships."""
+    """Add one verb to its parent verb; `absent` collects parents that no distribution ships."""
     entry, owner = entries[name], "neaptide"
     *above, last = name.split(".")
     try:
@@ -61,7 +62,7 @@ def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[
         if not isinstance(verb, App) and not isroutine(verb):
             msg = f"{entry.target!r} must be a function or an App (got {type(verb).__name__})"
             raise PluginError(msg)  # noqa: TRY301
-        # A copy: the verbs that are added below it must not stay in the distribution's object.
+        # A copy, because verbs are added below it and the distribution's object must not change.
         home.command(deepcopy(verb), name=last)
     except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
         problem = " ".join(str(error).split())

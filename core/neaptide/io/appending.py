@@ -1,4 +1,4 @@
-"""A file that grows by whole lines: kept open, and opened anew if it was moved or deleted."""
+"""A file that grows by whole lines. It stays open; if it was moved or deleted, it is reopened."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line with its line feed. Readers of a run may skip longer lines."""
+"""Largest size of a line in bytes, with its line feed. Readers of a run may skip longer lines."""
 
 
 class AppendedFile:
     """Appends lines to the file at `path`, each with one unbuffered write.
 
-    A killed process loses no line. A line that a full disk cuts short is removed. If `path` no
-    longer leads to the open file, the file is opened anew.
+    A killed process loses no line. If a full disk cuts a line short, the part is removed. If `path`
+    is no longer the open file, `path` is opened again.
     """
 
     def __init__(self, path: Path, header: str = "") -> None:
@@ -28,7 +28,7 @@ class AppendedFile:
         self._file: FileIO | None = None
 
     def append(self, line: str) -> None:
-        """Write `line`, after the header if the file is empty; raise OSError if that fails."""
+        """Write `line`; if the file is empty, write the header first. OSError if a write fails."""
         file = self._opened()
         before = os.fstat(file.fileno()).st_size
         text = f"{line}\n" if before or not self._header else f"{self._header}\n{line}\n"
@@ -43,7 +43,7 @@ class AppendedFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
+        """Close the file; the next `append` opens it again."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

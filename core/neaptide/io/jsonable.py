@@ -7,7 +7,7 @@ from typing import Any
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` in JSON's types: non-finite floats and unknown objects become strings."""
+    """Return `value` in JSON's types. Non-finite floats and unknown objects become strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Locks on open files: held until the file is closed or the process ends."""
+"""Locks on open files. A lock ends when the file is closed or the process ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ except ImportError:  # Windows: `lock` returns False
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
     """Lock `file`; return False if the system has no such locks.
 
-    With `wait`, wait until no other process holds the lock; without, raise BlockingIOError.
+    If another process holds the lock, `wait=True` waits for it; `wait=False` raises
+    BlockingIOError.
     """
     if fcntl is None:
         return False

@@ -1,4 +1,4 @@
-"""Routes events to the run's sink and, through the standard logger `neaptide`, to the console.
+"""Sends events to the run's sink and, through the standard logger `neaptide`, to the console.
 
 structlog's global configuration and all other loggers of the program stay unchanged.
 """
@@ -29,7 +29,7 @@ CONSOLE = logging.getLogger("neaptide")
 
 
 class _SinkLogger:
-    """The logger that structlog wraps: passes each event to the sink and the standard logger."""
+    """The logger that structlog wraps. It passes each event to the sink and the standard logger."""
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
@@ -56,17 +56,17 @@ class _SinkLogger:
 
 
 def said(error: BaseException) -> str:
-    """Return an error's type and text for an event, in one line of about 300 characters."""
+    """Return the type and text of an error in one line, cut after about 300 characters."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - the `__str__` of a foreign class may raise anything
+    except Exception:  # noqa: BLE001 - `__str__` of a user's class may raise anything
         text = ""
     kind = type(error).__name__
     return shorten(f"{kind}: {text}" if text else kind, _LONGEST_ERROR)
 
 
 def readable(event: Mapping[str, Any]) -> str:
-    """Return an event in one line: its name, and each field that is neither None nor empty."""
+    """Return an event as one line: its name, and the fields that are neither None nor empty."""
     fields = [
         f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in event.items()
@@ -85,23 +85,23 @@ def run_logger(sink: Sink | None = None) -> Any:
 
 
 class StderrHandler(logging.Handler):
-    """Writes to the current `sys.stderr`, which a live display may have replaced."""
+    """A handler that writes to the current `sys.stderr`, which a live display may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; a line that cannot be written is lost."""
+        """Write a line; if that fails, drop the line."""
         stream = Tolerant(sys.stderr)
         try:
             stream.write(f"{self.format(record)}\n")
             stream.flush()
-        except Exception:  # noqa: BLE001 - as in every handler, no error of formatting ends the run
+        except Exception:  # noqa: BLE001 - an error of formatting must not end the run
             self.handleError(record)
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats an event with all its fields, and any other record as the event `log`."""
+    """Formats an event with all its fields. Any other log record becomes the event `log`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line of JSON."""
+        """Return the record as one line of JSON."""
         fields = getattr(record, "fields", None) or {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),

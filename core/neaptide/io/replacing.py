@@ -1,4 +1,4 @@
-"""Atomic replacement of a file: write a temporary file beside it, then rename."""
+"""Atomic replacement of a file: write a temporary file in the same folder, then rename it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file at `path` by `content`; a crash leaves the old or the new content.
+    """Write `content` to the file at `path`; after a crash the file has its old or new content.
 
-    On an OSError the old file stays and the temporary one is removed.
+    On an OSError the old file stays and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""Streams that may fail: a closed pipe or terminal, a full disk."""
+"""Streams that may fail because of a closed pipe, a closed terminal or a full disk."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import IO, Any
 
 
 def open_missing() -> None:
-    """Open the null device for each standard stream that the process was started without (`>&-`).
+    """Open the null device for each standard stream that is closed at the start (`>&-`).
 
-    Otherwise the next file that is opened would get the descriptor, and libraries print into it.
+    Otherwise the next file that is opened gets the stream's descriptor, and libraries print into
+    that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -18,10 +19,11 @@ def open_missing() -> None:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirect a stream that failed to the null device.
+    """Redirect `stream`, on which a write has failed, to the null device.
 
-    Its buffer still holds the text that it could not write; without this, Python's exit would fail
-    on that text again. A stream without a descriptor (a notebook's, a `StringIO`) stays unchanged.
+    The stream's buffer still holds the text that was not written. Python writes this text again at
+    exit, which would fail again. A stream without a descriptor (in a notebook, or a `StringIO`)
+    stays unchanged.
     """
     try:
         descriptor = stream.fileno()
@@ -33,7 +35,7 @@ def discard(stream: IO[str]) -> None:
 
 
 class Tolerant:
-    """A stream that is discarded when it fails, so that a failing display never ends a run."""
+    """A stream that is discarded after an error, so that a failing display does not end a run."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -50,7 +52,7 @@ class Tolerant:
             return len(text)
 
     def flush(self) -> None:
-        """Flush; if that fails, discard the stream."""
+        """Flush the stream; if that fails, discard the stream."""
         try:
             self._stream.flush()
         except OSError:

@@ -8,13 +8,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(nbytes: float, digits: int = 1) -> str:
-    """Return a number of bytes as text such as `1.5 GiB`; `digits` follow the decimal point."""
+    """Return a number of bytes as text such as `1.5 GiB`, with `digits` decimals."""
     power = _power(nbytes, digits)
     return f"{nbytes / 1024**power:.{digits if power else 0}f} {_UNITS[power]}"
 
 
 def size_of(nbytes: float, limit: float | None) -> str:
-    """Return bytes and their limit in the limit's unit: `0.42/23.5 GiB`."""
+    """Return bytes and a limit as text, both in the unit of the limit: `0.42/23.5 GiB`."""
     if limit is None:
         return size(nbytes)
     power = _power(limit, 1)
@@ -23,10 +23,10 @@ def size_of(nbytes: float, limit: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time as text: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
-    # A time that rounds up to the next unit is written in that unit: 59.97 s is 1:00.
-    if round(seconds * 1000) < 1000:  # noqa: PLR2004 - a second
+    # If a time rounds up to the next larger unit, that unit is used: 59.97 s is 1:00.
+    if round(seconds * 1000) < 1000:  # noqa: PLR2004 - less than a second
         return f"{seconds * 1000:.0f} ms"
-    if round(seconds, 1) < 60:  # noqa: PLR2004 - a minute
+    if round(seconds, 1) < 60:  # noqa: PLR2004 - less than a minute
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -37,4 +37,4 @@ def _power(nbytes: float, digits: int) -> int:
     last = len(_UNITS) - 1
     power = min(int(math.log2(max(nbytes, 1))) // 10, last)
     written = round(nbytes / 1024**power, digits if power else 0)
-    return power + 1 if written >= 1024 and power < last else power  # noqa: PLR2004 - the next unit
+    return power + 1 if written >= 1024 and power < last else power  # noqa: PLR2004 - rounds up to the next unit

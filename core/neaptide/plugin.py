@@ -179,7 +179,7 @@ class Plugin(Generic[C]):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the value of `state_dict`."""
+        """Load a value that `state_dict` returned."""
         if state:
             msg = f"{type(self).__name__} saved state {sorted(state)} but does not load any"
             raise ValueError(msg)

@@ -27,8 +27,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer, value in before:
             if value is not None:
-                # `.data` keeps the version counter, because a graph may have saved the buffer. The
-                # counter cannot tell which buffers changed: BatchNorm does not increase it.
+                # Through `.data`, so that the version stays: a graph may have saved the buffer. All
+                # buffers are copied, because BatchNorm changes a buffer without a new version.
                 buffer.data.copy_(value)
             module._buffers[name] = buffer  # noqa: SLF001 - as above
 

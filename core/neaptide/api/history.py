@@ -64,7 +64,7 @@ class History:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the value of `state_dict`."""
+        """Load a value that `state_dict` returned."""
         self.updates = state["updates"]
         self._losses = deque(state["losses"], maxlen=LOSSES)
         self._gradient_norms = deque(state["gradient_norms"], maxlen=GRADIENT_NORMS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable  # noqa: TC003 - the documentation resolves OnUpdate by it
+from collections.abc import Callable  # noqa: TC003 - the documentation needs it to resolve OnUpdate
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -48,8 +48,8 @@ class ParameterStore(ABC):
 
     Attributes:
         optimizer: the optimizer of the run.
-        names: from each parameter to all its qualified names, in the module's order.
-        parameters: from the first name of each parameter to the parameter.
+        names: a dict from each parameter to all its qualified names, in the module's order.
+        parameters: a dict from the first name of each parameter to the parameter.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -119,8 +119,8 @@ class ParameterStore(ABC):
     def on_write(self, callback: Callable[[Span], None]) -> Callable[[], None]:
         """Call `callback(span)` after each loan of a weight in mode `"write"`.
 
-        Returns a function that removes the callback. Ordinary updates write without a loan, so they
-        do not call it.
+        Returns a function that removes the callback. Ordinary updates write without a loan and do
+        not call the callback.
         """
         self._on_write.append(callback)
         return lambda: self._on_write.remove(callback)

@@ -85,7 +85,7 @@ class PhaseSchedule:
         return self._at(self.phase, self.done + 1, self.uncorrected)
 
     def jumped(self, horizon: int) -> PhaseSchedule:
-        """Return the schedule after an accepted jump that stands for `horizon` updates."""
+        """Return the schedule after an accepted jump that replaces `horizon` updates."""
         uncorrected = self.uncorrected + horizon
         due = self.correct_steps > 0 and uncorrected >= self.correction_interval
         moved = self._at(self.phase, self.done, uncorrected)

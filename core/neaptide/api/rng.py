@@ -37,7 +37,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Set every generator to `state`, a value of `capture`."""
+    """Set every generator to `state`, a value that `capture` returned."""
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))

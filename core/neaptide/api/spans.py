@@ -28,7 +28,7 @@ Leaves = Literal["weight", "state"]
 
 @attrs.frozen(eq=False)
 class Span:
-    """A parameter, or the slice of one that the store moves as a whole."""
+    """A parameter or a slice of a parameter. The store moves a span as a whole."""
 
     name: str
     """Qualified name in the module; the first name of a tied parameter."""
@@ -46,7 +46,7 @@ class Span:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the weights alone."""
+        """Bytes of the weights, without gradients and optimizer state."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -126,7 +126,7 @@ class Refuge(Protocol):
     """Whether evicted tensors can be read on the host."""
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Move the `storages` that fit off the device. If the call raises, no storage was moved.
+        """Move `storages` off the device, as many as fit. If the call raises, no storage was moved.
 
         The list keeps the device memory alive: remove each moved storage from the list.
         """

@@ -38,7 +38,7 @@ class Loss:
 
 @attrs.frozen(eq=False)
 class WeighedLoss:
-    """A loss as `loss_fn` returned it (a sum or a mean), and its weight; a type of the loop."""
+    """A loss as `loss_fn` returned it (a sum or a mean), and its weight; internal to the loop."""
 
     value: torch.Tensor
     count: float | torch.Tensor
@@ -59,7 +59,7 @@ class WeighedLoss:
 
 
 def nonzero(count: float | torch.Tensor) -> float | torch.Tensor:
-    """Return `count`, or one if it is zero, without waiting for a device."""
+    """Return `count`, or 1 if `count` is zero, without waiting for a device."""
     if isinstance(count, torch.Tensor):
         return torch.where(count == 0, torch.ones_like(count), count)
     return count or 1.0

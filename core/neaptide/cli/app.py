@@ -41,7 +41,7 @@ The first five minutes:
 
 
 def build_app(given: Sequence[str] = ()) -> App:
-    """Return the application with `run` and the shipped verbs that `given`, the arguments, may use."""
+    """Return the application with `run` and the shipped verbs that `given` (arguments) may use."""
     app = App(
         name="neaptide",
         help=_HELP,

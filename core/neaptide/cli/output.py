@@ -19,7 +19,7 @@ from neaptide.text import one_line, table
 
 @attrs.frozen
 class Offers:
-    """Annotation of a parameter: words for the shell's completion. Other words are accepted, too."""
+    """Annotation of a parameter: words that a shell completes. Other words are valid, too."""
 
     words: Callable[[], Iterable[str]]
 

@@ -41,7 +41,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 def build_model(spec: ModelSpec) -> nn.Module | Task | None:
     """Build the model of `[model]`, in runs from a config.
 
-    The manifest lists the names that the plugin builds in `schemes`. Return a
+    `schemes` of the manifest lists the names that the plugin builds. Return a
     `Task(module, loss_fn)`, or a module whose loss is `model(**batch).loss`.
     """
 
@@ -69,7 +69,10 @@ def convert_model(model: nn.Module) -> None:
 def configure_optimizer(
     model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
 ) -> torch.optim.Optimizer | None:
-    """Build the optimizer of `[optimizer]`. The core builds torch.optim's and `module:Class`."""
+    """Build the optimizer of `[optimizer]`.
+
+    The core itself builds the optimizers of torch.optim, and any that is named `module:Class`.
+    """
 
 
 @hookspec(firstresult=True)
@@ -231,7 +234,10 @@ def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
 
 @hookspec
 def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
-    """Return `ledger` with this plugin's changes in `phase`; the next plugin gets the result."""
+    """Return `ledger` with the changes that this plugin makes to the memory of `phase`.
+
+    The next plugin gets the returned ledger.
+    """
 
 
 @hookspec
@@ -242,7 +248,7 @@ def collect_metrics(step: int, phase: Phase) -> Mapping[str, float]:
     """
 
 
-# --- doctor: the hook runs without a run ----------------------------------------------------------
+# --- doctor: called outside of a run --------------------------------------------------------------
 
 
 @hookspec

@@ -144,7 +144,7 @@ class HookManager:
         if spec is None or not spec.observer:
             return False
         if hook == "on_run_start" and isinstance(error, ConfigError):
-            return False  # the user must mend the settings before training
+            return False  # the user must correct the settings before training
         if name in self._quarantine:
             self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=said(error))
             return True

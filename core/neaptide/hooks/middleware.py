@@ -1,4 +1,4 @@
-"""Composes the middleware of the around hooks; that of the first plugin is the outermost."""
+"""Composes the middleware of the around hooks; the first plugin's middleware is the outermost."""
 
 from __future__ import annotations
 

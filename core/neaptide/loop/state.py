@@ -108,7 +108,7 @@ _COUNTERS = ("step", "batches", "predicted", "jumps", "skipped_in_a_row")
 
 @attrs.define(eq=False)
 class TrainState:
-    """The mutable state of a run, except that of the model, the optimizer and the plugins."""
+    """The mutable state of a run, without the state of the model, optimizer and plugins."""
 
     schedule: PhaseSchedule
     step: int = 0
@@ -139,7 +139,7 @@ class TrainState:
         return pending
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs; it has no wall-clock times."""
+        """Return the state that a resumed run needs. Wall-clock times are not saved."""
         pending = self.pending
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
@@ -158,7 +158,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the value of `state_dict`; the next step calls `on_phase_enter` again."""
+        """Load a value that `state_dict` returned; the next step calls `on_phase_enter` again."""
         for name in _COUNTERS:
             setattr(self, name, state[name])
         self.schedule = self.schedule.restored(state["schedule"])

@@ -40,8 +40,8 @@ def apply_gradients(
 ) -> Outcome:
     """Check and clip the gradients, then run the optimizer's step.
 
-    `norm` is the L2 norm of the gradients, or None if not measured. `loss` is the mean loss, times
-    any factor. Returns SKIPPED without a step if a gradient or `loss` is not finite.
+    `norm` is the L2 norm of the gradients, or None if not measured. `loss` is any multiple of the
+    mean loss. If a gradient or `loss` is not finite, return SKIPPED without a step.
     """
     if train.check_finite and not _finite(store, norm, loss):
         return Outcome.SKIPPED

@@ -1,1 +1,1 @@
-"""One run: trainer, session, fit, saving, the recorder, the run directory, the resident store."""
+"""One run: the trainer, its session, saving, the run directory, the default parameter store."""

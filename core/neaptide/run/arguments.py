@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_trained(model: object, optimizer: object, stateful: object) -> None:
-    """Raise TypeError unless these arguments have the types that a trainer needs."""
+    """Raise TypeError if an argument of the trainer has the wrong type."""
     if not isinstance(model, torch.nn.Module):
         msg = f"model must be a torch.nn.Module (got {_kind(model)})"
         raise TypeError(msg)
@@ -40,7 +40,7 @@ def check_trained(model: object, optimizer: object, stateful: object) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise ConfigError unless the optimizer can train the model."""
+    """Raise ConfigError if the optimizer cannot train the model."""
     if isinstance(optimizer, torch.optim.LBFGS):
         msg = "LBFGS runs the model several times a step, which a run does not support; use AdamW"
         raise ConfigError(msg)

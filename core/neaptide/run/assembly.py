@@ -1,4 +1,4 @@
-"""Assembles a run: creates the plugins, which build model, data and optimizer."""
+"""Functions that assemble a run: they create the plugins, the model, the data, the optimizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -> HookManager:
-    """Import the plugins' classes, create each with its config, and register them."""
+    """Import the class of each plugin, create the plugin with its config, and register it."""
     created: list[tuple[PluginSpec, Plugin[Any]]] = []
     for spec in ordered:
         cls = load_class(spec)
@@ -73,7 +73,10 @@ def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule
 
 
 def choose_device(name: str, model: nn.Module | None) -> torch.device:
-    """Return the device `name`; `auto`: that of `model` if given, else the first GPU or the CPU."""
+    """Return the device `name`; raise ConfigError for `cuda` without a usable GPU.
+
+    `auto` means the device of `model` if it is given, else the first GPU, else the CPU.
+    """
     if name == "auto":
         parameter = next(model.parameters(), None) if model is not None else None
         if parameter is not None:
@@ -91,7 +94,7 @@ def is_placed(hooks: HookManager) -> bool:
 
 
 def build_task(config: RunConfig, hooks: HookManager) -> Task:
-    """Build the model of `[model]`, without moving it to the device."""
+    """Build the model that `[model]` names; its tensors stay on the device of the builder."""
     if not config.model.name:
         msg = "name a model: 'builtin:byte-gpt' or 'package.module:factory' @ model.name"
         raise ConfigError(msg)
@@ -105,7 +108,7 @@ def build_task(config: RunConfig, hooks: HookManager) -> Task:
 
 
 def build_data(config: RunConfig, hooks: HookManager) -> Data:
-    """Build the batches of `[data]`."""
+    """Build the data that `[data]` names."""
     if not config.data.name:
         msg = "name the data: 'builtin:python-stdlib' or 'package.module:factory' @ data.name"
         raise ConfigError(msg)
@@ -128,7 +131,7 @@ def build_data(config: RunConfig, hooks: HookManager) -> Data:
 def build_optimizer(
     config: RunConfig, model: nn.Module, hooks: HookManager
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of `[optimizer]`."""
+    """Build the optimizer that `[optimizer]` names."""
     section = config.optimizer
     optimizer: torch.optim.Optimizer = hooks.first(
         "configure_optimizer",
@@ -142,9 +145,10 @@ def build_optimizer(
 
 
 def base_ledger(store: ParameterStore, phase: Phase) -> Ledger:
-    """Return the memory of the core in `phase`: weights, gradients, optimizer state, rollback.
+    """Return the memory that the core uses in `phase`, in bytes.
 
-    Activations depend on the batch and are left out.
+    This is the memory of weights, gradients, optimizer state and the copy for the rollback of a
+    jump. Activations are not included, because they depend on the batch.
     """
     spans = store.spans()
     trainable = sum(span.bytes for span in spans if span.trainable)

@@ -1,4 +1,7 @@
-"""The core's implementations of the firstresult hooks, called after those of all plugins."""
+"""The core's implementations of the hooks of which the first result counts.
+
+They are called last, so that every plugin can replace them.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,14 @@ _default = pluggy.HookimplMarker(PROJECT)(trylast=True)
 
 
 class Defaults:
-    """Defaults: models and data from `package.module:factory`, torch.optim, a resident store."""
+    """The default model, data, optimizer, parameter store and choice of the phase.
+
+    Models and data come from `package.module:factory`, optimizers from torch.optim.
+    """
 
     @_default
     def build_model(self, spec: ModelSpec) -> nn.Module | Task | None:
-        """Call the factory with `[model.options]`."""
+        """Build the model by a call of the factory with `[model.options]`."""
         if spec.scheme:
             return None
         factory = import_factory(spec.name, spec.options, "model.name")
@@ -51,7 +57,10 @@ class Defaults:
 
     @_default
     def build_data(self, spec: DataSpec) -> Data | None:
-        """Call the factory with `[data.options]` and each setting that it has a parameter for."""
+        """Build the data by a call of the factory with `[data.options]`.
+
+        If the factory has a parameter named like a setting of the run, it also gets this setting.
+        """
         if spec.scheme:
             return None
         factory = import_factory(spec.name, spec.options, "data.name")
@@ -78,7 +87,10 @@ class Defaults:
     def configure_optimizer(
         self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        """Build an optimizer of torch.optim (its name in any case) or of `package.module:Class`."""
+        """Build an optimizer of torch.optim or of `package.module:Class`.
+
+        Upper and lower case do not matter in a name of torch.optim.
+        """
         found = _optimizer_class(name)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
@@ -94,24 +106,24 @@ class Defaults:
     def provide_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> ParameterStore:
-        """Return a ResidentStore, which moves no tensor."""
+        """Return a ResidentStore, which leaves every tensor on its device."""
         return ResidentStore(model, optimizer)
 
     @_default
     def select_phase(self, schedule: PhaseSchedule, history: History) -> Phase:
-        """Return the phase that the schedule of the config demands."""
+        """Return the phase that is due by the schedule in the config."""
         del history
         return schedule.due()
 
 
 def _called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
-    """Call `factory` with `options`; note `name` and the setting `where` on its errors."""
+    """Call `factory` with `options`; note `name` and its setting `where` on each error."""
     with _naming(name, where):
         return factory(**options)
 
 
 def _takes(factory: Callable[..., Any], argument: str) -> bool:
-    """Return whether `factory` has a parameter of this name."""
+    """Return whether `factory` has a parameter named `argument`."""
     try:
         return argument in inspect.signature(factory).parameters
     except ValueError:  # a builtin without a signature
@@ -119,7 +131,10 @@ def _takes(factory: Callable[..., Any], argument: str) -> bool:
 
 
 def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callable[..., Any]:
-    """Import `package.module:factory`; raise ConfigError if it is missing or lacks an option."""
+    """Import `package.module:factory`; raise ConfigError if there is none.
+
+    Also raise ConfigError if the factory has no parameter for one of `options`.
+    """
     factory = import_object(name, where)
     if not callable(factory):
         msg = f"{name!r} must be callable (got {type(factory).__name__}) @ {where}"
@@ -130,7 +145,7 @@ def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callabl
 
 
 def import_object(name: str, where: str) -> Any:
-    """Import `package.module:attribute`; raise ConfigError with the name that is missing."""
+    """Import `package.module:attribute`; raise ConfigError that names the part that is missing."""
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         msg = f"name it as 'package.module:attribute' (got {name!r}) @ {where}"
@@ -152,7 +167,7 @@ def import_object(name: str, where: str) -> Any:
 
 @contextmanager
 def _naming(called: str, where: str) -> Iterator[None]:
-    """Add a note to errors of the user's code: the called name and the setting it came from."""
+    """Add a note to each error of the block: the name `called`, and `where`, its setting."""
     try:
         yield
     except SystemExit as error:
@@ -164,7 +179,7 @@ def _naming(called: str, where: str) -> Iterator[None]:
 
 
 def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for the first option that `function` does not take, with a suggestion."""
+    """Raise ConfigError, with a suggestion, if `function` has no parameter for one of `options`."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a builtin without a signature checks its arguments itself
@@ -178,9 +193,10 @@ def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> No
 
 
 def try_optimizer(name: str, lr: float, options: Mapping[str, Any]) -> None:
-    """Make one update of a 2x2 weight with the optimizer of `[optimizer]`.
+    """Make one update of a 2x2 weight with the optimizer that `[optimizer]` names.
 
-    Settings that fail only at the first step raise ConfigError here, before a model is built.
+    Some wrong settings fail only at the first step. This call raises ConfigError for them before a
+    model is built.
     """
     found = _optimizer_class(name)
     weight = torch.nn.Parameter(torch.zeros(2, 2))
@@ -222,7 +238,7 @@ def _optimizer_class(name: str) -> Any:
     known.pop("optimizer")
     # LBFGS needs a closure that runs the model again; a step here is one forward and backward.
     known.pop("lbfgs")
-    # SparseAdam takes sparse gradients only; hardly any model has only those.
+    # SparseAdam takes only sparse gradients; hardly any model has only sparse gradients.
     known.pop("sparseadam")
     if name.lower() not in known:
         msg = (
@@ -234,9 +250,10 @@ def _optimizer_class(name: str) -> Any:
 
 
 def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Return `model(**batch).loss`, the loss without a `loss_fn`, as transformers computes it.
+    """Return `model(**batch).loss`, the loss that the models of transformers compute.
 
-    DataError if the batch or the output has another form.
+    It is used without a `loss_fn`. Raises DataError if the batch is not a mapping or the output
+    has no loss.
     """
     if not hasattr(batch, "keys"):
         msg = (

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Cursor:
     """The position of a run in data that has no `state_dict`.
 
-    To resume, the random state of the start of the pass is restored, the data is iterated anew, and
-    the used batches are skipped.
+    To resume, the random state from the start of the pass is restored. Then the data is iterated
+    anew, and the batches that were already used are skipped.
     """
 
     used: int = 0
@@ -32,17 +32,18 @@ class Cursor:
 
 
 class Feed:
-    """Endless batches from `Data.train`, and the position in it as a tree.
+    """Endless batches from `Data.train`, and the position in this data as a state tree.
 
-    Iterating raises DataError if the data yields no batch (any more) or raises an error.
+    The iteration raises DataError if the data raises an error, or if a pass over it yields no
+    batch.
     """
 
     def __init__(self, train: Any, state: dict[str, Any] | None) -> None:
         self._train = train
         self._resumable = hasattr(train, "state_dict") and hasattr(train, "load_state_dict")
         self._cursor = Cursor()
-        self._given = 0  # by this object, in all passes
-        # Resumable data may be at the end of a pass; its first pass then yields no batch.
+        self._given = 0  # batches that this object has yielded, in all passes
+        # Data with a `state_dict` may resume at the end of a pass: then the first pass is empty.
         self._may_be_empty = state is not None and self._resumable
         if state is None:
             return
@@ -55,7 +56,7 @@ class Feed:
             self._cursor = Cursor(**state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch taken."""
+        """Return the position after the last batch that was taken."""
         if self._resumable:
             return {"own": self._train.state_dict()}
         return attrs.asdict(self._cursor, recurse=False)
@@ -108,7 +109,7 @@ class Feed:
 
 
 def guarded(batches: Iterable[Any], kind: str) -> Iterator[Any]:
-    """Iterate over a user's batches; an error becomes a DataError with the batch's number.
+    """Yield a user's batches; raise an error of the user's data as DataError with the batch number.
 
     `kind` is the use of the batches: `"training"` or `"validation"`.
     """
@@ -147,7 +148,7 @@ def _keeps_its_type(error: Exception) -> bool:
 def _described(error: Exception) -> str:
     """Return an exception in one line: its type, message, file and line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # The message of a DataLoader worker's error is a whole traceback; its last line is the error.
+    # The message of an error in a DataLoader worker is a traceback; its last line is the error.
     said = f": {lines[-1]}" if lines else ""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}{said} ({Path(frame.filename).name}:{frame.lineno})"

@@ -1,4 +1,4 @@
-"""A whole run over data: resume, step, save, evaluate, stop on signals, sum up."""
+"""Training on all the data: resume, step, save, evaluate, stop on signals, write the summary."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     Observer = Callable[[StepResult, TrainState], None]
 
 
-class _Stopped(Exception):  # noqa: N818 - not a fault: it ends an evaluation nobody waits for
+class _Stopped(Exception):  # noqa: N818 - no fault: it only ends an evaluation
     """A signal arrived during an evaluation."""
 
 
 class Trains(Protocol):
-    """What a fit calls of a trainer: a subclass may have its own."""
+    """The methods of a trainer that `Fit` calls; a subclass of the trainer may override them."""
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch."""
@@ -44,7 +44,7 @@ class Trains(Protocol):
         """Write a checkpoint."""
 
     def load(self, directory: Any, *, allow_changes: bool) -> None:
-        """Take one back."""
+        """Load a checkpoint."""
 
 
 class Fit:
@@ -60,19 +60,19 @@ class Fit:
         self._recorder = session.recorder
         self._stop = StopRequest()
         self._began = session.state.step, session.state.batches
-        self._saved: tuple[int, Path] | None = None  # batches then trained on, and where
+        self._saved: tuple[int, Path] | None = None  # batches trained on at that save; path
 
     def run(self, resume: Any, *, allow_changes: bool) -> Summary:
         """Train to the end; see `HybridTrainer.fit`."""
         session = self._session
         resumed = self._resume(resume, allow_changes=allow_changes)
         self._began = session.state.step, session.state.batches
-        session.begin()  # also where no step is left to make
+        session.begin()  # also if no step is left
         feed = Feed(self._data.train, session.data_state if resumed else None)
         with stop_on_signals() as self._stop:
             try:
                 if resumed:
-                    self._evaluate_if_due()  # a run that was stopped or died there has not
+                    self._evaluate_if_due()  # the run may have stopped before this evaluation
                 self._train(feed)
                 return self._finish()
             except _Stopped:
@@ -96,7 +96,7 @@ class Fit:
 
     @contextmanager
     def _saving_first(self) -> Iterator[None]:
-        """Save what was trained before an error of the data ends the run."""
+        """If the data raises an error, save a checkpoint before the error ends the run."""
         try:
             yield
         except DataError as error:
@@ -111,8 +111,8 @@ class Fit:
 
     def _finish(self) -> Summary:
         session = self._session
-        session.loop.settle()  # the last row
-        self._save()  # first: what an evaluation raises does not cost the training
+        session.loop.settle()  # records the last row
+        self._save()  # before the evaluation, which may raise
         val_loss = self._validate()
         summary = self._recorder.summary(session.state, val_loss, session.digest())
         if self._stop.received is not None:
@@ -154,7 +154,7 @@ class Fit:
             try:
                 self._save()
             except CheckpointError as error:
-                # The last good checkpoint stands: a full disk costs one save, not the run.
+                # The previous checkpoint is intact, so training goes on, such as on a full disk.
                 session.run.log.error("checkpoint.failed", step=step, error=str(error))
 
     def _save(self) -> Path | None:
@@ -207,7 +207,7 @@ class Fit:
 
 
 class _Batches:
-    """Validation batches that end with _Stopped once a signal has arrived."""
+    """Validation batches; the iteration raises `_Stopped` after a signal."""
 
     def __init__(self, batches: Any, stop: StopRequest) -> None:
         self._batches = batches

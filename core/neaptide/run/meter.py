@@ -1,4 +1,4 @@
-"""Measures the memory of the process: now, and peaks since a reset."""
+"""The memory of the process: its present use, and its peak since a reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neaptide.api.memory import MemorySample
 
 
 def sample(device: torch.device) -> MemorySample:
-    """Measure the memory in use now; takes a few microseconds."""
+    """Return the memory in use now; the measurement takes a few microseconds."""
     allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
     return MemorySample(allocated, _resident_bytes())
 
@@ -29,7 +29,7 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _statm() -> int | None:
-    """Return a descriptor that stays open; opening it for each sample takes ten times as long."""
+    """Return an open descriptor of `statm`; it stays open, as opening takes ten times a read."""
     try:
         return os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:  # not Linux
@@ -37,14 +37,14 @@ def _statm() -> int | None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_statm.cache_clear)  # the open file is the parent's
+    os.register_at_fork(after_in_child=_statm.cache_clear)  # it shows the parent's memory
 
 
 class PeakMeter:
     """Highest device and host bytes since `reset`.
 
-    On Linux the host's peak is the kernel's high-water mark, which includes short spikes
-    (`exact_host` is True); elsewhere it is the highest sample.
+    On Linux the host's peak is the kernel's high-water mark, which includes short spikes, and
+    `exact_host` is True. On other systems the peak is the highest sample.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class PeakMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the peak so far."""
+        """Start a new measurement of the peak."""
         self._sampled = 0
         self.exact_host = False
         with contextlib.suppress(OSError):  # not Linux, or /proc is read-only in this container

@@ -1,4 +1,4 @@
-"""Writes the records of a run into its directory, and keeps memory peaks by phase."""
+"""Writes the records of a run into its directory, and measures the memory peak of each phase."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from neaptide.loop.state import Pending, TrainState
 
 FACTS_GROUP = "neaptide.facts"
-"""Entry points: functions that return facts of this machine, for machine.json."""
+"""The group of entry points that return facts about this machine, for machine.json."""
 
 
 class Recorder:
-    """Writes rows, metrics and events as they occur, and passes them to observing plugins."""
+    """Writes rows, metrics and events as they occur, and passes them to the plugins."""
 
     def __init__(self, config: RunConfig, origins: Mapping[str, str] | None = None) -> None:
         self._origins = origins
@@ -45,18 +45,18 @@ class Recorder:
         self._files = RunDirectory(Path(config.run.dir)) if config.run.dir else None
         self._hooks: HookManager | None = None
         self._metrics_read = False
-        self._read = False  # whether a file or a plugin takes records
+        self._read = False  # whether a file or a plugin uses records
         self._optimizer: torch.optim.Optimizer | None = None
         self._meter: PeakMeter | None = None
         self._phase: Phase | None = None
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
         self._early: list[MutableMapping[str, Any]] | None = []
-        """Events before `begin`, which may delete events.jsonl; written after it."""
+        """Events from before `begin`, which may delete events.jsonl; `begin` writes them."""
         self.summed_up = False
         """Whether the run's summary was written."""
         self._started = time.perf_counter()
-        self._recorded = 0  # update of the last row in the file
+        self._recorded = 0  # number of the update in the last row of the file
 
     @property
     def directory(self) -> Path | None:
@@ -71,7 +71,7 @@ class Recorder:
     def attach(
         self, hooks: HookManager, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> None:
-        """Pass records to `hooks` and measure memory peaks on `device` from now on."""
+        """From now on, pass records to `hooks` and measure memory peaks on `device`."""
         self._hooks, self._optimizer = hooks, optimizer
         self._read = self._files is not None or hooks.implements("on_record")
         self._metrics_read = self._files is not None or hooks.implements("on_metrics")
@@ -79,7 +79,7 @@ class Recorder:
             self._meter = PeakMeter(device)
 
     def begin(self, resumed: TrainState | None) -> None:
-        """Prepare the files: continue them after the update of `resumed`, or start anew."""
+        """Prepare the files: continue after the update of `resumed`; None starts anew."""
         if resumed is not None and resumed.history.losses:
             self.final_loss = resumed.history.losses[-1]
         if self._files is None:
@@ -113,7 +113,7 @@ class Recorder:
             self.event(event)
 
     def trained(self, settled: Pending) -> None:
-        """Record an ordinary update, whose loss is read from the device here."""
+        """Record an ordinary update; read its loss, which may wait for the device."""
         self.final_loss = settled.read_loss()
         if self._read and settled.step > self._recorded:
             self._record(
@@ -129,7 +129,7 @@ class Recorder:
             )
 
     def stepped(self, result: StepResult) -> None:
-        """Record an accepted jump and the metrics that are due; include the step in the peak."""
+        """Record an accepted jump and the metrics that are due; update the memory peak."""
         jump = result.jump
         if self._read and jump is not None and jump.accepted:
             self._record(
@@ -152,7 +152,10 @@ class Recorder:
         self._phase = result.phase
 
     def phase_ends(self, phase: Phase | None) -> None:
-        """Keep the peak of the phase that ends (None before the first), and reset the meter."""
+        """Store the memory peak of the phase that ends, and reset the meter.
+
+        Before the first phase, `phase` is None, and the peak is not stored.
+        """
         if self._meter is None:
             return
         if phase is not None:
@@ -162,7 +165,7 @@ class Recorder:
         self._meter.reset()
 
     def metrics(self, step: int, phase: Phase, values: Mapping[str, float]) -> None:
-        """Append values to metrics.jsonl."""
+        """Append values to metrics.jsonl and pass them to the plugins."""
         if not values:
             return
         if self._files:
@@ -185,7 +188,7 @@ class Recorder:
         assert self._hooks is not None, "attached before the first step"
         assert self._optimizer is not None, "attached before the first step"
         lr = self._optimizer.param_groups[0]["lr"]
-        # A learning rate on a device is left out: reading it would wait for the device.
+        # A learning rate on a GPU is not recorded, as a read of it would wait for the GPU.
         rate = {} if getattr(lr, "is_cuda", False) else {"lr": float(lr)}
         collected = self._hooks.collect_metrics(result.step, result.phase)
         self.metrics(result.step, result.phase, {**rate, **collected})
@@ -212,14 +215,14 @@ class Recorder:
         return summary
 
     def close(self) -> None:
-        """Write waiting events and release the run directory."""
+        """Write the events from before `begin`, if there are any, and close the run directory."""
         self._write_early()
         if self._files:
             self._files.close()
 
 
 def _facts() -> dict[str, Any]:
-    """Return what the distributions here know of this machine."""
+    """Return the facts about this machine from all entry points of `FACTS_GROUP`."""
     return {key: value for facts in loaded(FACTS_GROUP) for key, value in facts().items()}
 
 

@@ -1,4 +1,4 @@
-"""The run directory: locked by one process, and written so that a crash damages no file."""
+"""The run directory: one process locks it, and a crash during a write damages no file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from neaptide.api.records import StepRecord
 
 _cells = attrgetter(*COLUMNS)
-_DIGITS = 15  # most digits of a step; a longer number is damage
-_LONGEST_TEXT = 1000  # characters of a value in a line that would be too long
+_DIGITS = 15  # largest number of digits of a step; a longer number means damage
+_LONGEST_TEXT = 1000  # characters to which a value of too long a line is cut
 _RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 
 
 class RunDirectory:
     """Locks a run directory and writes its files.
 
-    An error of writing (a full disk) loses the row, but not the run; only the first one warns.
+    If a write fails, for example on a full disk, its data is lost and training continues. The
+    first such error logs a warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +46,7 @@ class RunDirectory:
         self._process = os.getpid()
         self._warned = False
         self._appended: dict[str, AppendedFile] = {}
-        # Listed now: until the first step, plugins of this run may write files of their own.
+        # Listed here, because plugins of this run may write new files before the first step.
         self._earlier = _kept_files(self.path)
 
     def close(self) -> None:
@@ -69,10 +70,10 @@ class RunDirectory:
             peaks = summary["peak_bytes"].items() if summary["steps"] == step else ()
             return {phase: MemorySample(**peak) for phase, peak in peaks}
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return {}  # no run ended at this step, or the file is damaged
+            return {}  # no run has ended at this step, or the file is damaged
 
     def forget_evaluation(self, step: int) -> None:
-        """Remove the validation loss of update `step`, which will be measured anew."""
+        """Remove the validation loss of update `step`, because it will be measured again."""
         path = self.path / "metrics.jsonl"
 
         def forget() -> None:
@@ -81,10 +82,10 @@ class RunDirectory:
         self._contained(path, forget)
 
     def start_afresh(self) -> Path | None:
-        """Remove the records of an earlier run, which must have no checkpoints.
+        """Remove the records of an earlier run; the earlier run must have no checkpoints.
 
-        Its report and its plugins' files are moved to a new folder `earlier-N`. Returns the folder,
-        or None if there was nothing to move.
+        The report and the plugins' files of the earlier run are moved to a new folder `earlier-N`.
+        Returns this folder, or None if there was nothing to move.
         """
         with _prepared(self.path):
             for name in (*_RECORDS, "origins.json", "summary.json"):
@@ -103,7 +104,7 @@ class RunDirectory:
 
     def row(self, record: StepRecord) -> None:
         """Append a row to steps.csv; None becomes an empty cell."""
-        # No cell needs quotes: cells are numbers and names of phases.
+        # No cell needs quotes, as each cell is a number or the name of a phase.
         self._append("steps.csv", ",".join(map(_cell, _cells(record))))
 
     def line(self, name: str, values: Mapping[str, Any]) -> None:
@@ -127,7 +128,7 @@ class RunDirectory:
 
     def _contained(self, path: Path, write: Callable[[], None]) -> None:
         if os.getpid() != self._process:
-            return  # a forked child: only the parent writes
+            return  # in a forked child; only the parent writes
         try:
             write()
         except OSError as error:
@@ -139,8 +140,8 @@ class RunDirectory:
 
 
 def _kept_files(directory: Path) -> dict[Path, tuple[int, int]]:
-    """Return device and inode, by path, of the report and of each file of a plugin."""
-    # A folder that is a link is the user's own, and may be on another disk.
+    """Return the report and all files of plugins: the path, and its device and inode."""
+    # A linked folder is made by the user and may be on another disk, so it is skipped.
     of_plugins = (path for path in directory.glob("plugins/*/*") if not path.parent.is_symlink())
     stats = {path: path.lstat() for path in (*directory.glob("report.html"), *of_plugins)}
     return {path: (stat.st_dev, stat.st_ino) for path, stat in stats.items()}
@@ -180,7 +181,7 @@ def _locked(path: Path) -> IO[str]:
         raise RunDirectoryError(msg) from None
     if not held:
         CONSOLE.warning("this system has no file locks: do not start a second process in %s", path)
-    with suppress(OSError):  # the lock is held anyway; the process id is only for the message above
+    with suppress(OSError):  # the process id is only for the message above
         os.ftruncate(file.fileno(), 0)
         os.write(file.fileno(), f"{os.getpid()}\n".encode())
     return file
@@ -189,7 +190,7 @@ def _locked(path: Path) -> IO[str]:
 def _keep(path: Path, wanted: Callable[[str], bool]) -> list[str]:
     if not path.exists():
         return []
-    # Damage may have left bytes that are not UTF-8; `wanted` judges their lines.
+    # A damaged file may have bytes that are not UTF-8; `wanted` decides about their lines.
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     kept = [line for line in lines if wanted(line)]
     text = "".join(f"{line}\n" for line in kept)
@@ -201,7 +202,7 @@ def _csv_step(line: str) -> float:
     first = line.split(",", 1)[0]
     if first == COLUMNS[0]:
         return -1
-    # A row with too few commas was cut by a kill: inf makes the caller remove it.
+    # A row with too few commas is incomplete; with step inf the caller removes the row.
     whole = first.isdecimal() and len(first) <= _DIGITS and line.count(",") == len(COLUMNS) - 1
     return int(first) if whole else math.inf
 

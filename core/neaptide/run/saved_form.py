@@ -1,6 +1,6 @@
-"""Checks the form of all sections of a checkpoint before loading changes anything of a run.
+"""Checks the form of all sections of a checkpoint before `load` changes the run.
 
-Digests prove that no byte has changed; this proves that names, types and shapes are the expected.
+The digests prove that no byte has changed. These checks prove that names, types and shapes are right.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from neaptide.loop.state import TrainState
 
 _FREE = ("run", "train.device", "eval")
-"""Settings that may differ on resume, as they do not change the computation."""
+"""Settings that may differ after a resume, because they do not change the computation."""
 
 
 @attrs.frozen(eq=False)
@@ -49,7 +49,7 @@ class Parts:
 
 @contextmanager
 def sections(parts: Parts, data: Any) -> Iterator[dict[str, Any]]:
-    """Yield all state except the weights, as trees by section."""
+    """Yield all state except the weights: one tree per section, by the name of the section."""
     state = parts.state
     with parts.store.compute(), parts.store.optimizer_state() as optimizer:
         yield {
@@ -85,11 +85,12 @@ def save(directory: Path, parts: Parts, data: Any) -> Path:
 
 
 def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
-    """Load a checkpoint into `parts`; return the data's state.
+    """Load a checkpoint into `parts`; return the saved position in the data.
 
-    Before anything is changed, raises CheckpointError if the checkpoint is damaged or a section has
-    another form than `save` writes, and WrongCheckpointError if there is none or it is of another
-    config, model or set of plugins. With `allow_changes` the config and plugins may differ.
+    Raises CheckpointError if the checkpoint is damaged or a section has not the form that `save`
+    writes. Raises WrongCheckpointError if there is no checkpoint, or if it belongs to another
+    config, model or set of plugins. Both are raised before anything is changed. With
+    `allow_changes` the config and the plugins may differ.
     """
     loaded = checkpoints.load(directory)
     with formed(loaded, "manifest"):
@@ -105,7 +106,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     check_large_sections(loaded, parts.store, both)
 
     store = parts.store
-    # Leave the phase: plugins that hold weights in another form in it restore them for loading.
+    # Leave the phase, so that plugins which store weights in another form restore them before.
     phase, parts.state.phase = parts.state.phase, None
     if phase is not None:
         parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
@@ -144,10 +145,10 @@ def _load_tensors(
 
 
 def digest(parts: Parts, data: Any) -> str:
-    """Return the sha256 of weights, buffers, optimizer, plugins, schedule, RNG and data cursor.
+    """Return the sha256 of weights, buffers, optimizer, plugins, schedule, RNG and data position.
 
-    Runs with equal computations have equal digests: times, and plugins and objects of the user
-    without state, are left out.
+    Runs with equal computations have equal digests. The digest does not include times, nor plugins
+    and user objects that have no state.
     """
     store = parts.store
     with sections(parts, data) as trees:
@@ -251,7 +252,7 @@ def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer)
             f"build it the same way"
         )
         raise WrongCheckpointError(msg)
-    # Optimizer classes differ in their settings; a saved group may have more, of a scheduler.
+    # Each optimizer class has its own settings. A saved group may also have a scheduler's settings.
     for group, settings in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         missing = sorted(settings.keys() - group.keys())
         if missing:

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One run, driven by `HybridTrainer` and `Fit`; if assembly fails, it is undone.
+    """One run, which `HybridTrainer` and `Fit` use. If its assembly fails, the assembly is undone.
 
-    `ordered` are the enabled plugins in resolved order; `build` makes model and loss once the
-    plugins exist. Without `optimizer`, the config's is built. The rest is as in `HybridTrainer`.
+    `ordered` are the manifests of the enabled plugins in resolved order. `build` makes the model
+    and the loss after the plugins were created. Without `optimizer`, the optimizer of the config is
+    built. The other arguments are those of `HybridTrainer`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Session:
         self.data_state: Any = None
         """The position in the data, as saved in checkpoints."""
         self.error: BaseException | None = None
-        """The error that ends the run, of the last step or of the user's code."""
+        """The error that ends the run; the last step or the user's code raised it."""
         self._closed = self._begun = self._loaded = self._stepping = False
         self._kernels: KernelScope | None = None
         if config.train.deterministic:
@@ -81,7 +82,7 @@ class Session:
             config.train.device if placed else "auto", None if placed else self.model
         )
         self.state = TrainState(assembly.schedule_of(config, ordered))
-        # From here on the model may be patched, and `on_run_end` runs whatever happens.
+        # From here on plugins may patch the model, so `on_run_end` is called even after an error.
         self.run = Run(config, self.recorder.directory, device, log, timeline=hooks.timeline)
         if hooks.implements("register_kernels"):
             self._kernels = assembly.kernel_scope()
@@ -151,7 +152,7 @@ class Session:
             raise
         finally:
             self._stepping = False
-        self.error = None  # the run continued after an earlier step's error
+        self.error = None  # the user continued after the error of an earlier step
         self.recorder.stepped(result)
         return result
 
@@ -213,7 +214,7 @@ class Session:
 
 
 _users: list[tuple[bool, bool]] = []
-"""The user's setting of torch (mode, warn only), one entry per open deterministic session."""
+"""The user's deterministic mode of torch and its `warn_only`, once per deterministic session."""
 
 
 def _begin_deterministic() -> None:
@@ -229,7 +230,7 @@ def _end_deterministic() -> None:
 
 
 def _log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) -> None:
-    """Log that the run failed or was closed; `Fit` has logged a stop by a signal."""
+    """Log that the run failed or was closed. `Fit` logs the stop by a signal."""
     if error is None:
         if closed:
             log.info("run.closed", step=step)
@@ -238,12 +239,12 @@ def _log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) 
 
 
 def _raise_teardown(errors: list[BaseException], error: BaseException | None) -> None:
-    """Raise the errors of a teardown, or add them as a note to the error that ended the run."""
+    """Raise the errors of a teardown; if `error` ended the run, only note them on `error`."""
     if not errors:
         return
     msg = "plugins failed while the run ended"
     interrupts = [one for one in errors if not isinstance(one, Exception)]
-    if interrupts:  # such as Ctrl-C, which a group would hide
+    if interrupts:  # such as Ctrl-C, which must not be hidden in a group
         interrupts[0].add_note(f"{msg}: {errors}")
         raise interrupts[0]
     if error is None:

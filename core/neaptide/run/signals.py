@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_END = b"\0"  # ends `_watch`; no signal has this number
-_ACTIVE: set[int] = set()  # the pipe's writing end, while signals are caught
+_END = b"\0"  # the byte that ends `_watch`; no signal has this number
+_ACTIVE: set[int] = set()  # the write end of the open pipe
 
 
-class Interrupted(NeaptideError):  # noqa: N818 - no fault: the run was saved
-    """The run stopped at a signal after saving; `exit_code` is 128 + the signal's number."""
+class Interrupted(NeaptideError):  # noqa: N818 - no fault: a signal stops a run
+    """The run was saved and stopped after a signal; `exit_code` is 128 + the signal's number."""
 
     def __init__(self, received: int, message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class Interrupted(NeaptideError):  # noqa: N818 - no fault: the run was saved
 
 
 class StopRequest:
-    """Signal handler that notes the first signal in `received`."""
+    """A signal handler that stores the number of the first signal in `received`."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -38,7 +38,7 @@ class StopRequest:
         return f"StopRequest(received={self.received})"
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Note the first signal."""
+        """Store the number of the first signal."""
         del frame
         self.received = self.received or number
 
@@ -47,8 +47,9 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Catch SIGINT and SIGTERM inside the context.
 
-    A second signal ends the process at once, without saving, with status 128 + its number. Outside
-    the main thread no signal is caught, as Python cannot install handlers there.
+    A second signal ends the process at once, without a checkpoint, with exit status 128 + the
+    number of the signal. In other threads than the main thread no signal is caught, as Python
+    cannot install handlers in them.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -65,8 +66,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @contextmanager
 def _leave_at_the_second() -> Iterator[None]:
-    # Python runs a handler between two bytecodes of the main thread: during a long kernel or a
-    # blocked read that is minutes late. The signal's number is written to this pipe at once.
+    # Python runs a handler only between two bytecodes of the main thread. During a long kernel or
+    # a blocked read this may be minutes late, but the signal's number is in this pipe at once.
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -78,7 +79,7 @@ def _leave_at_the_second() -> Iterator[None]:
     finally:
         _ACTIVE.discard(writing)
         signal.set_wakeup_fd(before)
-        os.write(writing, _END)  # closing is not enough: forked workers have it open, too
+        os.write(writing, _END)  # a close does not end the read: forked workers have the pipe open
         watch.join()
         os.close(writing)
         os.close(reading)
@@ -97,7 +98,7 @@ def _watch(reading: int) -> None:
 
 
 def _forget_in_child() -> None:
-    # A terminal sends Ctrl-C to forked workers, too; with the pipe it would count twice.
+    # A terminal also sends Ctrl-C to forked workers. Without this, the pipe would get it twice.
     if _ACTIVE:
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)

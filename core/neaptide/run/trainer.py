@@ -1,4 +1,4 @@
-"""HybridTrainer: assembles a run around a model and steps, fits, evaluates, saves and loads it."""
+"""`HybridTrainer`, which trains a model and evaluates, saves and loads it."""
 
 from __future__ import annotations
 
@@ -46,19 +46,22 @@ class HybridTrainer:
                 result = trainer.step(batch)
 
     Args:
-        model: any module; it stays where it is.
-        optimizer: over the model's parameters; left out, `[optimizer]` of the config builds one.
-        loss_fn: `loss_fn(model, batch)` returns a 0-dim mean or a `Loss(sum, count)`; left out,
-            `model(**batch).loss`.
-        config: a TOML, YAML or JSON file, a mapping or a RunConfig. Without `run.dir` nothing is
-            written.
-        plugins: names of installed plugins, or manifests, enabled beside those of the config.
-        stateful: further objects with `state_dict` and `load_state_dict` to keep in checkpoints,
-            such as an LR scheduler.
+        model: any module; it stays on its device.
+        optimizer: an optimizer of the model's parameters; without it, `[optimizer]` of the config
+            names the optimizer to build.
+        loss_fn: `loss_fn(model, batch)` returns a 0-dim mean or a `Loss(sum, count)`; without it,
+            the loss is `model(**batch).loss`.
+        config: a TOML, YAML or JSON file, a mapping or a RunConfig. Without `run.dir` no file
+            is written.
+        plugins: names of installed plugins, or manifests; they are enabled in addition to the
+            plugins of the config.
+        stateful: other objects with `state_dict` and `load_state_dict`, such as an LR scheduler;
+            their state is saved in checkpoints.
 
     Raises:
-        ConfigError: for everything wrong with config and plugins, before anything is changed.
-        TypeError: for an argument of another kind.
+        ConfigError: the config or the plugins are wrong; all faults are in the text, and nothing
+            was changed.
+        TypeError: an argument has the wrong type.
     """
 
     def __init__(
@@ -91,9 +94,10 @@ class HybridTrainer:
         plugins: Iterable[str | PluginSpec] = (),
         origins: Mapping[str, str] | None = None,
     ) -> Self:
-        """Build the model and optimizer the config names, on the device it names.
+        """Build the model and the optimizer that the config names, on the device of the config.
 
-        `origins` says where each setting came from, by dotted path; the run directory keeps it.
+        `origins` maps the dotted path of each setting to its source; it is written to the run
+        directory.
         """
         full, ordered = configured(config, plugins)
         device = assembly.choose_device(full.train.device, None)
@@ -119,24 +123,24 @@ class HybridTrainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, the user's own or the one the config built."""
+        """The optimizer: the user's, or the one that was built from the config."""
         optimizer: torch.optim.Optimizer = self.store.optimizer
         return optimizer
 
     # -- training -------------------------------------------------------------------------------
 
     def step(self, batch: Any, *, phase: str | None = None) -> StepResult:
-        """Train on one batch, after a jump where one is due.
+        """Train on one batch. If a jump is due, make the jump before.
 
         Args:
-            batch: what `loss_fn` takes; its tensors have the samples along dim 0.
-            phase: force `"full"`, `"correct"`, … for this step instead of asking the schedule;
-                with `"predict"` a jump is tried first, then the batch is trained on in the phase
-                that is due.
+            batch: the batch for `loss_fn`; dim 0 of its tensors counts the samples.
+            phase: a phase for this step, such as `"full"`, instead of the phase that is due. With
+                `"predict"` a jump is tried first, then the batch is trained on in the phase that
+                is due.
 
         Raises:
-            DivergedError: after `train.max_skipped` non-finite updates in a row.
-            Exception: what the model, the loss or a plugin raises, with a note naming the plugin.
+            DivergedError: more than `train.max_skipped` updates in a row were not finite.
+            Exception: any error of the model, the loss or a plugin; a note names the plugin.
         """
         return self._session.step(batch, phase)
 
@@ -152,21 +156,22 @@ class HybridTrainer:
         """Train until `train.steps` updates are made; evaluate, save and stop on signals.
 
         Args:
-            data: a `Data`, or batches to train on; iterated again when they end.
-            validation: batches to evaluate on, where `data` has none.
-            resume: `"auto"` goes on from the newest valid checkpoint of the run directory, if
-                there is one; a path names a checkpoint.
-            allow_changes: resume although config or plugins differ.
-            observe: called with each StepResult and the TrainState, for a progress display. Its
-                method `evaluated(step, loss)`, if it has one, is told of each evaluation. Left
-                out, a notebook shows a bar unless `run.progress` is `"quiet"`.
+            data: a `Data`, or the batches to train on; after the last batch, the first follows.
+            validation: the batches to evaluate on; used if `data` is not a `Data`.
+            resume: the path of a checkpoint to continue from. `"auto"` means the newest valid
+                checkpoint of the run directory, if there is one.
+            allow_changes: resume even if the config or the plugins differ.
+            observe: a function for a progress display, called with the StepResult and the
+                TrainState after each step. If it has a method `evaluated(step, loss)`, the method
+                is called after each evaluation. Without `observe`, a notebook shows a bar unless
+                `run.progress` is `"quiet"`.
 
         Returns:
-            What is also written to summary.json; print it for a table.
+            The content of summary.json; print it for a table.
 
         Raises:
-            Interrupted: after a SIGINT or SIGTERM, once everything is saved.
-            DataError: the data is empty, used up, or raises; what was trained is saved.
+            Interrupted: a SIGINT or SIGTERM arrived; the run was saved.
+            DataError: the data is empty or used up, or raised an error; the run was saved.
         """
         check_resume(resume)
         source = data if isinstance(data, Data) else Data(data, validation)
@@ -177,38 +182,38 @@ class HybridTrainer:
             return fit.run(resume, allow_changes=allow_changes)
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
-        """Return the mean loss over `batches`, nan where there are none.
+        """Return the mean loss over `batches`; nan if there are no batches.
 
-        Model and random state are left untouched. `plain` evaluates the weights as they are,
-        whatever plugins would put in their place, such as an average.
+        The model and the random state do not change. A plugin may replace the weights during an
+        evaluation, for example by their average; with `plain` the trained weights are evaluated.
         """
         return self._session.loop.evaluate(batches, plain=plain)
 
     # -- state ----------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> Path:
-        """Write a checkpoint into `directory`, atomically; an older one there is replaced.
+        """Write a checkpoint as `directory`, atomically; replace the older checkpoint, if any.
 
-        Raises CheckpointError, leaving the older one intact.
+        If this fails, the older checkpoint stays intact, and CheckpointError is raised.
         """
         return self._session.save(Path(directory))
 
     def load(self, directory: str | Path, *, allow_changes: bool = False) -> None:
-        """Take a checkpoint back; training goes on bit for bit as it would have.
+        """Load a checkpoint; training then continues bit for bit as after the save.
 
-        Raises CheckpointError before anything is changed when it is damaged, and the subclass
-        WrongCheckpointError when it is not there or of another run.
+        Raises CheckpointError if the checkpoint is damaged, and its subclass WrongCheckpointError
+        if there is no checkpoint or it belongs to another run, before anything is changed.
         """
         self._session.load(Path(directory), allow_changes=allow_changes)
 
     def digest(self) -> str:
-        """Return the sha256 over everything a result may depend on."""
+        """Return the sha256 of all state that a result may depend on."""
         return self._session.digest()
 
     def estimate_memory(self, phase: str = "full") -> Ledger:
-        """Return what core and plugins expect to hold in `phase`; print it for a table.
+        """Return the memory that core and plugins expect to use in `phase`; print it for a table.
 
-        Activations depend on the batch and are left out.
+        Activations are not included, because they depend on the batch.
         """
         chosen = phase_named(phase)
         return self.hooks.estimate_memory(assembly.base_ledger(self.store, chosen), chosen)
@@ -229,7 +234,7 @@ class HybridTrainer:
     # -- end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the run: the last row is written, plugins undo what they patched. Idempotent."""
+        """End the run: write the last row; plugins undo their patches. Idempotent."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -241,6 +246,6 @@ class HybridTrainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close, telling the plugins of the error that ends the run."""
+        """End the run; `on_run_end` of the plugins gets the error of the block, if any."""
         self._session.error = error or self._session.error
         self.close()

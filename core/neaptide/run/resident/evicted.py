@@ -1,4 +1,4 @@
-"""Evicted tensors: moving their storages to RAM and back."""
+"""Eviction of tensors: the move of their storages to RAM and back to the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT = 256
-"""Bytes; the alignment of CUDA's own allocator, with which no kernel takes a slower path."""
+"""Bytes; the alignment of CUDA's allocator. Some kernels are slower on less aligned memory."""
 
 
 @attrs.define(eq=False)
@@ -36,7 +36,7 @@ class Moved:
     __repr__ = one_line
 
     def put_back(self, storage: torch.UntypedStorage) -> None:
-        """Rebind the tensors to `storage`, except those that got other memory since."""
+        """Rebind to `storage` each tensor that still uses the host's bytes."""
         here = self.host.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity
         for tensor, first in zip(self.tensors, self.firsts, strict=True):
             if tensor.untyped_storage()._cdata == here:  # noqa: SLF001 - as above
@@ -44,7 +44,7 @@ class Moved:
 
 
 def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
-    """Return the offset of each storage in one buffer, and the buffer's size, in bytes."""
+    """Lay the storages out in one buffer; return their offsets and its size, in bytes."""
     offsets, size = [], 0
     for shared in storages:
         offsets.append(size)
@@ -53,9 +53,9 @@ def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
 
 
 def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Moved]) -> None:
-    """Rebind the tensors to `flat`, which holds their bytes at `places`; add them to `into`.
+    """Rebind the tensors to `flat`, which holds their bytes at the offsets of `places`.
 
-    If this raises or is interrupted, no tensor is rebound.
+    Adds one `Moved` per storage to `into`. After an error or an interrupt, no tensor is rebound.
     """
     offsets, _ = places(storages)
     into += [
@@ -80,7 +80,7 @@ def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Mov
 
 
 class InRam:
-    """The default refuge: pageable RAM, with synchronous copies."""
+    """The default refuge: pageable RAM. Its copies are synchronous."""
 
     readable = True
 
@@ -91,7 +91,7 @@ class InRam:
         return called(self, f"{len(self._moved)} storages")
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Copy the storages to a new buffer, whose pages live as long as its tensors."""
+        """Copy the storages to a new buffer; its pages are freed with the last tensor on them."""
         offsets, size = places(storages)
         _, flat = mapped(size, Pages)
         for offset, shared in zip(offsets, storages, strict=True):
@@ -99,7 +99,7 @@ class InRam:
         rebind(storages, flat, self._moved)
 
     def give_back(self) -> None:
-        """Copy the storages back; if an allocation raises, another call moves the others."""
+        """Copy the storages back. After an error, a second call copies the remaining storages."""
         while self._moved:
             moved = self._moved[-1]
             room = torch.empty(moved.host.nbytes, dtype=torch.uint8, device=moved.device)
@@ -108,7 +108,10 @@ class InRam:
 
 
 class Evictions:
-    """A store's evicted tensors. State is moved back before the optimizer steps or loads."""
+    """The evicted tensors of a store.
+
+    Evicted optimizer state is moved back before the optimizer makes a step or loads a state.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -122,7 +125,7 @@ class Evictions:
         return called(self, f"{len(self._homes)} weights", f"{len(self._state)} of state")
 
     def __contains__(self, weight: torch.Tensor) -> bool:
-        """Return whether a weight is evicted."""
+        """Return whether `weight` is evicted."""
         return weight in self._homes
 
     def home(self, weight: torch.Tensor) -> torch.device:
@@ -132,7 +135,7 @@ class Evictions:
     def weights(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
         """Evict weights; return a function that moves them back.
 
-        ValueError for a refuge that is not readable: loans of weights read them where they are.
+        Loans read evicted weights in the refuge, so ValueError is raised if it is not readable.
         """
         kept = refuge or InRam()
         if not kept.readable:
@@ -143,7 +146,7 @@ class Evictions:
         self._homes |= homes
 
         def back() -> None:
-            if homes:  # a second call must not move weights evicted since
+            if homes:  # a second call must not move weights that were evicted later
                 kept.give_back()
                 for each in homes:
                     del self._homes[each]
@@ -155,7 +158,7 @@ class Evictions:
         return back
 
     def state(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
-        """Evict state; return a function that moves it back, unless that has happened already."""
+        """Evict optimizer state; return a function that moves it back if it is still evicted."""
         kept = refuge or InRam()
         kept.take(found.storages)
         self._state.append(kept)
@@ -174,7 +177,7 @@ class Evictions:
         return back
 
     def close(self) -> None:
-        """Move everything back and remove the hooks from the optimizer."""
+        """Move all evicted tensors back and remove the hooks from the optimizer."""
         self._all_back()
         for back in reversed(tuple(self._open)):
             back()
@@ -182,7 +185,7 @@ class Evictions:
             self._hooks.pop()()
 
     def show(self, *_: object) -> None:
-        """Move back the state in refuges whose tensors cannot be read."""
+        """Move optimizer state back from each refuge that is not readable."""
         self._all_back(readable=False)
 
     def _all_back(self, *_: object, readable: bool = True) -> None:
@@ -191,7 +194,7 @@ class Evictions:
                 self._back(refuge)
 
     def _back(self, refuge: Refuge) -> None:
-        self._state.remove(refuge)  # before `give_back`, which may lend state and so return here
+        self._state.remove(refuge)  # first, as `give_back` may lend state, which calls this
         try:
             refuge.give_back()
         except BaseException:
@@ -200,7 +203,7 @@ class Evictions:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether `tensor` is a plain one that uses all of its storage; views may share it."""
+    """Return whether `tensor` is a plain torch.Tensor that fills its storage; it may have views."""
     if type(tensor.data) is not torch.Tensor or tensor.layout != torch.strided:
         return False
     own = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

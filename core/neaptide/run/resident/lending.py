@@ -1,4 +1,4 @@
-"""Loans of the optimizer's state of one parameter, and the storages that can be evicted."""
+"""Loans of the optimizer state of a parameter, and the storages that can be evicted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def lent_entry(
     mode: Mode,
     on: torch.device | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Lend the optimizer's entry of `parameter`: itself, or copies of its tensors on `on`.
+    """Lend the optimizer's state dict of `parameter`; with `on`, copies of its tensors on `on`.
 
-    After writing, a new entry is added to the optimizer, and an empty one is removed.
+    After a loan for writing, a new state dict is added to the optimizer, and an empty one removed.
     """
     entry: dict[str, Any] = optimizer.state.get(parameter, {})
     lent = entry if mode == "write" else dict(entry)
@@ -57,7 +57,7 @@ def lent_entry(
 def evictable_state(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], away: Evictions
 ) -> Evictable:
-    """Return the storages with state of `parameters` that is on the parameter's device."""
+    """Return the evictable storages of optimizer state that is on the device of its parameter."""
     own = dict.fromkeys(parameters)
     tensors = [
         tensor
@@ -71,5 +71,5 @@ def evictable_state(
 
 
 def evictable_weights(parameters: Iterable[nn.Parameter]) -> Evictable:
-    """Return the storages of plain weights."""
+    """Return the evictable storages of the parameters that are plain torch.Tensors."""
     return evictable(each for each in parameters if type(each.data) is torch.Tensor)

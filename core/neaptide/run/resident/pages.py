@@ -1,4 +1,4 @@
-"""Pages of RAM outside torch's allocator, which the system gets back when no tensor uses them."""
+"""Pages of RAM outside torch's allocator; they are freed when no tensor uses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Pages(mmap.mmap):
-    """Anonymous pages, unmapped when the object is collected."""
+    """Anonymous pages; they are unmapped when this object is garbage-collected."""
 
     address: int
 
@@ -21,7 +21,7 @@ _mapped_now: WeakSet[Pages] = WeakSet()
 
 
 def mapped(size: int, kind: type[P]) -> tuple[P, torch.Tensor]:
-    """Map zeroed pages for `size` bytes; a page takes RAM when it is first written.
+    """Map zeroed pages for `size` bytes; each page takes RAM only after its first write.
 
     Returns the pages and a page-aligned uint8 tensor `[size]` over them, which keeps the pages
     alive. Raises MemoryError if the system has no room.
@@ -31,7 +31,7 @@ def mapped(size: int, kind: type[P]) -> tuple[P, torch.Tensor]:
     except (OSError, ValueError, OverflowError) as error:
         msg = f"cannot reserve {size} bytes of RAM: {error}; see `ulimit -v`, or stream less"
         raise MemoryError(msg) from error
-    # Fewer page faults and table entries; some Linux kernels are built without huge pages.
+    # Huge pages need fewer page faults and table entries; some Linux kernels do not have them.
     with suppress(OSError):
         pages.madvise(mmap.MADV_HUGEPAGE)
     flat = torch.frombuffer(pages, dtype=torch.uint8)[:size]
@@ -41,5 +41,5 @@ def mapped(size: int, kind: type[P]) -> tuple[P, torch.Tensor]:
 
 
 def mapped_slabs() -> WeakSet[Pages]:
-    """Return all `Pages` that the process has mapped now."""
+    """Return all `Pages` that are mapped in this process."""
     return _mapped_now.copy()

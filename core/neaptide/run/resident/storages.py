@@ -13,13 +13,13 @@ from torch import nn
 from neaptide.api.spans import Evictable, SharedStorage
 
 SMALLEST = 1024
-"""Bytes; smaller state of an optimizer is not evicted: moving it costs more than it frees."""
+"""Bytes; smaller optimizer state is not evicted, because it frees too little memory."""
 
 _SHARED = "used by other tensors, too"
 _ALIGNED = 64
-"""Bytes to which torch aligns its allocations on a CPU."""
+"""Bytes; the alignment of torch's allocations on a CPU."""
 _HANDLE = 1
-"""Users of a storage that `users` itself adds: its argument."""
+"""The number of users that a call of `users` adds: its argument is one."""
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer)
 
@@ -29,8 +29,8 @@ def evictable(
 ) -> Evictable:
     """Return the storages of at least `smallest` bytes that only `tensors` use.
 
-    Left out are storages that any other tensor (also one of `others`) uses, and tensors whose
-    layout is not strided.
+    Storages that any other tensor uses, for example one of `others`, are not included, and neither
+    are tensors whose layout is not strided.
     """
     foreign = {_identity(tensor) for tensor in others if _has_storage(tensor)}
     members: dict[int, dict[int, torch.Tensor]] = {}
@@ -54,8 +54,9 @@ def evictable(
 
 
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:
-    """Yield each tensor once: in mappings, sequences, sets, attributes and wrapper tensors.
+    """Yield each tensor in `tree` once.
 
+    The search covers mappings, sequences, sets, attributes and wrapper tensors.
     Modules and optimizers in the tree are skipped.
     """
     seen: dict[int, object] = {}  # keeps the objects alive, so that no id is reused
@@ -74,15 +75,15 @@ def tensors_in(tree: object) -> Iterator[torch.Tensor]:
 
 
 def users(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors of the process use `storage`, those saved for backward included."""
-    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no public way
+    """Return how many tensors use `storage`, including tensors that are saved for backward."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no public function
     return count - _HANDLE
 
 
 def moved_in(tensor: torch.Tensor, storage: torch.UntypedStorage, first: int) -> None:
-    """Rebind `tensor` to another storage from its element `first` on; shape and strides stay.
+    """Rebind `tensor` to `storage`; its data starts there at the element `first`.
 
-    `tensor` remains the same object and the base of its views.
+    Shape and strides do not change. `tensor` remains the same object and the base of its views.
     """
     with torch.no_grad():
         there = torch.empty(0, dtype=tensor.dtype, device=storage.device)
@@ -91,13 +92,13 @@ def moved_in(tensor: torch.Tensor, storage: torch.UntypedStorage, first: int) ->
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a whole storage as uint8 `[nbytes]`."""
+    """Return a uint8 tensor `[nbytes]` that uses the whole storage."""
     with torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill their memory without gaps and overlaps, in any order."""
+    """Return whether the elements fill one range of memory without gaps or overlaps."""
     step = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -132,7 +133,7 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _shared(tensors: list[torch.Tensor]) -> SharedStorage:
-    # A base that only its views keep alive is one more tensor that uses the storage.
+    # The base of a view also uses the storage, even if only the view keeps the base alive.
     bases = {
         id(base): base
         for tensor in tensors
@@ -148,7 +149,7 @@ def _held(shared: SharedStorage) -> str | None:
     """Return why a storage cannot be evicted; None if it can."""
     if any(t.is_conj() or t.is_neg() or t.is_inference() for t in shared.tensors):
         return "of tensors that cannot be rebound"
-    # Not `resizable()`: `numpy()`, which saving a checkpoint calls, makes it False for ever.
+    # `resizable()` is no test for this: after `numpy()`, which `save` calls, it stays False.
     on_cpu = shared.storage.device.type == "cpu"
     if on_cpu and (shared.storage.is_shared() or shared.storage.data_ptr() % _ALIGNED):
         return "in memory that is not torch's own"
@@ -162,5 +163,5 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def _identity(tensor: torch.Tensor) -> int:
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - equal for all handles of a storage
+    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - equal for all Python objects of a storage
     return identity

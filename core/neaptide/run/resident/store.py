@@ -29,20 +29,20 @@ class ResidentStore(ParameterStore):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
-        self._found = torch.zeros(1)  # found_inf of the finite check, which only adds to it
+        self._found = torch.zeros(1)  # `found_inf` of the gradient check; 1 after inf or nan
         self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
         self._ordered = [self.parameters[name] for name in sorted(self.parameters)]
         self._evicted = Evictions(optimizer)
         self._kept: dict[nn.Parameter, Keeper] = {}
 
     def spans(self) -> list[Span]:
-        """Return one span a parameter, in the module's order."""
+        """Return one span per parameter, in the order of the module."""
         present = (parameter for parameter in self.names if parameter not in self._evicted)
         device = next(present, _ONE).device
         return [self._span(parameter, device) for parameter in self.names]
 
     def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
-        # Called after every update; spans are cached until a fact that a user may change differs.
+        # Called after every update, so a span is cached until one of these facts changes.
         away = parameter in self._evicted
         now = (
             parameter.requires_grad,
@@ -75,7 +75,7 @@ class ResidentStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend the parameter's tensor itself, or a copy on `on` that is written back."""
+        """Lend the parameter's tensor, or with `on` a copy on this device that is written back."""
         parameter = self.parameters[span.name]
         if of == "gradient":
             if parameter.grad is None:
@@ -101,13 +101,13 @@ class ResidentStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's entry itself, or a copy on `on` that is written back."""
+        """Lend the optimizer's state dict; with `on`, copies on this device, written back."""
         self._evicted.show()
         with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
             yield state
 
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
-        """Return the storages that only weights, or only state, of `spans` use."""
+        """Return the storages that only the weights (or the optimizer state) of `spans` use."""
         parameters = dict.fromkeys(self.parameters[span.name] for span in spans)
         if of == "state":
             return evictable_state(self.optimizer, parameters, self._evicted)
@@ -122,7 +122,7 @@ class ResidentStore(ParameterStore):
         of: Leaves = "weight",
         refuge: Refuge | None = None,
     ) -> Callable[[], None]:
-        """Move the storages that are `evictable` to the refuge; the others stay."""
+        """Move the `evictable` storages to the refuge; other storages stay on the device."""
         send = self._evicted.state if of == "state" else self._evicted.weights
         return send(self.evictable(spans, of=of), refuge)
 
@@ -131,9 +131,9 @@ class ResidentStore(ParameterStore):
         self._evicted.close()
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
-        """Replace the parameter's memory by a single NaN for all elements.
+        """Let `keeper` hold the weight; the parameter becomes one NaN, expanded to its shape.
 
-        Other holders of that memory, such as a state dict, keep the present values.
+        Other tensors on the old memory, such as those of a state dict, keep their values.
         """
         parameter = self.parameters[span.name]
         if parameter in self._evicted or parameter in self._kept or not is_whole(parameter):
@@ -150,7 +150,7 @@ class ResidentStore(ParameterStore):
         return back
 
     def step(self) -> None:
-        """Make the optimizer update every weight; kept ones are materialized for the update."""
+        """Make the optimizer update every weight; kept weights are in memory during the update."""
         lent: list[tuple[nn.Parameter, Keeper]] = []
         try:
             for parameter, keeper in self._kept.items():
@@ -163,7 +163,7 @@ class ResidentStore(ParameterStore):
                 parameter.data = _hollow(parameter)
 
     def notify_update(self, change: Change) -> None:
-        """Call every callback with each weight, without the cost of a loan per span."""
+        """Call every callback for each trainable weight, without one loan per span."""
         if not self._on_update:
             return
         with torch.no_grad():
@@ -184,7 +184,7 @@ class ResidentStore(ParameterStore):
             parameter.grad = None
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm, in a few fused launches instead of a loan per span."""
+        """Return the global L2 norm; a few fused kernels compute it, without loans."""
         gradients = self._gradients()
         if any(map(_is_slow_fused, gradients)):
             return total_norm(list(map(norm_of, gradients)))
@@ -196,13 +196,13 @@ class ResidentStore(ParameterStore):
         return total_norm(norms)
 
     def has_nonfinite_gradients(self) -> bool:
-        """Check every gradient: on a CPU in one fused call, elsewhere through the norm."""
+        """Check every gradient: on a CPU by one fused call, on other devices by their norm."""
         gradients = self._gradients()
         if False in [gradient.is_cpu for gradient in gradients]:
             return super().has_nonfinite_gradients()
         found = self._found
         try:
-            # The check of torch's GradScaler; multiplying by one changes no value.
+            # The check of torch's GradScaler; it also multiplies by one, which changes no value.
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, _ONE)
         except NotImplementedError:  # sparse and complex gradients
             self._found = torch.zeros(1)
@@ -216,7 +216,7 @@ class ResidentStore(ParameterStore):
         return [grad for parameter in self._ordered if (grad := parameter.grad) is not None]
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
-        """Multiply the gradients in fused launches, one group per device."""
+        """Multiply the gradients by `factor`, with fused kernels per device."""
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for parameter in self._ordered:
             if parameter.grad is not None:
@@ -226,7 +226,7 @@ class ResidentStore(ParameterStore):
 
 
 def _hollow(parameter: nn.Parameter) -> torch.Tensor:
-    """Return one NaN expanded to a parameter's shape, so that using it is noticed."""
+    """Return one NaN, expanded to a parameter's shape, so that any use of it gives NaN."""
     one = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
     return one.expand(parameter.shape)
 

@@ -33,5 +33,5 @@ __all__ = [
     "unstructure",
 ]
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # for a type checker it would hide missing names
     __getattr__ = missing_in(__name__)

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True)
 class _Switches:
-    """The keys of a plugin's table that every plugin has."""
+    """The keys that are allowed in the table of every plugin."""
 
     enabled: bool = True
     preset: str | None = None
@@ -59,11 +59,12 @@ def structure(
 ) -> RunConfig:
     """Check a plain table and return it as a configuration.
 
-    The result lists every enabled plugin with the values of its preset, and its `plugins_from` is
-    "listed", so that it means the same on a machine with other plugins.
+    The result has a table for every enabled plugin, with the values of the plugin's preset, and
+    `plugins_from` is "listed". So it means the same on a machine with other plugins.
 
-    `specs` are the installed plugins by name; plugins named in `disabled` are left out. Raises
-    ConfigError with every problem, one line each; the line names the value's entry in `origins`.
+    `specs` are the installed plugins by name; plugins named in `disabled` are not enabled.
+    `origins` maps the dotted path of a value to its origin, for error texts. Raises ConfigError with
+    one line per problem.
     """
     if not isinstance(data, Mapping):
         msg = f"expected a table (got {got(data)})"
@@ -86,9 +87,9 @@ def structure(
 
 
 def structure_options(cls: type[T], values: Mapping[str, object], *path: str) -> T:
-    """Return a free table, such as `[model.options]`, as an instance of the attrs class `cls`.
+    """Convert the table at `path`, such as `[model.options]`, to the attrs class `cls`.
 
-    Raises ConfigError with one line a problem; `path` is the path of the table.
+    Raises ConfigError with one line per problem.
     """
     try:
         return structure_as(dict(values), cls)
@@ -100,10 +101,10 @@ def structure_options(cls: type[T], values: Mapping[str, object], *path: str) ->
 
 
 def unstructure(config: RunConfig) -> dict[str, Any]:
-    """Return the plain table from which `structure` makes an equal configuration, bit for bit.
+    """Convert a configuration to a plain table; `structure` converts the table back, bit for bit.
 
-    Fields that are None are left out, and sets become sorted arrays. Raises ConfigError for a value
-    that TOML lacks, which only a configuration built in Python can have.
+    Fields that are None are not in the table, and sets become sorted arrays. Raises ConfigError for
+    a value that TOML cannot express; only Python code can set such a value.
     """
     try:
         table: dict[str, Any] = unstructured(config)
@@ -120,7 +121,7 @@ def plugin_preset(name: str, table: object, specs: Mapping[str, PluginSpec]) -> 
 
 
 def _check_version(version: object) -> None:
-    # Checked first and alone: another version may have other keys.
+    # Checked before all else, because another version may have other keys.
     if type(version) is int and version not in VERSIONS:
         read = ", ".join(map(str, VERSIONS))
         msg = f"version {shown(version)} is not one this Neaptide reads (it reads {read}) @ version"
@@ -128,7 +129,7 @@ def _check_version(version: object) -> None:
 
 
 def _line(problem: Problem, origins: Mapping[str, str]) -> str:
-    # The value may be inside an array, which has one origin, or be a table, which has several.
+    # An array has one origin for all its items. A table has the origins of its values.
     path = dotted(problem.path)
     around = (dotted(problem.path[:end]) for end in range(len(problem.path), 0, -1))
     inside = (known for known in origins if known.startswith(f"{path}."))
@@ -187,7 +188,7 @@ def _naming(plugin: str) -> Iterator[None]:
 
 
 def unstructured(value: Any) -> Any:
-    """Return a config class's value in plain types; raise Invalid if it has another type."""
+    """Convert a value of a config class to plain types; raise Invalid if that is impossible."""
     if attrs.has(type(value)):
         return convert_all(_present(value), unstructured)
     match value:
@@ -206,9 +207,9 @@ def unstructured(value: Any) -> Any:
 
 
 def _present(section: attrs.AttrsInstance) -> Iterator[tuple[str, Any]]:
-    """Yield each field's alias and value, except None in a field that defaults to None.
+    """Yield the alias and value of each field, but skip None in a field that defaults to None.
 
-    Any other None is yielded, and refused later; leaving it out would mean the default.
+    None in any other field is yielded, and an error later; without it the default would count.
     """
     for field in attrs.fields(type(section)):
         value = getattr(section, field.name)

@@ -1,4 +1,4 @@
-"""`field`: an attrs field with a line of help for the generated reference and JSON Schema."""
+"""`field` makes an attrs field with one line of help, for the reference and the JSON Schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(repr=False)
 class ConfigSection:
-    """Base class of sections; the repr is one line with the settings that differ from defaults."""
+    """Base class of sections; `repr` is one line with all settings that are not the default."""
 
     def __repr__(self) -> str:
         values = attrs.asdict(self, recurse=False)
@@ -30,13 +30,14 @@ def field(
     default: Any,
     *,
     validator: Validator | None = None,
-    help: str,  # noqa: A002 - the usual name in settings libraries
+    help: str,  # noqa: A002 - the usual name in such libraries
     schema: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an attrs field with one line of help.
 
-    An attrs class as the default makes the field a section, with that class's defaults. `schema`
-    describes your own validator in JSON Schema; the validators of attrs need no description.
+    If the default is an attrs class, the field is a section with the defaults of this class.
+    `schema` describes a validator of your own in JSON Schema. The validators of attrs need no
+    `schema`.
     """
     if isinstance(default, type) and attrs.has(default):
         default, validator = attrs.Factory(default), instance_of(default)

@@ -1,4 +1,4 @@
-"""The formats of configuration files, chosen by the file's suffix."""
+"""The formats of configuration files; the suffix of a file chooses its format."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _PROBLEMS: dict[type, str] = {
 
 @attrs.frozen
 class Format:
-    """One notation for tables of plain values; floats survive writing and reading bit for bit."""
+    """A file format for tables of plain values; it preserves every bit of a float."""
 
     name: str
     suffixes: tuple[str, ...]
 
     @property
     def _own(self) -> Any:
-        # Imported on first use for a quick start: most files are TOML.
+        # Imported on first use, as most files are TOML and the import of the others takes time.
         return import_module(f"neaptide.config.{self.name}")
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Read a document, without checking that a configuration may hold its values."""
+        """Parse a document; its values may be ones that a configuration cannot have."""
         document: dict[str, Any] = self._own.parse(text)
         return document
 
     def loads(self, text: str) -> dict[str, Any]:
-        """Read a document of plain values; raise ConfigError for anything else."""
+        """Parse a document; raise ConfigError if a value is not plain."""
         return _checked(self.parse(text))
 
     def dumps(self, table: Mapping[str, Any]) -> str:
-        """Return a table as text; raise ConfigError for a value that `loads` would not accept."""
+        """Return a table as text; raise ConfigError for a value that `loads` refuses."""
         if too_deep(table):
             raise ConfigError(TOO_DEEP)
         return str(self._own.write(_checked(table)))
@@ -66,7 +66,7 @@ def by_name(name: str) -> Format:
 
 
 def by_suffix(path: Path) -> Format:
-    """Return the format of a file by its suffix; raise ConfigError if no format has it."""
+    """Return the format for a file's suffix; raise ConfigError if the suffix is unknown."""
     suffix = path.suffix.lower()
     for entry in FORMATS.values():
         if suffix in entry.suffixes:
@@ -77,14 +77,14 @@ def by_suffix(path: Path) -> Format:
 
 
 def read_text(path: str | Path) -> str:
-    """Return a file's text; raise ConfigError (without the path) if the file is unusable."""
+    """Return a file's text; if it cannot be read, raise ConfigError (without the path)."""
     content = _content(Path(path))
     by_suffix(Path(path))
     if len(content) > MAX_FILE_BYTES:
         msg = "larger than 1 MiB, the most for a configuration"
         raise ConfigError(msg)
     try:
-        return content.decode("utf-8-sig")  # -sig: without a byte order mark
+        return content.decode("utf-8-sig")  # -sig removes a byte order mark
     except UnicodeDecodeError as error:
         msg = f"not UTF-8 text (byte {content[error.start]:#04x} at offset {error.start})"
         raise ConfigError(msg) from error
@@ -103,7 +103,7 @@ def _content(path: Path) -> bytes:
 
 
 def _refuse_special(mode: int) -> None:
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a pipe may wait for ever
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a read from a pipe may never end
         msg = "expected a file, found a pipe, a socket or a device"
         raise ConfigError(msg)
 

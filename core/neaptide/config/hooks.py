@@ -1,7 +1,7 @@
 """Strict conversion of plain values to config classes: no value is rounded or guessed.
 
-A config class may use bool, int, float, str, Path, Literal, Enum, unions, lists, tuples, sets,
-mappings with string keys, `Any`, and further attrs classes.
+The types of the fields may be bool, int, float, str, Path, Literal, Enum, unions, lists, tuples,
+sets, mappings with string keys, `Any`, and other attrs classes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ARRAYS: dict[Any, Callable[[Any], Any]] = {
 
 
 def structure_as(value: object, type_: type[T]) -> T:
-    """Convert a plain value to `type_`; raise Invalid with every problem and its path."""
+    """Convert a plain value to `type_`; raise Invalid with all problems and their paths."""
     try:
         return _converter.structure(value, type_)
     except ValueError as error:  # from the constructor of an Enum
@@ -118,7 +118,7 @@ def _union(value: Any, type_: Any) -> Any:
     if value is None and NoneType in get_args(type_):
         return None
     arms = [arm for arm in get_args(type_) if arm is not NoneType]
-    # The value's own type is tried first, so that 3 stays an integer in `float | int`.
+    # The type of the value is tried first, so that 3 stays an integer in `float | int`.
     arms.sort(key=lambda arm: arm is not type(value))
     failures = []
     for arm in arms:
@@ -188,12 +188,12 @@ def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
 
 
 def _unexplained(error: Exception, known: list[Problem]) -> list[Problem]:
-    # If values are missing or wrong, the constructor's TypeError only repeats that.
+    # If a problem is known, the constructor's error only repeats it.
     return [] if known else [Problem(_one_line(error))]
 
 
 def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
-    """Run every validator and return all violations; attrs stops at the first."""
+    """Run every validator and return all violations; attrs would stop at the first violation."""
     given = [field for field in attrs.fields(cls) if field.alias in values]
     draft = _draft(cls, values)
     problems = []
@@ -202,7 +202,7 @@ def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
         try:
             if field.validator is not None:
                 field.validator(draft, field, value)
-        except AttributeError:  # it reads a field that has no value
+        except AttributeError:  # the validator reads a field that has no value
             continue
         except (ValueError, TypeError) as error:
             problems.append(Problem(_violation(field.name, value, error), (field.alias,)))

@@ -13,15 +13,15 @@ from neaptide.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# A string before a colon is a key; other strings are matched to skip the braces in them.
+# A string before a colon is a key. Other strings are matched to skip the braces inside them.
 _TOKEN = re.compile(r"""(?P<key>"(?:[^"\\]|\\.)*+")\s*:|"(?:[^"\\]|\\.)*+"|[{}]""")
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read a document; values may be null or NaN.
+    """Parse a document; values may be null or NaN.
 
-    Raises ConfigError, with line and column where known, for a syntax error, a repeated key,
-    nesting that is too deep, and a document that is no table.
+    Raises ConfigError for a syntax error, a repeated key, nesting that is too deep, and a document
+    that is not a table. The text states line and column if they are known.
     """
     try:
         document = json.loads(text)
@@ -44,12 +44,12 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """Return a table of plain values as JSON; the order of keys is kept."""
+    """Return a table of plain values as JSON text, in the order of its keys."""
     return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 
 
 def _repeated(text: str) -> Iterator[str]:
-    """Yield a message for each repeated key in the valid JSON `text`."""
+    """Yield an error text for each repeated key in the valid JSON `text`."""
     tables: list[Counter[str]] = []
     for token in _TOKEN.finditer(text):
         match token[0][0]:
@@ -65,6 +65,6 @@ def _repeated(text: str) -> Iterator[str]:
 
 
 def place(text: str, position: int) -> str:
-    """Return the end of a message: line and column of a position in `text`."""
+    """Return the end of an error text: the line and column of `position` in `text`."""
     line = text.count("\n", 0, position) + 1
     return f"(at line {line}, column {position - text.rfind(chr(10), 0, position)})"

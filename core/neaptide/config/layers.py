@@ -1,4 +1,4 @@
-"""The sources of settings (preset, files, environment, command line) and their combination."""
+"""Layers: the settings from a preset, files, the environment and the command line; their merge."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _SETTING = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=(.*)", re.DOTALL)
 
 @attrs.frozen
 class Layer:
-    """The settings of one origin, such as `base.toml`: a nested table."""
+    """A nested table of settings from one origin, such as `base.toml`."""
 
     origin: str
     values: dict[str, Any]
 
 
 def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Lay each layer over the earlier ones: tables merge, every other value is replaced.
+    """Merge the layers: a later value replaces an earlier one, and tables merge key by key.
 
-    Returns the combined table, and the origin of each of its values by dotted path. Raises
-    ConfigError if a layer nests deeper than `values.MAX_DEPTH`.
+    Returns the merged table, and the origin of each value by its dotted path. Raises ConfigError if
+    a layer nests deeper than `values.MAX_DEPTH`.
     """
     values: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
@@ -49,7 +49,7 @@ def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
             raise ConfigError(msg)
         values = overlay(values, layer.values)
         origins.update(dict.fromkeys(leaves(layer.values), layer.origin))
-    # Only paths that still exist: a table may have replaced a value, or a value a table.
+    # Paths of replaced values are dropped: a later layer may have a table there, or no table.
     return values, {dotted(path): origins[path] for path in leaves(values)}
 
 
@@ -59,15 +59,16 @@ def from_preset(name: str) -> Layer:
 
 
 def from_files(paths: Iterable[str | Path]) -> list[Layer]:
-    """Read files, one layer each; raise ConfigError with one line for each unusable file."""
+    """Read each file as a layer; raise ConfigError with one line per unusable file."""
     return _layers(_from_file, paths)
 
 
 def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[Layer]:
-    """Read variables such as `NEAPTIDE__TRAIN__STEPS=100`, one layer each, sorted by name.
+    """Read each variable such as `NEAPTIDE__TRAIN__STEPS=100` as a layer, sorted by name.
 
-    Two underscores separate keys, which are lower-cased. `plugins` are the names known under
-    `[plugins]`: `NEAPTIDE__PLUGINS__LAYER_DROP__RATE` sets `plugins.layer-drop.rate`.
+    Two underscores separate keys; keys become lower case. `plugins` are the names of plugins, so
+    that an underscore can stand for a hyphen: `NEAPTIDE__PLUGINS__LAYER_DROP__RATE` sets
+    `plugins.layer-drop.rate`.
     """
     by_variable = {name.replace("-", "_"): name for name in plugins}
 
@@ -88,12 +89,12 @@ def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[La
 
 
 def from_sets(settings: Iterable[str]) -> list[Layer]:
-    """Read `--set` arguments such as `train.steps=100`, one layer each; keys may be quoted."""
+    """Read each `--set` argument such as `train.steps=100` as a layer; keys may be quoted."""
     return _layers(lambda setting: Layer("--set", _setting(setting)), settings)
 
 
 def _layers(read: Callable[[T], Layer], sources: Iterable[T]) -> list[Layer]:
-    """Read every source; raise ConfigError with the problems of all of them if there is any."""
+    """Read every source; raise one ConfigError with the problems of all sources, if any."""
     layers: list[Layer] = []
     problems: list[str] = []
     for source in sources:
@@ -117,7 +118,7 @@ def _from_file(path: str | Path) -> Layer:
 def _settings(path: str | Path) -> dict[str, Any]:
     text = read_text(path)
     table = by_suffix(Path(path)).parse(text)
-    # `$schema` names the schema for editors; it is no setting.
+    # `$schema` names the JSON Schema for editors; it is not a setting.
     if isinstance(table.get("$schema"), str):
         table = {key: value for key, value in table.items() if key != "$schema"}
     return table

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class LoadedConfig:
-    """A configuration, and the origin of each value by dotted path (`default` if none set it)."""
+    """A configuration, and the origin of each value by its dotted path, such as `default`."""
 
     config: RunConfig
     origins: Mapping[str, str]
@@ -39,19 +39,22 @@ def load(
     environ: Mapping[str, str] | None = None,
     disabled: frozenset[str] = frozenset(),
 ) -> LoadedConfig:
-    """Combine defaults < preset < files in order < environment < `sets`, and check the result.
+    """Combine the settings from all sources and check the result.
 
-    `specs` are the installed plugins by name, `sets` are settings such as `train.steps=100`, and of
-    `environ` variables such as `NEAPTIDE__TRAIN__STEPS` are read. Plugins named in `disabled` are
-    left out. Raises ConfigError with every problem of the first kind of source that cannot be read,
-    otherwise with every problem of the combined configuration.
+    A later source replaces values of an earlier one. The order is: defaults, preset, files in their
+    order, environment, `sets`.
+
+    `specs` are the installed plugins by name, `sets` are settings such as `train.steps=100`.
+    Only variables such as `NEAPTIDE__TRAIN__STEPS` of `environ` are read. Plugins named in
+    `disabled` are not enabled. Raises ConfigError. Its text lists all problems of the first kind of
+    source that cannot be read, or all problems of the combined configuration.
     """
     layers = [] if preset is None else [from_preset(preset)]
     layers += from_files(files)
     layers += from_env(environ or {}, specs)
     layers += from_sets(sets)
     values, origins = merge(layers)
-    # With a single source, messages need not name it.
+    # If there is a single source, messages do not name it.
     named = origins if len(layers) > 1 else None
     config = structure(values, specs, disabled=disabled, origins=named)
     explicit = _preset_origins(config, values.get("plugins", {}), specs) | origins

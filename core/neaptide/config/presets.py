@@ -1,4 +1,4 @@
-"""Presets: TOML files in packages that distributions list as entry points `neaptide.presets`."""
+"""Presets: TOML files in the packages that the entry points `neaptide.presets` name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GROUP = "neaptide.presets"
 
 @cache
 def offered() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the TOML text of each usable preset by name, and the problem of each other one.
+    """Return the TOML text of each usable preset by name, and the problem of each unusable preset.
 
-    The key of a whole package's problem is its distribution, `"name version"`.
+    If a whole package is unusable, the key of its problem is its distribution, `"name version"`.
     """
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}

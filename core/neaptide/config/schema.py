@@ -1,6 +1,6 @@
-"""The configuration of a run: frozen sections; each field has a default, a check and help."""
+"""The sections of a configuration; each field has a default, a check and one line of help."""
 
-# ruff: noqa: RUF009 - `field` is `attrs.field` with a line of help
+# ruff: noqa: RUF009 - `field` is `attrs.field` with one line of help
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neaptide.config.fields import Validator
 
 VERSIONS = (1,)
-"""The versions of the configuration format that this Neaptide reads."""
+"""The versions of the configuration format that this version of Neaptide reads."""
 
 _BUILT = {"pattern": "^([^:]+:[\\s\\S]+)?$"}
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
@@ -75,7 +75,7 @@ class RunSection(ConfigSection):
     progress: Literal["auto", "plain", "quiet"] = field(
         "auto",
         validator=in_(("auto", "plain", "quiet")),
-        help="`auto`: a line or bar that moves, where there can be one; `plain`: log lines",
+        help="`auto`: a progress line or bar if the output can show one; `plain`: log lines",
     )
     log: Literal["console", "json"] = field(
         "console",
@@ -87,7 +87,7 @@ class RunSection(ConfigSection):
 
 @attrs.frozen(kw_only=True, repr=False)
 class ModelSection(ConfigSection):
-    """The model to train, where the command line builds it."""
+    """The model that the command line builds and trains."""
 
     name: str = field(
         "",
@@ -100,7 +100,7 @@ class ModelSection(ConfigSection):
 
 @attrs.frozen(kw_only=True, repr=False)
 class DataSection(ConfigSection):
-    """The data to train on, where the command line builds it."""
+    """The data that the command line builds and trains on."""
 
     name: str = field(
         "",
@@ -135,7 +135,9 @@ class TrainSection(ConfigSection):
         default=True, validator=_flag, help="skip an update whose loss or gradients are not finite"
     )
     max_skipped: int = field(
-        20, validator=_at_least(0), help="updates skipped in a row before the run is diverged"
+        20,
+        validator=_at_least(0),
+        help="most updates skipped in a row; one more ends the run",
     )
     deterministic: bool = field(
         default=False, validator=_flag, help="use only algorithms that give the same result twice"
@@ -151,13 +153,13 @@ class OptimizerSection(ConfigSection):
     )
     lr: float = field(1e-3, validator=_positive, help="peak learning rate")
     options: Mapping[str, Any] = field(
-        _EMPTY, validator=_table, help="its further arguments, such as `betas` and `weight_decay`"
+        _EMPTY, validator=_table, help="other arguments of the optimizer, such as `weight_decay`"
     )
 
 
 @attrs.frozen(kw_only=True, repr=False)
 class ScheduleSection(ConfigSection):
-    """How the learning rate moves over the run."""
+    """How the learning rate changes during the run."""
 
     name: Literal["constant", "linear", "cosine"] = field(
         "constant",
@@ -171,7 +173,7 @@ class ScheduleSection(ConfigSection):
 
 @attrs.frozen(kw_only=True, repr=False)
 class EvalSection(ConfigSection):
-    """When to evaluate, and on how much."""
+    """When to evaluate, and on how many batches."""
 
     every: int = field(0, validator=_at_least(0), help="updates between evaluations; 0: at the end")
     batches: int = field(20, validator=_at_least(1), help="validation batches per evaluation")
@@ -201,15 +203,15 @@ class PredictSection(ConfigSection):
     confidence: float | None = field(
         None,
         validator=optional(and_(_number, gt(0), le(1))),
-        help="least confidence, in (0, 1], to predict at; needs a plugin with a dynamics model",
+        help="least confidence for a prediction, in (0, 1]; needs a plugin with a dynamics model",
     )
     correction_interval: int = field(
-        15, validator=_at_least(1), help="predicted updates that may pass without a Correct phase"
+        15, validator=_at_least(1), help="predicted updates after which a Correct phase follows"
     )
     rise: float = field(
         0.02,
         validator=and_(_number, ge(0), lt(math.inf)),
-        help="relative rise of the held batch's loss up to which a prediction is accepted",
+        help="largest relative rise of the loss with which a prediction is accepted",
     )
     halvings: int = field(
         2, validator=_at_least(0), help="times a rejected prediction is halved and tried again"
@@ -218,7 +220,7 @@ class PredictSection(ConfigSection):
 
 @attrs.frozen(kw_only=True, repr=False)
 class CorrectSection(ConfigSection):
-    """Ordinary updates that settle the weights after predictions."""
+    """Ordinary updates that correct the weights after predictions."""
 
     steps: int = field(25, validator=_at_least(0), help="updates in one Correct phase")
 
@@ -235,7 +237,7 @@ class PhasesSection(ConfigSection):
 
 @attrs.frozen(kw_only=True, repr=False)
 class RunConfig(ConfigSection):
-    """Everything a run depends on; two runs of equal configuration are the same run."""
+    """The complete configuration; runs with equal configurations make the same computation."""
 
     version: int = field(1, validator=in_(VERSIONS), help="version of the configuration format")
     seed: int = field(

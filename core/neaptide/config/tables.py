@@ -1,4 +1,4 @@
-"""Nested tables: merging them, and access by path."""
+"""Nested tables: merge, and access by path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` overlaid by `over`: tables merge, every other value is replaced."""
+    """Return `base` with the values of `over`; tables merge, any other value is replaced."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -34,7 +34,7 @@ def leaves(table: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def at(table: Mapping[str, Any], path: KeyPath) -> Any:
-    """Return the value at a path; raise KeyError if there is none."""
+    """Return the value at `path`; raise KeyError if there is no value."""
     value: Any = table
     for key in path:
         value = value[key]
@@ -42,7 +42,7 @@ def at(table: Mapping[str, Any], path: KeyPath) -> Any:
 
 
 def nested(keys: Sequence[str | int], value: Any) -> dict[str, Any]:
-    """Return a table with `value` at the path `keys`, and no other value."""
+    """Return a nested table with a single value: `value` at the path `keys`."""
     for key in reversed(keys):
         value = {key: value}
     table: dict[str, Any] = value

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# A part of a key. `TOKEN` also matches strings and comments, to skip the dots in them.
+# A part of a key. `TOKEN` also matches strings and comments, to skip the dots inside them.
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 TOKEN = re.compile(
     r'''"""(?:[^"\\]|\\.|"(?!""))*+(?:"""|\Z)|'''
@@ -37,12 +37,12 @@ _TWICE = re.compile(
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read a document; values may be nan or dates.
+    """Parse a document; values may be nan or dates.
 
-    Raises ConfigError for a syntax error, with line and column, and for nesting that is too deep.
+    Raises ConfigError for a syntax error (with line and column) and for nesting that is too deep.
     """
     if any(token["deep"] for token in TOKEN.finditer(text)):
-        # tomllib's time grows with the square of a key's parts: minutes for 1 MiB.
+        # The time of tomllib is quadratic in the parts of a key: minutes for a key of 1 MiB.
         raise ConfigError(TOO_DEEP)
     try:
         document = tomllib.loads(text)
@@ -58,7 +58,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _said(problem: str, text: str) -> str:
-    """Return tomllib's message; one about a repeated key or table is rewritten to name it."""
+    """Return tomllib's error text; if a key or table is repeated, return a text that names it."""
     match = _TWICE.fullmatch(problem)
     if match is None:
         return problem
@@ -78,10 +78,10 @@ def _said(problem: str, text: str) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Return the TOML value of `text`; text that is no TOML value is returned as a string.
+    """Return `text` as a TOML value if it is one, otherwise as a string.
 
-    So neither `3`, `true`, `[1, 2]` and `{a = 1}` nor `runs/x` need quotes. A date is returned as a
-    string, too: no setting is a date, but a directory's name may look like one.
+    So `runs/x` needs no quotes. A date is also returned as a string: no setting is a date, but the
+    name of a directory may look like a date.
     """
     text = text.strip()
     try:
@@ -89,20 +89,20 @@ def parse_value(text: str) -> Any:
     except ConfigError:
         return text
     value = document["value"]
-    # More than one key: a line break in `text` began a second setting or a table.
+    # With more than one key, a line break in `text` has begun a second setting or a table.
     return text if len(document) > 1 or isinstance(value, date | time) else value
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """Return a table of plain values as TOML in the order of its keys, with tables last.
+    """Return a table of plain values as TOML text, in the order of its keys, but tables last.
 
-    Reading the text and writing the result gives the same text.
+    If the text is parsed and written again, the result is the same text.
     """
     return tomlkit.dumps(_tables_last(table))
 
 
 def _tables_last(value: Any) -> Any:
-    # TOML demands this order; tomlkit's own sorting keeps the blank lines of the old order.
+    # Sorted here, as TOML needs this order and tomlkit would keep the old blank lines.
     match value:
         case dict():
             items = sorted(value.items(), key=lambda item: _rank(item[1]))

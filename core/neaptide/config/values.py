@@ -1,4 +1,4 @@
-"""Plain configuration values: the types of TOML, paths of values, and problems with them."""
+"""Plain values (the types of TOML), their paths, and the problems of values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MAX_DEPTH = 50
-"""Most levels of nested tables and arrays; far below Python's limit of recursion."""
+"""The largest depth of nested tables and arrays; far below Python's recursion limit."""
 TOO_DEEP = f"tables and arrays may nest at most {MAX_DEPTH} deep"
 TOO_LONG = "an integer has too many digits; at most 64 bits fit"
 
@@ -41,13 +41,13 @@ _INT64 = 2**63
 
 @attrs.frozen
 class Problem:
-    """One problem, and the path of the value that has it."""
+    """A problem of one value, and the path of this value."""
 
     message: str
     path: KeyPath = ()
 
     def under(self, key: str | int) -> Problem:
-        """Return the same problem with its path prefixed by `key`."""
+        """Return the same problem, with `key` before its path."""
         return attrs.evolve(self, path=(key, *self.path))
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def gathering(problems: list[Problem]) -> Iterator[None]:
 def collect(
     items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]
 ) -> tuple[dict[K, Any], list[Problem]]:
-    """Convert every value; return the converted ones by key, and the problems of the others."""
+    """Convert every value; return the converted values by key, and all problems."""
     done: dict[K, Any] = {}
     problems: list[Problem] = []
     for key, value in items:
@@ -106,7 +106,7 @@ def convert_all(items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]) -
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a path in TOML's notation: `plugins."odd name".sizes[2]`."""
+    """Return a path as in TOML, such as `plugins."odd name".sizes[2]`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -118,33 +118,33 @@ def dotted(path: KeyPath) -> str:
 
 
 def got(value: object) -> str:
-    """Describe an unexpected value for a message: `"3", a string`."""
+    """Describe an unexpected value for an error text, such as `"3", a string`."""
     other = f"an object of type {type(value).__name__}"
     kind = next((noun for types, noun in _KINDS if isinstance(value, types)), other)
     return f"{shown(value)}, {kind}" if isinstance(value, str | int | float) else kind
 
 
 def shown(value: str | float) -> str:
-    """Return a string, boolean or number as in TOML, on one line; long ones are shortened."""
+    """Return a string, boolean or number as in TOML, on one line, shortened if it is long."""
     match value:
         case bool():
             return str(value).lower()
         case str():
             return shorten(_quote(value))
         case int() if not -_INT64 <= value < _INT64:
-            # Python refuses to write integers of several thousand digits in decimal.
+            # Python does not convert integers of several thousand digits to decimal text.
             return f"one of {value.bit_length()} bits"
     return str(value)
 
 
 def shorten(text: str, limit: int = 80) -> str:
-    """Return `text`, with its middle left out if it is longer than `limit` characters."""
+    """Return `text`; if it is longer than `limit` characters, remove its middle."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
 
 
 def hint(name: str, known: Iterable[str], label: str = "known") -> str:
-    """Return the end of a message: the closest name of `known`, otherwise all of them."""
+    """Return the end of an error text: the name in `known` closest to `name`, or all names."""
     names = list(known)
     return suggest(name, names) or (f" ({label}: {', '.join(names)})" if names else "")
 
@@ -152,8 +152,8 @@ def hint(name: str, known: Iterable[str], label: str = "known") -> str:
 def plain(value: object) -> Any:
     """Return a copy of `value` in the types that TOML and JSON share.
 
-    Raises Invalid if it contains nan, inf, an integer beyond 64 bits, NUL or a lone surrogate in a
-    string, a key that is no string, a date, None, or any other object.
+    Raises Invalid if `value` contains nan, inf, an integer beyond 64 bits, NUL or a lone surrogate
+    in a string, a key that is not a string, a date, None, or an object of any other type.
     """
     match value:
         case bool():
@@ -174,7 +174,7 @@ def plain(value: object) -> Any:
 
 
 def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
-    """Return the items of a table; raise Invalid if a key is no string, or an unusable one."""
+    """Return the items of a table; raise Invalid if a key is not a usable string."""
     for key in table:
         if not isinstance(key, str):
             reject(f"expected a string as the key (got {got(key)})")
@@ -186,7 +186,7 @@ def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def too_deep(value: object) -> bool:
-    """Return whether `value` nests deeper than `MAX_DEPTH`; a cycle does."""
+    """Return whether `value` nests deeper than `MAX_DEPTH`, as a cycle does."""
     stack = [(value, 1)]
     while stack:
         item, depth = stack.pop()
@@ -219,5 +219,5 @@ def _finite(value: float) -> float:
 
 
 def _quote(text: str) -> str:
-    # Unprintable characters are escaped; they could break the line or the output's encoding.
+    # Unprintable characters are escaped, as they could break the line or the encoding.
     return json.dumps(text, ensure_ascii=not text.isprintable())

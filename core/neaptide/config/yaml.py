@@ -1,4 +1,4 @@
-"""Reads and writes YAML by the core schema of YAML 1.2, without anchors, tags and merge keys.
+"""Reads and writes YAML (the core schema of YAML 1.2) without anchors, tags and merge keys.
 
 PyYAML's own types follow YAML 1.1, in which `2e-5` is a string and `no` is false.
 """
@@ -49,7 +49,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= inner
         return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's own
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as in PyYAML
         table: dict[str, Any] = {}
         for name, value in node.value:
             key, mark = self.construct_object(name, deep=True), name.start_mark
@@ -63,23 +63,23 @@ class _Loader(yaml.SafeLoader):
     def construct_yaml_int(self, node: Any) -> int:
         try:
             return int(node.value, 0 if node.value[:2] in {"0o", "0x"} else 10)
-        except ValueError:  # Python refuses decimal integers of several thousand digits
+        except ValueError:  # a decimal integer of several thousand digits
             raise yaml.MarkedYAMLError(problem=TOO_LONG, problem_mark=node.start_mark) from None
 
 
-_Loader.yaml_implicit_resolvers = {}  # remove those of YAML 1.1
+_Loader.yaml_implicit_resolvers = {}  # remove the resolvers of YAML 1.1
 for _name, _pattern in _CORE_SCHEMA.items():
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), None)
 _Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - PyYAML's own
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as in PyYAML
         super().increase_indent(flow, indentless=False)
 
     def represent_sequence(self, tag: str, sequence: Any, _: Any = None) -> yaml.SequenceNode:
         node = super().represent_sequence(tag, sequence)
-        # One line for an array, unless it contains a table that is not empty, at any depth.
+        # An array is written on one line if it contains, at any depth, no table with content.
         node.flow_style = all(getattr(one, "flow_style", 1) or not one.value for one in node.value)
         return node
 
@@ -89,11 +89,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read a document; an empty one is an empty table. Values may be null or nan.
+    """Parse a document; an empty document is an empty table. Values may be null or nan.
 
-    Raises ConfigError, with line and column where known, for a syntax error, a repeated key, a key
-    that is no string, an anchor, alias, tag, merge key or second document, nesting that is too
-    deep, and a document that is no table.
+    Raises ConfigError for a syntax error, a repeated key, a key that is not a string, an anchor,
+    alias, tag, merge key or second document, nesting that is too deep, and a document that is not a
+    table. The text states line and column if they are known.
     """
     try:
         loader = _Loader(text)
@@ -108,7 +108,10 @@ def parse(text: str) -> dict[str, Any]:
     except yaml.reader.ReaderError as error:
         msg = f"the character {error.character:#06x} is not allowed {place(text, error.position)}"
         raise ConfigError(msg) from error
-    except (ValueError, OverflowError) as error:  # invalid numbers in escapes and versions
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # an invalid number in an escape
         raise ConfigError(shorten(str(error), 200)) from error
     if not isinstance(document, dict):
         msg = f"expected a table (got {got(document)})"
@@ -117,7 +120,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """Return a table of plain values as YAML; the order of keys is kept."""
+    """Return a table of plain values as YAML text, in the order of its keys."""
     return yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
 
 

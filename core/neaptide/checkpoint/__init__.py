@@ -1,6 +1,7 @@
 """Checkpoints: directories of safetensors and JSON, atomic, checked by digest, without pickle.
 
-Listing, verifying and pruning do not need torch; the names in `_LAZY` import it on first use.
+The functions that list, verify and prune checkpoints do not need torch. The names in `_LAZY` import
+torch on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Strict JSON: no duplicate keys, no NaN, bounded size; equal values can give equal bytes."""
+"""Strict JSON: no repeated keys, no NaN, bounded size, and on request a canonical key order."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 from neaptide.errors import CheckpointError
 
 MAX_VALUES = 1_000_000
-"""Most commas and opening brackets in one file; bounds the time of parsing to a second."""
+"""The largest number of commas and opening brackets in one file; it limits parsing to a second."""
 FREE_KEYS = 150_000
 BYTES_A_KEY = 512
-"""A file may have `FREE_KEYS` colons, and one more for each `BYTES_A_KEY` of its checkpoint.
+"""A file may have `FREE_KEYS` colons, and one more per `BYTES_A_KEY` bytes of its checkpoint.
 
-Parsing a key takes about 300 bytes, so reading needs the checkpoint's size plus 64 MiB at most.
+A parsed key takes about 300 bytes. So the memory to read a checkpoint is at most its size plus
+64 MiB.
 """
 
 
 def dumps(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> bytes:
-    """Return `value` as ASCII JSON; with sorted keys, equal values give equal bytes.
+    """Return `value` as ASCII JSON. If the keys are sorted, equal values give equal bytes.
 
-    Raises TypeError, ValueError or RecursionError for a value JSON lacks, also NaN and infinity.
+    Raises TypeError, ValueError or RecursionError for a value that JSON cannot express, such as NaN
+    or infinity.
     """
     separators = (",", ":") if indent is None else (",", ": ")
     return json.dumps(
@@ -42,7 +44,7 @@ def loads(data: bytes, where: str, total: int = 0) -> Any:
 
 
 def parse(data: bytes, where: str) -> Any:
-    """Return the value of the JSON text `data` as `loads` does, but of any size."""
+    """Return the value of the JSON text `data` as `loads` does, but without limits on the size."""
     try:
         return _STRICT.decode(data.decode("utf-8"))
     except RecursionError:
@@ -56,7 +58,7 @@ def parse(data: bytes, where: str) -> Any:
 def check_size(data: bytes, where: str) -> None:
     """Raise CheckpointError if `data` could hold more than `MAX_VALUES` values.
 
-    Brackets and commas inside strings count, too, so that the check needs no parsing.
+    Brackets and commas inside strings are also counted, so the check does not parse `data`.
     """
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > MAX_VALUES:

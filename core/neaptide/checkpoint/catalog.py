@@ -1,4 +1,4 @@
-"""The checkpoints of a run by step: listing, finding the newest valid one, pruning."""
+"""The checkpoints of a run by step: list them, find the newest valid one, delete old ones."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def step_directory(root: Path, step: int) -> Path:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Return the checkpoints in `root`, oldest first; empty if `root` does not exist.
+    """Return the checkpoints in `root`, oldest first; an empty list if `root` does not exist.
 
-    Damaged checkpoints are included, and those that a crash left under their `.old-` name.
+    The list includes damaged checkpoints, and checkpoints with an `.old-` name after a crash.
     """
     steps = {}
     for path in (*root.glob("step-*"), *interrupted(root)):
@@ -32,7 +32,7 @@ def checkpoints(root: Path) -> list[Path]:
 
 
 def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint without damage, and a warning for each newer one."""
+    """Return the newest valid checkpoint, and a warning for each newer, damaged checkpoint."""
     warnings: list[str] = []
     for directory in reversed(checkpoints(root)):
         try:
@@ -48,7 +48,7 @@ def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all checkpoints older than the newest `keep` (at least 1) that are `complete`.
+    """Keep the newest `keep` (at least 1) `complete` checkpoints; delete all older checkpoints.
 
     Raises CheckpointError if a checkpoint cannot be deleted.
     """

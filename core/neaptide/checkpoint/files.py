@@ -1,7 +1,8 @@
-"""Writes a checkpoint directory so that a crash at any point leaves the old or the new one.
+"""Writes a checkpoint directory; after a crash at any time the old or the new checkpoint exists.
 
-The files are written to a temporary directory beside the target and fsynced, the manifest last.
-Then the previous checkpoint is renamed to `.old-<name>`, and the new one to the target.
+The files are written to a temporary directory in the parent of the target and fsynced, the manifest
+last. Then the previous checkpoint is renamed to `.old-<name>`, and the temporary directory gets the
+name of the target.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _WAY_OUT = {
 }
 
 _active: set[Path] = set()
-"""Temporary directories that this process writes now, one for each open `writing`."""
+"""The temporary directories of all open `writing` contexts in this process."""
 
 
 class HashedFile:
-    """A new file, hashed while it is written and flushed to the disk when it is closed."""
+    """A new file. `write` also hashes the data, and `close` flushes the data to the disk."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(
@@ -61,7 +62,7 @@ class HashedFile:
         self.bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write all of `data`; return its number of bytes."""
+        """Write all of `data`; return the number of bytes."""
         if self._descriptor is None:
             msg = "write to a closed file"
             raise ValueError(msg)
@@ -74,7 +75,7 @@ class HashedFile:
         return len(view)
 
     def close(self, *, sync: bool = True) -> None:
-        """Flush to the disk and close. Idempotent."""
+        """Close the file, by default after a flush to the disk. Idempotent."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
@@ -92,22 +93,22 @@ class HashedFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an error the file stays open for `Writer.abandon`, which does not flush it.
+        # After an error `Writer.abandon` closes the file, without a flush.
         if kind is None:
             self.close()
 
 
 class Writer:
-    """The files of one checkpoint while `writing` writes it."""
+    """The new files of one checkpoint, inside the context `writing`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[str, HashedFile] = {}
 
     def file(self, name: str) -> HashedFile:
-        """Create the data file `name` and return it, open for writing, as a context manager.
+        """Create the data file `name`; return it open for writing, as a context manager.
 
-        Raises CheckpointError if `check_name` refuses the name, or it is taken.
+        Raises CheckpointError if `check_name` refuses the name, or if the file exists already.
         """
         if name in self._files:
             msg = f"the checkpoint already has a file {name!r}; choose another name"
@@ -117,11 +118,11 @@ class Writer:
 
     @property
     def bytes(self) -> int:
-        """Bytes written to all files so far."""
+        """The number of bytes written to all files so far."""
         return sum(file.bytes for file in self._files.values())
 
     def finish(self, step: int, facts: dict[str, Any]) -> None:
-        """Close every file, then write the manifest; afterwards all of it is on the disk."""
+        """Close every file, then write the manifest. On return, all data is on the disk."""
         for file in self._files.values():
             file.close()
         entries = {name: file.entry() for name, file in self._files.items()}
@@ -130,7 +131,7 @@ class Writer:
         sync_directory(self._directory)
 
     def abandon(self) -> None:
-        """Close every file without flushing it; their content is no longer needed."""
+        """Close every file without a flush, because the files will be deleted."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close(sync=False)
@@ -138,11 +139,12 @@ class Writer:
 
 @contextmanager
 def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Writer]:
-    """Yield the Writer of the checkpoint `directory`; at the end it replaces the previous one.
+    """Yield a Writer for the checkpoint `directory`; at the end replace the previous checkpoint.
 
-    Only one thread of one process may write a directory at a time. `facts` must be plain JSON. On
-    an exception the new files are removed and the previous checkpoint stays; an OSError, also of
-    the body, becomes a CheckpointError. Raises CheckpointError if `directory` is no checkpoint.
+    Only one thread of one process may write a directory at a time. `facts` must be plain JSON.
+    After an exception the new files are removed and the previous checkpoint stays. An OSError, also
+    from the body of the context, becomes a CheckpointError. Raises CheckpointError if `directory`
+    exists and is not a checkpoint.
     """
     plain = check_facts(facts)
     given, directory = directory, directory.resolve()
@@ -162,7 +164,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
         temporary.rename(directory)
     except BaseException as error:
         writer.abandon()
-        # If this fails too, loading recovers it; the error below names the first failure.
+        # If this fails, too, `recover` repeats it before the next load; the first error is raised.
         with suppress(OSError):
             put_back(directory)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -175,7 +177,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
 
 
 def _check_not_led_away(directory: Path) -> None:
-    # Under other names a user may link to another place; a run creates `step-N` as a directory.
+    # A run creates `step-N` as a directory. A user may link a directory of any other name.
     if STEP.fullmatch(directory.name) and directory.is_symlink():
         msg = f"{directory} is a symbolic link, so that saving would write elsewhere; remove it"
         raise CheckpointError(msg)
@@ -187,7 +189,7 @@ def _settle(directory: Path) -> None:
     except OSError as error:
         msg = f"{directory} is written but may not survive a power failure: {error.strerror}"
         raise CheckpointError(msg) from error
-    # The new checkpoint is complete; leftovers of the previous one only cost space.
+    # The new checkpoint is complete; remains of the previous checkpoint only take disk space.
     with suppress(OSError):
         discard(old_of(directory))
 

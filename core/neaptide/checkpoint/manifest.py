@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @attrs.frozen
 class FileEntry:
-    """One data file's digest (64 hexadecimal digits) and size."""
+    """The sha256 (64 hexadecimal digits) of one data file, and its size in bytes."""
 
     sha256: str
     bytes: int
@@ -42,11 +42,11 @@ class Manifest:
     step: int
     files: dict[str, FileEntry]
     facts: dict[str, Any]
-    """Any JSON of the writer: a run saves its phase, plugins and their versions."""
+    """Any plain JSON; a run saves its phase, and its plugins with their versions."""
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a data file may have this name, else raise CheckpointError."""
+    """Return `name` if a data file may have this name; otherwise raise CheckpointError."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         msg = f"{name!r} cannot name a file of a checkpoint; use letters, digits, '.', '_' and '-'"
         raise CheckpointError(msg)
@@ -54,7 +54,7 @@ def check_name(name: str) -> str:
 
 
 def check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `facts` as a dict if JSON restores them exactly; else raise CheckpointError."""
+    """Return `facts` as a dict; raise CheckpointError if JSON cannot restore them exactly."""
     plain = dict(facts)
     try:
         same = canonical.loads(canonical.dumps(plain), "facts") == plain
@@ -69,7 +69,7 @@ def check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def installed_version() -> str:
-    """Return the version of the installed Neaptide; `unknown` in a bare source tree."""
+    """Return the version of the installed Neaptide; `unknown` if it is not installed."""
     try:
         return metadata.version("neaptide")
     except metadata.PackageNotFoundError:
@@ -88,7 +88,7 @@ def render(manifest: Manifest) -> bytes:
 
 
 def parse(text: bytes, where: str) -> Manifest:
-    """Return the manifest that `render` wrote; raise CheckpointError if one bit differs."""
+    """Return the manifest in `text`; raise CheckpointError if `render` cannot have written it."""
     value = canonical.loads(text, where)
     if not isinstance(value, dict):
         msg = f"{where}: not a manifest"

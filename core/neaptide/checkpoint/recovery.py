@@ -1,4 +1,4 @@
-"""The names of temporary and previous checkpoints, and recovery and cleaning after a crash."""
+"""The names of temporary and previous checkpoints; recovery and cleanup after a crash."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEP = re.compile(r"step-(\d{8,})")
-"""The name of a checkpoint in `checkpoints/` of a run directory."""
+"""The names of checkpoints in `checkpoints/` of a run directory."""
 
 _OLD = ".old-"
 _TEMPORARY = re.compile(r"\.tmp-.+-(\d{1,7})-[0-9a-f]{8}\.neaptide")
 
 
 def old_of(directory: Path) -> Path:
-    """Return the path of the previous checkpoint while `directory` is replaced."""
+    """Return the path that the previous checkpoint has while `directory` is replaced."""
     return directory.with_name(f"{_OLD}{directory.name}")
 
 
 def temporary_of(directory: Path) -> Path:
-    """Return a new path beside `directory` whose name holds this process's id."""
+    """Return a new path in the parent of `directory`; its name contains this process's id."""
     unique = f"{os.getpid()}-{secrets.token_hex(4)}"
     return directory.with_name(f".tmp-{directory.name}-{unique}.neaptide")
 
 
 def recover(directory: Path) -> None:
-    """Rename the previous checkpoint back if a crash happened between the renames of a save.
+    """Give the previous checkpoint its name back after a crash between the two renames of a save.
 
-    Only the owner of the run directory may call it. Raises CheckpointError if renaming fails.
+    Only the process that owns the run directory may call it. Raises CheckpointError on failure.
     """
     directory = directory.resolve()
     try:
@@ -51,14 +51,14 @@ def recover(directory: Path) -> None:
 
 
 def put_back(directory: Path) -> None:
-    """Do the same as `recover` for a resolved path, but raise OSError."""
+    """Do the same as `recover` for a resolved path, but raise errors as OSError."""
     if not exists(directory) and exists(old_of(directory)):
         old_of(directory).rename(directory)
         sync_directory(directory.parent)
 
 
 def interrupted(root: Path) -> Iterator[Path]:
-    """Yield each directory in `root` that `recover` would rename a checkpoint to."""
+    """Yield each path in `root` to which `recover` would rename a checkpoint."""
     for path in root.glob(f"{_OLD}*"):
         directory = path.with_name(path.name.removeprefix(_OLD))
         if not exists(directory):
@@ -66,9 +66,9 @@ def interrupted(root: Path) -> Iterator[Path]:
 
 
 def discard(directory: Path) -> None:
-    """Rename a checkpoint, then delete it, so that a crash leaves no half under its name.
+    """Delete a checkpoint. It is renamed first, so a crash never leaves half of it at `directory`.
 
-    Raises OSError if renaming fails; files that cannot be deleted are left to the next save.
+    Raises OSError if the rename fails. The next save deletes files that cannot be deleted now.
     """
     for path in (old_of(directory), directory):
         if exists(path):
@@ -79,7 +79,7 @@ def discard(directory: Path) -> None:
 
 
 def check_replaceable(directory: Path) -> None:
-    """Raise CheckpointError if `directory` or its `.old-` path exists and is no checkpoint."""
+    """Raise CheckpointError if `directory` or its `.old-` path exists but is not a checkpoint."""
     for path in (directory, old_of(directory)):
         if exists(path) and not _is_checkpoint(path):
             msg = f"{path} exists and is not a checkpoint; move it away or save elsewhere"
@@ -87,13 +87,14 @@ def check_replaceable(directory: Path) -> None:
 
 
 def clear_strays(directory: Path, active: set[Path]) -> None:
-    """Delete leftovers of dead processes and replaced checkpoints beside `directory`.
+    """Delete replaced checkpoints, and temporary directories that no process writes.
 
-    `active` are the temporary directories this process writes now; its others are leftovers.
+    Only the parent of `directory` is searched. `active` are the temporary directories that this
+    process writes now; its other temporary directories are deleted.
     """
     for path in list(directory.parent.iterdir()):
         replaced = path.name.removeprefix(_OLD)
-        # A leftover only costs space, so an error of deleting it does not fail the save.
+        # The save continues if one cannot be deleted, as it only takes disk space.
         with suppress(OSError):
             if path not in active and _is_abandoned(path.name):
                 _delete(path)
@@ -105,14 +106,14 @@ def clear_strays(directory: Path, active: set[Path]) -> None:
 
 
 def _delete(path: Path) -> None:
-    if path.is_symlink():  # its target is not ours
+    if path.is_symlink():  # the target belongs to the user
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a directory's entries to the disk."""
+    """Flush the entries of a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -121,8 +122,8 @@ def sync_directory(path: Path) -> None:
 
 
 def exists(path: Path) -> bool:
-    """Return whether anything is at `path`; raise any OSError other than a missing file's."""
-    # Path.exists takes some errors for absence; here that could rename the wrong directory.
+    """Return whether `path` exists; raise any OSError that does not mean a missing file."""
+    # Path.exists returns False on some errors, which could make a save rename a wrong directory.
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -146,7 +147,7 @@ def _is_abandoned(name: str) -> bool:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    # Only its name distinguishes a damaged checkpoint from any other directory.
+    # A damaged checkpoint can be recognised only by its name.
     if not path.is_dir():
         return False
     if STEP.fullmatch(path.name.removeprefix(_OLD)) or not any(path.iterdir()):

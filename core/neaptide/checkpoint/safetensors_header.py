@@ -1,6 +1,7 @@
 """The header of a safetensors file, written and read in bounded memory.
 
-8 bytes of length (little endian), then a JSON object of `name: {dtype, shape, data_offsets}`
+A header is its length (8 bytes, little endian), then a JSON object with one member
+`name: {dtype, shape, data_offsets}` per tensor
 (https://github.com/huggingface/safetensors, README, "Format").
 """
 
@@ -48,10 +49,11 @@ _MAX_HEADER = 100_000_000
 _MAX_DIMENSIONS = 64
 _MAX_NAME = 2**16
 _MAX_VALUE = 2**12
-"""Most bytes of one tensor's description, as JSON."""
+"""The largest size of one tensor's description, in bytes of JSON."""
 _METADATA = "__metadata__"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Patterns that find where to cut; each cut is parsed as strict JSON. Possessive: no backtracking.
+# Patterns that split the header; each part is parsed as strict JSON. They are possessive (`*+`), so
+# the match never backtracks.
 _KEY = re.compile(rb'[ \t\n\r]*+("(?:[^"\\]++|\\.)*+")[ \t\n\r]*+:[ \t\n\r]*+', re.DOTALL)
 _VALUE = re.compile(rb"(\{[^{}]*+\})[ \t\n\r]*+")
 
@@ -63,7 +65,7 @@ class TensorItem(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     load: Callable[[], AbstractContextManager[torch.Tensor]]
-    """A context that yields the tensor, of this dtype and shape, on any device."""
+    """A function that returns a context with the tensor, of this dtype and shape, on any device."""
 
     def __repr__(self) -> str:
         return called(self, brief(self.name), str(self.dtype), str(self.shape))
@@ -71,7 +73,7 @@ class TensorItem(NamedTuple):
 
 @attrs.frozen
 class TensorEntry:
-    """A tensor's place: bytes `start` to `stop` of the data after the header."""
+    """The place of a tensor: its data are the bytes `start` to `stop` after the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -80,12 +82,12 @@ class TensorEntry:
 
 
 def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the header's JSON for `items`, whose data are stored in this order.
+    """Return the header's JSON for `items`; their data are stored in the order of `items`.
 
-    `metadata` is added to it: at most 4 KiB, without braces. Raises CheckpointError for a dtype
-    that the format lacks, and for an invalid or repeated name.
+    `metadata` is added to the header: at most 4 KiB, without braces. Raises CheckpointError for a
+    dtype that the format does not have, and for an invalid or repeated name.
     """
-    # transformers refuses a file whose metadata does not name the framework: pt is PyTorch.
+    # transformers refuses a file whose metadata does not name the framework; pt means PyTorch.
     described: dict[str, Any] = {_METADATA: {**(metadata or {}), "format": "pt"}}
     said = json.dumps(described[_METADATA])
     if len(said) > _MAX_VALUE or _VALUE.fullmatch(said.encode("ascii")) is None:
@@ -126,10 +128,10 @@ def _check_item(one: TensorItem, taken: Mapping[str, Any]) -> None:
 
 
 def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, TensorEntry], int]:
-    """Return the tensors of an open file of `size` bytes, and the offset of their data.
+    """Return the tensors of an open file of `size` bytes by name, and the offset of their data.
 
-    Raises CheckpointError, which begins with `where`, at the first fault. Needs memory for the
-    header and the returned entries.
+    Raises CheckpointError at the first fault; its text begins with `where`. Needs memory for the
+    header and for the returned entries.
     """
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if length > min(size - 8, _MAX_HEADER):
@@ -149,7 +151,7 @@ def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, Tenso
 
 
 def _members(text: bytes, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each member of a JSON object whose values hold no nested object."""
+    """Yield the name and value of each member of a JSON object. The values are flat objects."""
     position, end = 1, b","
     if text[:2] == b"{}":
         position, end = 2, b"}"

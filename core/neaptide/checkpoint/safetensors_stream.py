@@ -1,6 +1,6 @@
-"""safetensors files, written and read one tensor at a time for models larger than memory.
+"""safetensors files, written and read one tensor at a time, for models larger than memory.
 
-The tensors' bytes follow the header in row-major order, without gaps.
+After the header come the bytes of each tensor in row-major order, without gaps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PIECE = 16 * 2**20
-"""Most bytes copied from a device, or read from a file, at a time."""
+"""The largest number of bytes in one copy from a device, or one read of a file."""
 
 
 class Sink(Protocol):
-    """The file that tensors are written to."""
+    """The file to which tensors are written."""
 
     def write(self, data: memoryview, /) -> int:
         """Write all of `data`."""
@@ -40,7 +40,7 @@ ItemTuple = tuple[
 
 
 def resident(name: str, tensor: torch.Tensor) -> TensorItem:
-    """Return the item of a tensor that is in memory."""
+    """Return the TensorItem of a tensor that is already in memory."""
     return TensorItem(name, tensor.dtype, tuple(tensor.shape), lambda: nullcontext(tensor))
 
 
@@ -49,12 +49,13 @@ def write_tensors(
     items: Iterable[TensorItem | ItemTuple],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file; each item is loaded once, and its bytes copied in `PIECE`s.
+    """Write a safetensors file. Each item is loaded once, and copied in pieces of `PIECE` bytes.
 
-    Wider dtypes come first, otherwise the given order is kept. Raises CheckpointError for items or
-    `metadata` that `header` refuses, and for a tensor with another dtype or shape than its item.
+    Items of wider dtypes are stored first, otherwise the given order is kept. Raises
+    CheckpointError for items or `metadata` that `header` refuses, and for a tensor that has not the
+    dtype and shape of its item.
     """
-    # Readers map the file, so each tensor must be aligned to its element size.
+    # Readers map the file into memory, so each tensor must be aligned to its element size.
     ordered = sorted((TensorItem(*one) for one in items), key=lambda one: -one.dtype.itemsize)
     text = header(ordered, metadata)
     file.write(memoryview(len(text).to_bytes(8, "little")))
@@ -64,7 +65,7 @@ def write_tensors(
 
 
 def _write_tensor(file: Sink, one: TensorItem) -> None:
-    # A function of its own, so that no variable holds the tensor while the next one is loaded.
+    # A separate function, so that no variable references the tensor while the next one is loaded.
     with one.load() as tensor:
         if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
             was, should = _kind(tensor.dtype, tensor.shape), _kind(one.dtype, one.shape)
@@ -75,9 +76,9 @@ def _write_tensor(file: Sink, one: TensorItem) -> None:
 
 
 def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Yield a strided tensor's bytes in row-major order, at most `PIECE` at a time.
+    """Yield the bytes of a strided tensor in row-major order, at most `PIECE` bytes at a time.
 
-    Makes no contiguous copy of the whole tensor.
+    The whole tensor is never copied at once.
     """
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.numel() == 0:
@@ -96,9 +97,9 @@ def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
 class TensorFile(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, read into CPU memory on access.
 
-    `expected` is the identity of the verified file. Raises CheckpointError, before a tensor is
-    allocated, if the header is invalid or does not describe exactly the bytes after it. Reading
-    raises it if the file has changed since it was opened.
+    `expected` is the identity of the verified file. The constructor raises CheckpointError if the
+    header is invalid or does not describe exactly the bytes after the header. The
+    constructor allocates no tensor. A read raises CheckpointError if the file has changed since it was opened.
     """
 
     def __init__(self, path: Path, expected: Identity | None = None) -> None:
@@ -107,21 +108,21 @@ class TensorFile(Mapping[str, torch.Tensor]):
             self._entries, self._data = read_header(descriptor, self._identity.bytes, str(path))
 
     def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Return a tensor's dtype and shape."""
+        """Return the dtype and shape of a tensor."""
         entry = self._entries[name]
         return entry.dtype, entry.shape
 
     def outline(self, name: str) -> torch.Tensor:
-        """Return a tensor of the same dtype and shape on the device `meta`."""
+        """Return a tensor on the device `meta`, with the dtype and shape of the tensor `name`."""
         dtype, shape = self.info(name)
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """Read all tensors, each in its own memory, with the safetensors library."""
+        """Read all tensors by the safetensors library; each tensor has its own memory."""
         with opened(self._path, self._identity) as (descriptor, _):
             try:
-                # By descriptor: another file may be at the path by now. Not mapped (the default):
-                # mapped tensors change with the file, and copies of them take memory twice.
+                # Opened by descriptor, as another file may now be at the path. Not mapped: mapped
+                # tensors change with the file, and a copy of them takes the memory twice.
                 return load_file(f"/dev/fd/{descriptor}", backend="pread")
             except (SafetensorError, OSError) as error:
                 msg = f"{self._path}: the safetensors library cannot read it: {error}"

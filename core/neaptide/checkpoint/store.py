@@ -1,4 +1,4 @@
-"""Saving, loading and digests of sections of state; saving of streams of large tensors."""
+"""Saves and loads sections of state and streams of large tensors; computes digests of state."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SHOWN = 5
 
 @attrs.frozen(eq=False)
 class Checkpoint:
-    """A verified checkpoint, whose sections and tensors are read on request.
+    """A verified checkpoint. Its sections and tensors are read on request.
 
-    Reading raises CheckpointError if a file has changed since it was verified.
+    A read raises CheckpointError if the file has changed since it was verified.
     """
 
     directory: Path
@@ -40,11 +40,11 @@ class Checkpoint:
     _identities: dict[str, Identity]
 
     def section(self, name: str) -> Any:
-        """Return the tree of the section `name`, with tensors in CPU memory."""
+        """Return the tree of the section `name`; its tensors are in CPU memory."""
         return self._tree(name, lambda tensors: tensors.whole().__getitem__)
 
     def outline(self, name: str) -> Any:
-        """Return the tree of the section `name`, with tensors on the device `meta`."""
+        """Return the tree of the section `name`; its tensors are on the device `meta`."""
         return self._tree(name, lambda tensors: tensors.outline)
 
     def _tree(self, name: str, how: Callable[[TensorFile], GetTensor]) -> Any:
@@ -63,7 +63,7 @@ class Checkpoint:
             raise CheckpointError(msg) from error
 
     def tensors(self, name: str) -> TensorFile:
-        """Return the tensors of the stream (or section) `name`, which are read on access."""
+        """Return the tensors of the stream or section `name`; each is read on access."""
         identity = self._identity(name, _TENSORS)
         return TensorFile(self.directory / f"{name}{_TENSORS}", identity)
 
@@ -91,7 +91,7 @@ def save(
     facts: Mapping[str, Any],
     streams: Mapping[str, Iterable[TensorItem | ItemTuple]] | None = None,
 ) -> None:
-    """Write the checkpoint `directory`, which replaces an older one; see `files.writing`.
+    """Write the checkpoint `directory`; replace an older checkpoint as `files.writing` does.
 
     A section is a tree (see `tree.flatten`), saved as `<name>.json` and, if it has tensors,
     `<name>.safetensors`. A stream is one file `<name>.safetensors`, written one tensor at a time
@@ -119,7 +119,7 @@ def save(
 def load(directory: Path) -> Checkpoint:
     """Verify every byte of the checkpoint at `directory` and return it.
 
-    Raises WrongCheckpointError if there is none, and CheckpointError if it is damaged.
+    Raises WrongCheckpointError if there is no checkpoint, CheckpointError if it is damaged.
     """
     recover(directory)
     if not exists(directory):
@@ -135,16 +135,17 @@ def load(directory: Path) -> Checkpoint:
 
 
 def digest(tree: Any) -> str:
-    """Return the sha256 (64 hexadecimal digits) of a state tree; equal means bitwise equal states.
+    """Return the sha256 (64 hexadecimal digits) of a state tree.
 
-    Covers types, keys and values, and dtype, shape and bytes of tensors. The order of dict keys,
-    devices, strides, sharing and requires_grad do not matter. Raises CheckpointError for a value
+    If two digests are equal, the states are bitwise equal. The digest covers types, keys and
+    values, and the dtype, shape and bytes of tensors. It does not depend on the order of dict keys,
+    on devices, strides, shared memory or requires_grad. Raises CheckpointError for a value
     that `tree.flatten` refuses.
     """
     structure, tensors = flatten(tree)
     sha256 = hashlib.sha256(canonical.dumps(structure))
     for name, tensor in sorted(tensors.items()):
-        # A label determines the number of bytes after it, which separates neighbouring tensors.
+        # A label fixes the number of bytes after it, so the end of each tensor is unambiguous.
         label = [name, str(tensor.dtype), list(tensor.shape)]
         sha256.update(b"\n" + canonical.dumps(label) + b"\n")
         for piece in pieces(tensor):

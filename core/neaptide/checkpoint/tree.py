@@ -1,7 +1,7 @@
 """Exact conversion of state trees (dicts, lists, numbers, strings, tensors) to JSON and tensors.
 
-A type that JSON lacks becomes an object with one key such as `$tuple`; a dict's own keys that begin
-with `$` are escaped.
+A value whose type JSON does not have becomes an object with one key, such as `$tuple`. Keys of a
+dict that begin with `$` are escaped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENCODE: dict[type, Callable[[Any], Any]] = {
     type(None): lambda value: value,
     bool: lambda value: value,
     str: lambda value: value,
-    # Larger ones in hexadecimal: Python refuses to parse more than 4,300 decimal digits.
+    # Larger integers are hexadecimal, as Python does not parse more than 4,300 decimal digits.
     int: lambda value: value if -_WORD <= value < _WORD else {"$int": format(value, "x")},
     float: lambda value: (
         value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
@@ -53,21 +53,22 @@ _TAGS = {"$tensor", "$tuple", "$ordered", *_DECODE}
 
 
 def flatten(tree: Any, where: str = "state") -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return `tree` as JSON that refers to its tensors, and the tensors by reference.
+    """Return `tree` as JSON that contains references to the tensors, and the tensors by reference.
 
     A reference is the tensor's JSON Pointer (RFC 6901) in the tree. A tensor that occurs twice is
-    stored twice. Parameters become plain tensors; dict order is kept. Raises CheckpointError, with
-    the path below `where`, for any value that `unflatten` could not restore exactly.
+    stored twice. Parameters become plain tensors; the order of dicts is kept. Raises
+    CheckpointError, with the path below `where`, for any value that `unflatten` could not restore
+    exactly.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _encode(tree, (), where, tensors), tensors
 
 
 def unflatten(structure: Any, get_tensor: GetTensor) -> Any:
-    """Return the tree that `flatten` converted; `get_tensor` returns the tensor of a reference.
+    """Return the tree from which `flatten` made `structure`.
 
-    Raises CheckpointError if `flatten` cannot have made `structure`, or on a KeyError of
-    `get_tensor`.
+    `get_tensor` returns the tensor for a reference. Raises CheckpointError if `flatten` cannot have
+    made `structure`, or if `get_tensor` raises KeyError.
     """
     return _decode(structure, get_tensor, 0)
 

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's files in bounded memory; checks every byte, follows no symlink."""
+"""Reads the files of a checkpoint in bounded memory, checks every byte, follows no symlink."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PIECE = 2**20
-# O_NONBLOCK: without it, opening a named pipe waits for a writer that may never come.
-# Windows has only O_BINARY, other systems have the rest.
+# Without O_NONBLOCK, the opening of a named pipe may wait for a writer for ever.
+# Windows has only O_BINARY; other systems have the other flags.
 _NAMES = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in _NAMES)
 
 
 @attrs.frozen
 class Identity:
-    """Facts of an open file that change when it is replaced or modified."""
+    """Facts of an open file; at least one fact changes if the file is replaced or modified."""
 
     device: int
     inode: int
@@ -50,8 +50,9 @@ class Identity:
 def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, Identity]]:
     """Open a regular file for reading; yield its descriptor and identity.
 
-    Raises CheckpointError if the file is missing, a symlink, special, not the `expected` one, or
-    changed inside the context; an OSError of the body becomes a CheckpointError.
+    Raises CheckpointError if the file is missing, a symlink or not a regular file, if its identity
+    is not `expected`, or if it changes inside the context. An OSError from the body of the context
+    becomes a CheckpointError.
     """
     try:
         descriptor = os.open(path, _FLAGS)
@@ -79,7 +80,7 @@ def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, 
 
 
 def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> bytes:
-    """Return a file's content; raise CheckpointError if it has more than `limit` bytes."""
+    """Return the content of a file; raise CheckpointError if it is longer than `limit` bytes."""
     with opened(path, expected) as (descriptor, identity):
         if identity.bytes > limit:
             msg = f"{path} has {identity.bytes} bytes, at most {limit}"
@@ -88,7 +89,7 @@ def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> byte
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the manifest of the checkpoint at `directory`, without checking its files.
+    """Return the manifest of the checkpoint at `directory`; the data files are not checked.
 
     Raises CheckpointError if the manifest is missing or damaged.
     """
@@ -98,16 +99,16 @@ def read_manifest(directory: Path) -> Manifest:
 
 @attrs.frozen
 class Examined:
-    """The result of `examine`: the checkpoint is valid if `problems` is empty."""
+    """The result of `examine`. The checkpoint is valid if `problems` is empty."""
 
     manifest: Manifest | None
     identities: dict[str, Identity]
-    """The identities of the data files that match their digests, taken while they were read."""
+    """The identity of each data file whose digest is right, from the time of the read."""
     problems: list[str]
 
 
 def examine(directory: Path) -> Examined:
-    """Read every byte of a checkpoint and compare it with the manifest."""
+    """Read every byte of a checkpoint; compare sizes and digests with the manifest."""
     try:
         found = read_manifest(directory)
         present = {path.name for path in directory.iterdir()}
@@ -136,12 +137,12 @@ def examine(directory: Path) -> Examined:
 
 
 def verify(directory: Path) -> list[str]:
-    """Read every byte of a checkpoint; return its problems, a line each, none if it is valid."""
+    """Read every byte of a checkpoint; return its problems, one line each. A valid one has none."""
     return examine(directory).problems
 
 
 def complete(directory: Path) -> bool:
-    """Return whether the manifest is valid and its files have their sizes; no content is read."""
+    """Return whether the manifest is valid and all files have the right size; read no data file."""
     try:
         files = read_manifest(directory).files
         return all(
@@ -159,7 +160,7 @@ def _sha256(descriptor: int, size: int) -> str:
 
 
 def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
-    # Never past `size`: reading a file that another process appends to might never end.
+    # The read stops at `size`, as it might never end while another process appends to the file.
     while size > 0 and (piece := os.read(descriptor, min(size, _PIECE))):
         size -= len(piece)
         yield piece

@@ -108,10 +108,7 @@ def parse(text: str) -> dict[str, Any]:
     except yaml.reader.ReaderError as error:
         msg = f"the character {error.character:#06x} is not allowed {place(text, error.position)}"
         raise ConfigError(msg) from error
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # an invalid number in an escape
+    except (ValueError, OverflowError) as error:  # an invalid number in an escape
         raise ConfigError(shorten(str(error), 200)) from error
     if not isinstance(document, dict):
         msg = f"expected a table (got {got(document)})"

@@ -98,8 +98,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, read into CPU memory on access.
 
     `expected` is the identity of the verified file. The constructor raises CheckpointError if the
-    header is invalid or does not describe exactly the bytes after the header. The
-    constructor allocates no tensor. A read raises CheckpointError if the file has changed since it was opened.
+    header is invalid or does not describe exactly the bytes after the header. The constructor
+    allocates no tensor. A read raises CheckpointError if the file has changed since it was opened.
     """
 
     def __init__(self, path: Path, expected: Identity | None = None) -> None:

@@ -106,7 +106,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     check_large_sections(loaded, parts.store, both)
 
     store = parts.store
-    # Leave the phase, so that plugins which store weights in another form restore them before.
+    # Leave the phase, so that plugins that store weights in another form decode them first.
     phase, parts.state.phase = parts.state.phase, None
     if phase is not None:
         parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)

@@ -130,7 +130,7 @@ class HybridTrainer:
     # -- training -------------------------------------------------------------------------------
 
     def step(self, batch: Any, *, phase: str | None = None) -> StepResult:
-        """Train on one batch. If a jump is due, make the jump before.
+        """Train on one batch. If a jump is due, make the jump first.
 
         Args:
             batch: the batch for `loss_fn`; dim 0 of its tensors counts the samples.

@@ -44,7 +44,7 @@ class Moved:
 
 
 def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
-    """Lay the storages out in one buffer; return their offsets and its size, in bytes."""
+    """Lay the storages out in one buffer; return their offsets and the buffer's size, in bytes."""
     offsets, size = [], 0
     for shared in storages:
         offsets.append(size)
@@ -135,7 +135,7 @@ class Evictions:
     def weights(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
         """Evict weights; return a function that moves them back.
 
-        Loans read evicted weights in the refuge, so ValueError is raised if it is not readable.
+        Loans read evicted weights in the refuge, so an unreadable refuge raises ValueError.
         """
         kept = refuge or InRam()
         if not kept.readable:

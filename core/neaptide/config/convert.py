@@ -63,8 +63,8 @@ def structure(
     `plugins_from` is "listed". So it means the same on a machine with other plugins.
 
     `specs` are the installed plugins by name; plugins named in `disabled` are not enabled.
-    `origins` maps the dotted path of a value to its origin, for error texts. Raises ConfigError with
-    one line per problem.
+    `origins` maps the dotted path of a value to its origin, for error texts. Raises ConfigError,
+    with one line per problem.
     """
     if not isinstance(data, Mapping):
         msg = f"expected a table (got {got(data)})"

@@ -13,8 +13,8 @@ _SECTION = "activation_checkpointing"
 def convert(source: Source) -> dict[str, Any] | None:
     """Return the settings of the plugin, or None if the section is absent.
 
-    DeepSpeed's section only tunes the checkpoint calls in the model's own code; this plugin finds
-    the blocks itself.
+    The section's values are not converted: they tune the checkpoint calls in the model's own code,
+    but this plugin finds the blocks itself.
     """
     if not source.look(_SECTION, dict):
         return None

@@ -57,7 +57,7 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Restore the blocks' own forwards."""
+        """Restore the original forwards of the blocks."""
         if self._segments is not None:
             self._segments.detach()
 
@@ -86,6 +86,6 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the bytes of the last forward's dropped activations and of its kept inputs."""
+        """Return the bytes of activations dropped and of inputs kept in the last forward."""
         dropped, kept = self._saved
         return {"dropped_bytes": float(dropped), "kept_bytes": float(kept)}

@@ -1,8 +1,8 @@
-"""Keeps the outputs of chosen ops in a forward, and returns them when the forward is replayed.
+"""Keeps the outputs of chosen ops in a forward; a replay of the forward returns these outputs.
 
-Unlike torch's selective checkpointing, this ignores all other ops, because their sequence may
-differ: autocast casts a shared weight once in the forward, but again in each replay. A replay may
-run several times.
+Unlike in torch's selective checkpointing, forward and replay may differ in all other ops. Autocast,
+for example, casts a shared weight once in the forward, but again in each replay. A forward may be
+replayed several times.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _UNTRACKED = {
     torch.ops.aten.unsafe_split.Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default,
 }
-"""Ops whose outputs share the input's memory, but not its counter of in-place changes."""
+"""Ops whose outputs share the input's memory, but not the input's version counter."""
 
 
 def selective_contexts(save_ops: Sequence[str]) -> Callable[[], tuple[Any, Any]]:
     """Return a function that makes two contexts: one for a forward, one for its replays.
 
-    The first keeps the outputs of `save_ops`, the second returns them instead of computing them.
-    `matmul` and `attention` stand for their families; other names are aten ops. ValueError for an
-    unknown op.
+    In the first context the outputs of `save_ops` are kept. In the second context these ops are not
+    run: each call returns the kept output. `matmul` and `attention` each stand for a family of
+    ops; any other name is an aten op. ValueError for an unknown op.
     """
     if not save_ops:
         return lambda: (nullcontext(), nullcontext())
@@ -53,7 +53,7 @@ def _contexts(ops: set[Any]) -> tuple[Any, Any]:
 
 
 class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Keeps the ops' results in order."""
+    """Keeps the results of the chosen ops in the order of their calls."""
 
     def __init__(self, ops: set[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -82,7 +82,7 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
 
 class _GiveBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Returns kept results instead of computing them."""
+    """Returns the kept results instead of running the chosen ops."""
 
     def __init__(self, ops: set[Any], kept: list[tuple[Any, list[int]]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

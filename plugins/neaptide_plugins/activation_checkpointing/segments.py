@@ -1,9 +1,10 @@
 """Activation checkpointing in segments of blocks; loss, gradients, buffers and RNG state are exact.
 
-As in torch's non-reentrant checkpoint, the graph stays. The tensors that its nodes save are dropped
-and recomputed when the backward needs the first of them. Two differences from torch: a segment
-spans several block calls in the model's own code, and a block's buffers (BatchNorm's statistics)
-are updated once.
+As in torch's non-reentrant checkpoint, the forward builds the usual graph, but the tensors that the
+graph's nodes save are dropped. When the backward needs the first dropped tensor of a segment, all
+dropped tensors of this segment are recomputed. Two things differ from torch: a segment can contain
+several block calls in the model's own code, and the recomputation does not update a block's buffers
+(BatchNorm's statistics) again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Enough(BaseException):
 
 @attrs.define(eq=False)
 class _CheckpointedBlock:
-    """A patched block, and whether it changes its inputs in place (None: not known yet)."""
+    """A patched block; `changes_inputs`: whether it changes inputs in place, None if unknown."""
 
     name: str
     index: int
@@ -64,7 +65,7 @@ class _CheckpointedCall:
     arguments: Arguments
     context: CallContext
     again: Any
-    """The replays' context, in which `save_ops` return the outputs kept in the forward."""
+    """The context of a replay; in it, `save_ops` return the outputs kept in the forward."""
 
 
 @attrs.define(eq=False, slots=True)
@@ -75,7 +76,7 @@ class _Holder:
 
 @attrs.define(eq=False)
 class _Segment:
-    """The calls of consecutive blocks in one forward; only the graph holds a reference to it."""
+    """The calls of consecutive blocks in one forward; only the graph keeps a segment alive."""
 
     key: tuple[str, int]
     last: int = -1
@@ -85,7 +86,10 @@ class _Segment:
     outputs: dict[int, tuple[Any, Output, int]] = attrs.field(factory=dict)
 
     def origin(self, tensor: torch.Tensor) -> Output | None:
-        """Return which block output `tensor` is; None if it is none or was changed in place."""
+        """Return the block output that `tensor` is.
+
+        None if `tensor` is not a block's output, or was changed in place.
+        """
         reference, output, version = self.outputs.get(id(tensor), (None, None, 0))
         if reference is None or reference() is not tensor or tensor._version != version:
             return None
@@ -135,8 +139,10 @@ class Segments:
     """Patches blocks so that they are checkpointed in segments.
 
     Args:
-        interval: consecutive blocks in a segment; only the first block's inputs are kept.
-        ratio: share of the segments that is checkpointed, evenly spread; at least one segment is.
+        interval: number of consecutive blocks in a segment; only the inputs of the first block are
+            kept.
+        ratio: share of the segments that are checkpointed; they are evenly spread. At least one
+            segment is checkpointed.
         save_ops: ops whose outputs are kept; see `saved_ops.selective_contexts`.
         enabled: called at each call of a block; returns whether to checkpoint it.
     """
@@ -150,11 +156,11 @@ class Segments:
         enabled: Callable[[], bool] = lambda: True,
     ) -> None:
         self.notes: list[str] = []
-        """Warnings for the user, each once."""
+        """Warnings for the user, without repetitions."""
         self.dropped_bytes = 0
         """Bytes of activations dropped since `reset_statistics`."""
         self.kept_bytes = 0
-        """Bytes of inputs kept since then."""
+        """Bytes of inputs kept since `reset_statistics`."""
         self._interval = interval
         self._ratio = ratio
         self._contexts = selective_contexts(save_ops)
@@ -165,7 +171,7 @@ class Segments:
         self._current: Callable[[], _Segment | None] = lambda: None
 
     def attach(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-        """Patch the blocks' forwards; a segment holds blocks of one parent, in the given order."""
+        """Patch the blocks' forwards. A segment has blocks of one parent, in the given order."""
         places: dict[str, int] = {}
         keys: list[tuple[str, int]] = []
         for name, module in blocks:

@@ -1,7 +1,8 @@
-"""A flat tensor as int8 codes with one scale a group, or, if it has two values, as bits.
+"""Encodes a flat tensor as int8 codes with one scale per group.
 
-`|decoded - value| <= max / 254`, where max is the largest magnitude of the group, plus the rounding
-to the dtype. A group of magnitudes below 2**-120 is decoded as 0.
+A tensor whose elements have only two values is encoded as one bit per element. For codes,
+`|decoded - value| <= max / 254` plus the rounding to the dtype, where max is the largest magnitude
+of the group. A group whose magnitudes are all below 2**-120 is decoded as 0.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
 _MINUS_INFINITY = -128
-"""Code of minus infinity, frequent in masked scores; symmetric codes begin at -127."""
+"""Code of minus infinity, frequent in masked attention scores. All other codes are above -128."""
 _TINY = -1
 """Code of a positive value that rounds to zero, in a tensor without negative values."""
 _LARGEST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2.0**-23)
@@ -45,9 +46,10 @@ def encode(
         flat: the tensor; minus infinity is decoded as minus infinity and does not change the rest
             of its group.
         group: elements that share a scale.
-        look: whether to read the scales, which synchronises a device. If so, a tensor with NaN or
-            plus infinity gives None; otherwise the whole group of such a value is decoded as NaN.
-        never_negative: whether no value is below zero; then `positive` is exact.
+        look: whether to read the scales; this synchronises with the device. If True, the result is
+            None for a tensor with NaN or plus infinity. If False, the whole group of such a value
+            is decoded as NaN.
+        never_negative: whether the tensor has no negative value; then `positive` is exact.
     """
     codes, scale = None, None
     if look:
@@ -77,19 +79,19 @@ def decode(encoded: ActivationCodes) -> torch.Tensor:
 
 
 def positive(encoded: ActivationCodes) -> torch.Tensor:
-    """Return 1 where the value was positive, else 0; needs `never_negative`."""
+    """Return 1 where the encoded value is positive, else 0; `encode` needs `never_negative`."""
     return (encoded.codes != 0).to(encoded.dtype)
 
 
 def with_signs(flat: torch.Tensor, signs: Bits) -> torch.Tensor:
-    """Set decoded values that were positive and rounded to zero to the least positive value."""
+    """Where a positive value was decoded as zero, write the least positive value into `flat`."""
     lost = decode_bits(attrs.evolve(signs, dtype=torch.bool)).logical_and_(flat <= 0)
     return flat.masked_fill_(lost, 2.0**-24 if flat.dtype is torch.float16 else 2.0**-126)
 
 
 @attrs.frozen(eq=False)
 class Bits:
-    """A flat tensor of two values, one bit an element: `value` where the bit is set, or `other`."""
+    """A flat tensor stored as one bit per element: `value` if the bit is set, else `other`."""
 
     bits: torch.Tensor
     elements: int
@@ -99,10 +101,10 @@ class Bits:
 
 
 def encode_mask(flat: torch.Tensor) -> Bits | None:
-    """Encode, without loss, a bool tensor or one of zeros and one other value (dropout's noise).
+    """Encode a bool tensor, or a tensor of zeros and one other value (dropout's noise), exactly.
 
-    None for a tensor with more values. This check reads the values, so a floating tensor must be
-    on the host.
+    Return None for any other tensor. This check reads the values, so a floating tensor must be on
+    the host.
     """
     if flat.dtype is torch.bool:
         return _packed(flat, flat.dtype)

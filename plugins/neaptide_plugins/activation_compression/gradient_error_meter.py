@@ -1,4 +1,4 @@
-"""Measures periodically the error of the gradients of a compressed micro-batch."""
+"""Periodically measures the error that compression causes in a micro-batch's gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GradientErrorMeter:
     _sampled: Sampled | None = attrs.field(init=False, default=None)
 
     def step(self) -> None:
-        """Count a step that begins; set `due` if its forward is to be measured."""
+        """Count a step when it begins; set `due` if the step's forward is to be measured."""
         self.due = self.every > 0 and self._steps % self.every == 0
         self._steps += 1
 
@@ -48,8 +48,8 @@ class GradientErrorMeter:
     ) -> None:
         """Compare the gradients of `exact()` with those of `compressed()`, within `context`.
 
-        On a GPU the exact run stores its saved tensors on the host, so that a run that fits only
-        with compression still fits.
+        On a GPU, `exact()` stores its saved tensors on the host, because without compression they
+        may not fit on the device.
         """
         self.due = False
         if self._sampled is None:
@@ -66,7 +66,7 @@ class GradientErrorMeter:
         self._note(compare(wanted, found))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of steps, and the errors so far."""
+        """Return the count of steps and the errors so far."""
         names = ("steps", "last", "worst", "count")
         return dict(zip(names, (self._steps, self.last, self.worst, self.count), strict=True))
 

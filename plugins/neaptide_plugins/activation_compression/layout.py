@@ -26,7 +26,7 @@ class StridedLayout:
 
     @property
     def gapless(self) -> bool:
-        """Whether the elements are neighbours in memory."""
+        """Whether the elements are in memory without gaps between them."""
         return self.packed == self.stride
 
     def flat(self, base: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ class StridedLayout:
         return base.as_strided(self.size, self.stride, self.offset).permute(self.order).reshape(-1)
 
     def unflatten(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, without gaps, from the elements that `flat` returned."""
+        """Return a tensor of this size, without gaps, from the elements that `flat` returned."""
         return flat.as_strided(self.size, self.packed, 0)
 
 

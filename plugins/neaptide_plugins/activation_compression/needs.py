@@ -1,9 +1,10 @@
-"""The operations whose saved tensors may be compressed, and what their backward needs of them.
+"""Lists the operations whose saved tensors may be compressed, and the values each backward needs.
 
-An operation is identified by the type of its graph node. The saved tensors of unlisted operations
-stay exact: losses and log-softmax exponentiate them or divide by them; for a sine, half a
-quantization step of a large angle may be a full turn; maxima, norms and clamps compare them; of
-custom functions nothing is known.
+An operation is identified by the type of its graph node. The saved tensors of all other operations
+stay exact, because a rounded value could make the gradient wrong. Losses and log-softmax
+exponentiate a saved tensor or divide by it. For a sine, half a quantization step of a large angle
+may be a full turn. Maxima, norms and clamps compare values. The backward of a custom function is
+unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Need:
-    """What a backward needs of a saved tensor; `low` and `high` are for the kind `BETWEEN`."""
+    """The values that a backward needs of a saved tensor; `low` and `high` only for `BETWEEN`."""
 
     kind: str
     low: float = 0.0
@@ -28,26 +29,26 @@ class Need:
 
 EXACT = Need("exact")
 CODES = Need("codes")
-"""The values, off by up to half a quantization step."""
+"""The values, each with an error of up to half a quantization step."""
 SIGNS = Need("signs")
 """Only whether a value is positive."""
 RECTIFIED = Need("rectified")
-"""Like `SIGNS`, of a tensor without negative values."""
+"""Like `SIGNS`, for a tensor without negative values."""
 SIGNED = Need("signed")
-"""The values, off by up to half a step; positive values stay positive."""
+"""Like `CODES`, but positive values stay positive."""
 MASK = Need("mask")
-"""The exact values; a tensor of zeros and one other value takes one bit an element."""
+"""The exact values of a bool tensor, or of a tensor with zeros and one other value."""
 BETWEEN = "between"
 """The kind: only whether a value lies between `low` and `high`."""
 
 _FAMILIES: dict[Family, frozenset[str]] = {
-    # Linear in each saved tensor.
+    # The gradients are linear in each saved tensor.
     "matmul": frozenset(
         {"Addbmm", "Addmm", "Addmv", "Baddbmm", "Bmm", "Dot", "Linear", "Mm", "Mv"}
     ),
     "convolution": frozenset({"Convolution", "ConvolutionOverrideable"}),
     "product": frozenset({"Addcmul", "Mul", "Pow", "Var", "VarMean"}),
-    # Linear in the input; mean and inverse deviation stay exact.
+    # The normalised values are linear in the saved input; mean and inverse deviation stay exact.
     "norm": frozenset(
         {
             "CudnnBatchNorm",
@@ -58,7 +59,8 @@ _FAMILIES: dict[Family, frozenset[str]] = {
             "NativeLayerNorm",
         }
     ),
-    # Smooth in the saved tensor except at one or two points, with a bounded derivative.
+    # The slope is a smooth function of the saved tensor, except at one or two points, and this
+    # function's derivative is bounded.
     "activation": frozenset(
         {
             "Elu",
@@ -79,7 +81,7 @@ _FAMILIES: dict[Family, frozenset[str]] = {
         }
     ),
     "softmax": frozenset({"Softmax"}),
-    # The logsumexp, which the backward subtracts from the scores, stays exact.
+    # The saved logsumexp stays exact, because the backward subtracts it from the scores.
     "attention": frozenset(
         {
             "ScaledDotProductCudnnAttention",
@@ -115,14 +117,17 @@ _ATTENTION_INPUTS = 3
 
 
 class NodeNeeds:
-    """Decides what a node needs of a tensor that it saves."""
+    """Returns the `Need` of a node for a tensor that the node saves."""
 
     def __init__(self, exclude: tuple[Family, ...] = ()) -> None:
         families = (names for family, names in _FAMILIES.items() if family not in exclude)
         self._compressed = frozenset().union(*families)
 
     def need(self, node: Any, *, output: int | None = None, place: int = 0) -> Need:
-        """Return the need of `node` for its result `output`; if None, for its input `place`."""
+        """Return the need of `node` for its result number `output`.
+
+        If `output` is None, return the need for input number `place`.
+        """
         found = _NODE.fullmatch(_kind(node))
         name = found[1] if found else ""
         if name not in self._compressed or output:
@@ -136,14 +141,14 @@ class NodeNeeds:
         if name == "Hardsigmoid":
             return _HARDSIGMOID
         need = _OTHERWISE.get(name, CODES)
-        # A ReLU's result has no negative values; its input may.
+        # The result of a ReLU has no negative values, but its input may have some.
         return SIGNS if need is RECTIFIED and output is None else need
 
     @staticmethod
     def need_of_constant(node: Any) -> Need:
         """Return the need of `node` for a floating tensor without gradient.
 
-        On a CPU dropout is a product with such a tensor: its noise, zeros and one other value.
+        On a CPU, dropout multiplies by such a tensor: noise of zeros and one other value.
         """
         return MASK if _kind(node) == "MulBackward0" else EXACT
 
@@ -162,6 +167,6 @@ def _kind(node: Any) -> str:
 
 
 def _is_power(node: Any) -> bool:
-    # For exponents below 2 the derivative's slope is unbounded; below 1 it has a pole at zero.
+    # For exponents below 2 the second derivative is unbounded; below 1 also the first one is.
     exponent = getattr(node, "_saved_exponent", None)
     return isinstance(exponent, int | float) and exponent >= _LEAST_POWER

@@ -1,4 +1,4 @@
-"""The plugin: runs forwards, and backwards with recomputation, under the compressing hooks."""
+"""The plugin: compresses tensors saved in forwards, and in backwards that recompute blocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Compress the tensors that a forward saves; measure the error if that is due."""
+        """Compress the tensors that a forward saves; measure the error if a measurement is due."""
 
         def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
@@ -87,7 +87,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the bytes of the last forward and the last measured error."""
+        """Return the bytes of the tensors saved in the last forward, and the last measured error."""
         held = self._held
         metrics = {
             "exact_bytes": float(held.exact),
@@ -99,7 +99,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         return metrics
 
     def report(self) -> str | None:
-        """Return a text with the bytes saved in the last forward and the gradients' error."""
+        """Return a text: bytes of the tensors saved in the last forward, error of the gradients."""
         held, measured = self._held, self._measuring
         if not held.exact:
             return None

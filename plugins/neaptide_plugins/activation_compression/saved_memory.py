@@ -40,10 +40,10 @@ class ExactTensor:
 
 @attrs.define(eq=False)
 class SavedMemory:
-    """A range of memory that was saved, possibly several times and in several shapes."""
+    """A range of memory that the graph saved, possibly several times and in several shapes."""
 
     tensor: torch.Tensor
-    """The memory itself while `exact`; later an empty tensor with its version counter."""
+    """The memory itself while `exact`; later an empty tensor with the same version counter."""
     version: int
     storage: Any
     """A weak reference: while it exists, no other storage gets the same address."""
@@ -53,12 +53,12 @@ class SavedMemory:
     pinned: bool = False
     """Whether one operation needs the exact values; then all operations get them."""
     waiting: int = 0
-    """Savings whose need is not known yet."""
+    """Number of `Saved` objects whose need is not known yet."""
     codes: ActivationCodes | None = None
     bits: dict[Need, Bits] = attrs.field(factory=dict)
 
     def settle(self, saved: Saved, need: Need) -> None:
-        """Encode what `saved` needs; free the memory if no saving still needs it."""
+        """Encode the values that `saved` needs; free the exact values if they are not needed."""
         saved.need = need
         self.waiting -= 1
         if not self.pinned and need is not EXACT and self.tensor._version == self.version:
@@ -72,7 +72,7 @@ class SavedMemory:
             self._forget()
 
     def finish(self) -> None:
-        """Stop waiting for savings whose part of the graph was freed."""
+        """Ignore the `Saved` objects whose need is still unknown: the graph no longer has them."""
         self.waiting = 0
         if self.exact and (self.codes or self.bits):
             self._forget()
@@ -96,7 +96,7 @@ class SavedMemory:
                 self.bits[MASK] = mask
 
     def _forget(self) -> None:
-        # Assigning `.data` keeps the version counter, shared with all views of the memory.
+        # Assigning `.data` keeps the version counter, which all views of the memory share.
         self.tensor.data = self.tensor.new_empty(0)
         self.exact = False
 
@@ -109,12 +109,12 @@ class SavedMemory:
 
 @attrs.define(eq=False)
 class Saved:
-    """One saving of a range of memory."""
+    """A saved tensor, stored in a `SavedMemory`."""
 
     memory: SavedMemory
     layout: StridedLayout
     producer: int | None
-    """Sequence number of the node that made the tensor; None without one."""
+    """Sequence number of the node that made the tensor; None for a tensor without a node."""
     output: int
     """Index of the tensor among that node's results."""
     need: Need = EXACT

@@ -1,9 +1,9 @@
 """Stores tensors saved for the backward as int8, if the operation that saves them allows it.
 
-When a tensor is saved, the node that saves it is not in the graph yet, but its sequence number is
-already the newest one. So the tensor stays exact until a later tensor is saved. By then the node
-can be reached through the graph, and its type decides how to encode the tensor. A tensor whose
-node is never found stays exact.
+When a tensor is saved, the node that saves it is not in the graph yet, but the node already has the
+newest sequence number. So the tensor stays exact until a later tensor is saved. By then the node
+can be reached through the graph, and the node's type decides how to encode the tensor. A tensor
+whose node is never found stays exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .saved_memory import ExactTensor, Saved, SavedMemory
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _NO_NUMBER = 2**63
-"""Lower bound of the sequence numbers of leaf nodes, which are not in order."""
+"""Leaf nodes have sequence numbers from this value on, not in the order of their creation."""
 
 
 @attrs.define
@@ -35,12 +35,12 @@ class _Walk:
     """Sequence number of the first node that saves a tensor."""
     seen: set[int] = attrs.field(factory=set)
     waiting: dict[int, list[weakref.ref[Saved]]] = attrs.field(factory=dict)
-    """By node, its saved tensors whose need is not known yet."""
+    """Sequence number of a node to the node's saved tensors whose need is not known yet."""
 
 
 @attrs.frozen
 class SavedBytes:
-    """Bytes held from the forward to the backward, without parameters and casts of them."""
+    """Bytes of the tensors saved for the backward, without parameters and casts of parameters."""
 
     exact: int = 0
     """Bytes without compression."""
@@ -49,7 +49,7 @@ class SavedBytes:
 
     @property
     def share(self) -> float:
-        """The share of the bytes that is saved."""
+        """The share of the bytes that compression removes."""
         return 1 - self.compressed / self.exact if self.exact else 0.0
 
 
@@ -77,7 +77,7 @@ class Saving:
         return saved_tensors_hooks(self._pack, lambda held: held.unpack())
 
     def finish(self, result: torch.Tensor) -> None:
-        """Encode the waiting tensors of the graph behind `result`; the others stay exact."""
+        """Encode the waiting tensors of the graph of `result`; other waiting tensors stay exact."""
         walk = self._walks.get(threading.get_ident())
         if walk is not None and result.grad_fn is not None:
             self._look(walk, result.grad_fn)
@@ -153,7 +153,7 @@ class Saving:
                 self._group,
             )
         elif not memory.exact:
-            memory.tensor.data = tensor.detach()  # this saving may need it exactly
+            memory.tensor.data = tensor.detach()  # the new `Saved` may need the exact values
             memory.exact = True
         return memory
 
@@ -164,7 +164,7 @@ class Saving:
             self._others[storage._cdata] = storage.nbytes()
 
     def _look(self, walk: _Walk, newest: Any) -> None:
-        """Encode the waiting tensors of unvisited nodes, from `newest` backwards."""
+        """Visit the unvisited nodes of the graph of `newest`; encode their waiting tensors."""
         nodes = [newest]
         while nodes:
             node = nodes.pop()

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of (seed, counter), equal on every machine and version."""
+"""Random numbers as a pure function of (seed, counter), the same on all machines and versions."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
 def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int], list[int]]:
     """Return the indices of the training and of the validation examples, each ascending.
 
-    Of the `n` examples of a class, `round(n * validation_share)` are held out, chosen with a fixed
-    seed. ValueError if either part would be empty.
+    Of the `n` examples of a class, `round(n * validation_share)` are for validation. A fixed seed
+    selects them. ValueError if either part would be empty.
     """
     validation: set[int] = set()
     for label in sorted(set(labels.tolist())):
@@ -76,8 +76,8 @@ def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int]
 class DigitBatches(EndlessBatches):
     """Endless shuffled batches; the order of an epoch is a pure function of (seed, epoch).
 
-    Each is `{"x": float32 [batch_size, 1, 8, 8], "y": int64 [batch_size]}`. A batch may span two
-    epochs, so every batch is full and every image is used equally often.
+    Each batch is `{"x": float32 [batch_size, 1, 8, 8], "y": int64 [batch_size]}`. A batch may span
+    two epochs, so every batch is full and every image is used equally often.
     """
 
     data: Digits
@@ -97,9 +97,9 @@ class DigitBatches(EndlessBatches):
 
 @attrs.define(eq=False)
 class EvalDigits:
-    """The first `count` images (all, if there are fewer), the same in each iteration.
+    """Batches of the first `count` images (all, if there are fewer), the same in each iteration.
 
-    Batches are `{"x": float32 [<= batch_size, 1, 8, 8], "y": int64 [<= batch_size]}`.
+    Each batch is `{"x": float32 [<= batch_size, 1, 8, 8], "y": int64 [<= batch_size]}`.
     """
 
     data: Digits

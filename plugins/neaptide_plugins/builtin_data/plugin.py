@@ -56,7 +56,7 @@ class BuiltinData(Plugin[NoConfig]):
 
 
 def _text(options: PythonStdlibOptions | TextFileOptions, spec: DataSpec) -> tuple[Data, int, str]:
-    """Return the data, the amount of training data, and its unit."""
+    """Return the data, the amount of training data, and the unit of this amount."""
     train: Tensor
     held_out: Tensor
     if isinstance(options, TextFileOptions):

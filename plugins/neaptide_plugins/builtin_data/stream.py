@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class EndlessBatches(ABC):
-    """Batches 0, 1, 2, … without end; `index` is the number of the next one."""
+    """Batches 0, 1, 2, … without end; `index` is the number of the next batch."""
 
     index: int = attrs.field(default=0, validator=ge(0), kw_only=True)
 
@@ -35,5 +35,5 @@ class EndlessBatches(ABC):
         return {"index": self.index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the cursor to one that `state_dict` returned."""
+        """Set the cursor to the value that `state_dict` returned."""
         self.index = state["index"]

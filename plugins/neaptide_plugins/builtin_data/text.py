@@ -46,7 +46,7 @@ def source_files(root: Path) -> list[str]:
 
 
 def in_validation(name: str, share: float) -> bool:
-    """Return whether the file of this relative path is held out: its hash is below `share`."""
+    """Return whether a file is for validation: the hash of its path, in 0..1, is below `share`."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -116,8 +116,8 @@ def every_window(data: Tensor, context: int) -> Tensor:
 class ByteBatches(EndlessBatches):
     """Endless batches of random windows; batch i is a pure function of (seed, i).
 
-    Each is `{"tokens": int64 [batch_size, context + 1]}`, drawn with replacement from `data`,
-    uint8 `[N]`. ValueError if `data` is shorter than one window.
+    Each batch is `{"tokens": int64 [batch_size, context + 1]}`. Its windows are drawn with
+    replacement from `data`, uint8 `[N]`. ValueError if `data` is shorter than one window.
     """
 
     data: Tensor
@@ -138,10 +138,10 @@ class ByteBatches(EndlessBatches):
 
 @attrs.define(eq=False)
 class EvalWindows:
-    """Evenly spaced windows that do not overlap, the same in each iteration.
+    """Batches of evenly spaced windows that do not overlap, the same in each iteration.
 
     There are at most `count` windows of `context` + 1 bytes, fewer if `data` (uint8 `[N]`) is
-    short. Batches are `{"tokens": int64 [<= batch_size, context + 1]}`. ValueError if `data` is
+    short. Each batch is `{"tokens": int64 [<= batch_size, context + 1]}`. ValueError if `data` is
     shorter than one window.
     """
 

@@ -20,7 +20,7 @@ EMBEDDING_STD = 0.3
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention, `[B, T, width]` to the same (Vaswani et al. 2017)."""
+    """Causal multi-head self-attention; keeps the shape `[B, T, width]` (Vaswani et al. 2017)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return for each position a mixture of it and the earlier positions."""
+        """Return, for each position, a mixture of this position and the earlier positions."""
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=-1)
@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """One pre-norm transformer block, `[B, T, width]` to the same (Radford et al. 2019)."""
+    """One pre-norm transformer block; keeps the shape `[B, T, width]` (Radford et al. 2019)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class TransformerBlock(nn.Module):
 
 
 class ByteGpt(nn.Module):
-    """Logits of the next byte at each position: int64 `[B, T]` to `[B, T, 256]`."""
+    """A GPT that maps bytes, int64 `[B, T]`, to logits of the next bytes, `[B, T, 256]`."""
 
     def __init__(self, options: ByteGptOptions) -> None:
         super().__init__()
@@ -97,11 +97,11 @@ class ByteGpt(nn.Module):
 def build(options: ByteGptOptions) -> ByteGpt:
     """Return a freshly initialised model, drawn from torch's global generator.
 
-    Weights of linears have a standard deviation of 1/sqrt(fan_in). That of the two projections into
-    the residual stream is also divided by sqrt(2 * layers), so that the stream's variance does not
-    grow with depth (Radford et al. 2019, section 2.3). Embeddings have 0.3 instead of the usual
-    0.02, with which the first branches would be far larger than the token's embedding.
-    `init_scale` multiplies all of these.
+    Weights of linear layers have a standard deviation of 1/sqrt(fan_in). For the two projections
+    into the residual stream it is also divided by sqrt(2 * layers), so that the stream's variance
+    does not grow with depth (Radford et al. 2019, section 2.3). Embeddings have a standard
+    deviation of 0.3. With the usual 0.02 the outputs of the first branches would be far larger than
+    the embeddings. `init_scale` multiplies all of these deviations.
     """
     model = ByteGpt(options)
     into_residual = {

@@ -17,7 +17,10 @@ IMAGE_SHAPE = (1, 8, 8)
 
 
 class ConvBlock(nn.Module):
-    """3x3 convolution, batch normalization if `norm`, ReLU: `[B, inputs, H, W]` to `outputs`."""
+    """3x3 convolution, batch normalization if `norm`, ReLU.
+
+    Maps `[B, inputs, H, W]` to `[B, outputs, H, W]`.
+    """
 
     def __init__(self, inputs: int, outputs: int, *, norm: bool) -> None:
         super().__init__()
@@ -31,7 +34,7 @@ class ConvBlock(nn.Module):
 
 
 class DigitsCnn(nn.Module):
-    """Class logits: float `[B, 1, 8, 8]` to `[B, classes]`."""
+    """A classifier that maps images, float `[B, 1, 8, 8]`, to logits `[B, classes]`."""
 
     def __init__(self, options: DigitsCnnOptions) -> None:
         super().__init__()
@@ -56,8 +59,8 @@ class DigitsCnn(nn.Module):
 def build(options: DigitsCnnOptions) -> DigitsCnn:
     """Return a freshly initialised model, drawn from torch's global generator.
 
-    The standard deviation of the convolutions' weights is sqrt(2/fan_in) (He et al. 2015), that of
-    the head's weights 1/sqrt(fan_in), times `init_scale`. Biases are 0; batch normalization has
+    The standard deviation of the weights is sqrt(2/fan_in) in convolutions (He et al. 2015) and
+    1/sqrt(fan_in) in the head. `init_scale` multiplies both. Biases are 0. Batch normalization has
     scale 1 and shift 0.
     """
     model = DigitsCnn(options)

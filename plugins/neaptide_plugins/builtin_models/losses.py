@@ -1,4 +1,4 @@
-"""The loss of all built-in models: summed cross-entropy, which batches can add up exactly."""
+"""The loss of all built-in models: summed cross-entropy. Sums of several batches can be added."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class MlpLayer(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Class logits: float `[B, ...]` with `inputs` features an example to `[B, outputs]`."""
+    """A classifier: maps float `[B, ...]`, `inputs` features per example, to `[B, outputs]`."""
 
     def __init__(self, options: MlpOptions) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class Mlp(nn.Module):
 def build(options: MlpOptions) -> Mlp:
     """Return a freshly initialised model, drawn from torch's global generator.
 
-    The standard deviation of the hidden layers' weights is sqrt(2/fan_in) (He et al. 2015), that of
-    the head's weights 1/sqrt(fan_in), times `init_scale`. Biases are 0.
+    The standard deviation of the weights is sqrt(2/fan_in) in hidden layers (He et al. 2015) and
+    1/sqrt(fan_in) in the head. `init_scale` multiplies both. Biases are 0.
     """
     model = Mlp(options)
     for module in model.modules():

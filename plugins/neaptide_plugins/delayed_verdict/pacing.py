@@ -1,4 +1,4 @@
-"""The pace of jumps: a pure state machine, one for each regime of the learning rate."""
+"""The pace of jumps: one pure state machine for each regime of the learning rate."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Pacing:
     scale: float = 1.0
     window: float = 1.0
     harmful: int = 0
-    """Harmful jumps in a row; after a pause one less than `patience`."""
+    """Number of harmful jumps in a row, at most `patience` - 1."""
     until: int = 0
-    """End of the pause: the first update that may have a jump again."""
+    """The end of the pause: the first update at which a jump is allowed again."""
 
     def after(self, verdict: JumpVerdict, update: int, config: DelayedVerdictConfig) -> Pacing:
         """Return the pacing after a verdict that was reached at `update`."""

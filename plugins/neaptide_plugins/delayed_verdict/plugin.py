@@ -57,14 +57,14 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase, step: int) -> None:
-        """Allocate the jump and the mean when Warmup ends."""
+        """Allocate the tensors of the jump and of the mean when Warmup ends."""
         self._step = step
         if phase is not WARMUP:
             self._kept.reserve(span for span in self._store.spans() if span.trainable)
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """Remember the step."""
+        """Store the number of the step."""
         self._step = step
 
     def _publish(self) -> None:
@@ -81,7 +81,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Publish the pace; put an accepted jump on trial unless another one is."""
+        """Publish the pace; begin the trial of an accepted jump unless one is on trial already."""
 
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
             self._publish()
@@ -100,7 +100,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Judge a due jump on the batch before it is trained on; count applied updates."""
+        """Count applied updates; before a batch is trained on, judge a due jump on this batch."""
 
         def judged(following: Callable[..., Any], *, batch: Any, **arguments: Any) -> Any:
             if self._verdicts.due:

@@ -1,4 +1,4 @@
-"""One jump on trial, and its tensors: what it added, and the mean of the weights afterwards."""
+"""A jump on trial, and its tensors: its change of the weights, and the mean of later weights."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ if TYPE_CHECKING:
     from neaptide import ParameterStore, Span
 
 POINTS = 4
-"""Newest losses of averaged weights that the line is fitted to."""
+"""Number of newest losses of averaged weights to which the line is fitted."""
 
 
 @attrs.define(eq=False)
 class JumpTrial:
-    """The updates since a jump, and the losses it is judged by."""
+    """The number of updates since a jump, and the losses by which the jump is judged."""
 
     step: int
     """Number of the first update after the jump."""
     horizon: int
     regime: str
     expected: float | None
-    """Loss of the averaged weights extrapolated from earlier verdicts; None before two of them."""
+    """Loss of the averaged weights, extrapolated from the losses at earlier verdicts.
+
+    None if there are fewer than two.
+    """
     seen: int = 0
     """Updates since the jump."""
     losses: list[list[float]] = attrs.field(factory=list)
-    """For each batch the losses that `losses_of` returned."""
+    """For each batch, the losses that `losses_of` returned."""
 
     @property
     def loss(self) -> float:
@@ -40,7 +43,7 @@ class JumpTrial:
 
     @property
     def gains(self) -> list[float]:
-        """How much the jump lowers the loss, for each batch."""
+        """For each batch, the loss without the jump minus the loss with the jump."""
         return [
             (undone - mirrored[0]) / 2 if mirrored else undone - kept
             for kept, undone, *mirrored in self.losses
@@ -58,9 +61,10 @@ class JumpTrial:
 
 
 def extrapolated(points: list[list[float]], update: float) -> float | None:
-    """Extrapolate to `update` a least-squares line through (update, loss) over log(1 + update).
+    """Return the loss at `update` on a least-squares line of the loss over log(1 + update).
 
-    None if the newest `POINTS` points have fewer than two different updates.
+    The line is fitted to the newest `POINTS` pairs (update, loss) of `points`. None if these pairs
+    have fewer than two different updates.
     """
     newest = points[-POINTS:]
     if len({at for at, _ in newest}) < 2:  # noqa: PLR2004 - a line takes two
@@ -72,7 +76,7 @@ def extrapolated(points: list[list[float]], update: float) -> float | None:
 
 @attrs.define(eq=False)
 class TrialWeights:
-    """By span, the jump in bfloat16 and the running mean of the weights, on one device."""
+    """For each span, the jump in bfloat16 and the running mean of the weights, on one device."""
 
     device: torch.device
     dtype: torch.dtype
@@ -80,7 +84,7 @@ class TrialWeights:
     jump: dict[str, torch.Tensor] = attrs.field(factory=dict)
     mean: dict[str, torch.Tensor] = attrs.field(factory=dict)
     samples: dict[str, int] = attrs.field(factory=dict)
-    """Samples in the mean of each weight that the jump on trial moved."""
+    """Number of samples in the mean, for each weight that the jump on trial changed."""
 
     def reserve(self, spans: Iterator[Span]) -> None:
         """Allocate the tensors of these spans, once."""
@@ -93,11 +97,11 @@ class TrialWeights:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def forget(self) -> None:
-        """Forget the last jump before a new one is recorded."""
+        """Discard the last jump before a new jump is recorded."""
         self.samples.clear()
 
     def record(self, name: str, delta: torch.Tensor) -> None:
-        """Record what a jump added to a weight."""
+        """Record the change `delta` of a weight by a jump."""
         self.jump[name].copy_(delta)
         self.samples[name] = 0
 
@@ -113,7 +117,7 @@ class TrialWeights:
         mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
 
     def complete(self, name: str) -> bool:
-        """Return whether the jump moved a weight and its mean has all samples."""
+        """Return whether the jump changed a weight and the weight's mean has all samples."""
         return name in self.samples and self.samples[name] == max(self.samples.values())
 
     def moved(self, span: Span, jumps: float, on: torch.device) -> torch.Tensor:
@@ -139,9 +143,10 @@ class TrialWeights:
 def losses_of(
     store: ParameterStore, kept: TrialWeights, probe: Callable[[], float], contrast: str
 ) -> list[float]:
-    """Return the losses of the mean weights, of the mean minus the jump and, mirrored, plus it.
+    """Return the losses of the mean weights, of mean minus jump, and of mean plus jump.
 
-    The weights are restored bit for bit, also after an error.
+    The last loss is only computed for the contrast `mirrored`. The model's weights are restored bit
+    for bit, also after an error.
     """
     before, losses = store.snapshot(on=kept.device), []
     try:

@@ -24,7 +24,7 @@ class Verdicts:
 
     config: DelayedVerdictConfig
     factor: Callable[[int], float]
-    """The schedule: update to the share of the largest learning rate."""
+    """The schedule: maps an update to its learning rate's share of the largest one."""
     trial: JumpTrial | None = None
     pacings: dict[str, Pacing] = attrs.field(factory=lambda: dict.fromkeys(REGIMES, Pacing()))
     points: list[list[float]] = attrs.field(factory=list)
@@ -49,7 +49,7 @@ class Verdicts:
 
     @property
     def sample(self) -> int:
-        """Number, from 1, of the sample that the coming update adds to the mean; 0 for none."""
+        """Number of the sample that the next update adds to the mean, from 1; 0 for no sample."""
         first = self.config.after - self.config.average
         if self.trial is None or not first <= self.trial.seen < self.config.after:
             return 0
@@ -57,7 +57,7 @@ class Verdicts:
 
     @property
     def due(self) -> bool:
-        """Whether to judge on the coming batch."""
+        """Whether to judge the jump on the next batch."""
         return self.trial is not None and self.trial.seen >= self.config.after
 
     def updated(self) -> None:
@@ -68,8 +68,8 @@ class Verdicts:
     def take(self, losses: list[float], step: int) -> tuple[str, dict[str, Any]] | None:
         """Add the losses of one batch after `step` updates.
 
-        Return the verdict and its details after the last batch or a loss that is not finite; else
-        None.
+        After the last batch, or if a loss is not finite, return the verdict and its details.
+        Otherwise return None.
         """
         trial = self.trial
         assert trial is not None, "it is due"

@@ -18,7 +18,7 @@ class AlarmLevel(IntEnum):
 
 @attrs.frozen
 class Alarm:
-    """The level, and the updates without a finding since the last finding or change of level."""
+    """The level, and the number of updates since the last finding or change of level."""
 
     level: AlarmLevel = AlarmLevel.NORMAL
     quiet: int = 0
@@ -27,7 +27,7 @@ class Alarm:
         """Return the alarm after one more update.
 
         One finding raises the level by one, up to WARNING; several raise it to WARNING; `critical`
-        raises it to CRITICAL. `calm` updates without a finding lower it by one.
+        raises it to CRITICAL. `calm` updates without a finding lower the level by one.
         """
         if critical:
             return Alarm(AlarmLevel.CRITICAL)

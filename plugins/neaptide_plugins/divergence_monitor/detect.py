@@ -1,7 +1,7 @@
 """Tests for signs of divergence in sequences of losses and gradient norms.
 
-Every sequence is oldest first. Its newest value is compared with the values before it; those that
-are not finite are left out.
+Every sequence is ordered from oldest to newest. The newest value is compared with the earlier
+values. Earlier values that are not finite are ignored.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LEAST = 8
-"""Values needed before the newest one; with fewer there is no finding."""
+"""Least number of earlier values; with fewer there is no finding."""
 
 FLAT = 0.01
-"""Least deviation, as a share of the mean: in a flat sequence, rounding alone must be no spike."""
+"""Least standard deviation, as a share of the mean: rounding in a flat sequence is no spike."""
 
 GROWTH = 2.0
-"""Least ratio of the later half's mean change to the earlier half's in an oscillation."""
+"""In an oscillation, the least ratio of mean changes: later half divided by earlier half."""
 
 
 def not_finite(values: Sequence[float]) -> bool:
-    """Return whether the newest value is inf or NaN; False without values."""
+    """Return whether the newest value is inf or NaN; False for an empty sequence."""
     return bool(values) and not math.isfinite(values[-1])
 
 
 def rise(losses: Sequence[float]) -> float:
     """Return how many standard deviations the newest loss is above the mean of earlier losses.
 
-    0 if there are fewer than `LEAST` earlier losses, or if the newest is not finite.
+    0 if there are fewer than `LEAST` earlier losses, or if the newest loss is not finite.
     """
     before = _before(losses)
     if before is None:
@@ -46,7 +46,7 @@ def rise(losses: Sequence[float]) -> float:
 def exploded(norms: Sequence[float], multiplier: float) -> bool:
     """Return whether the newest gradient norm is above `multiplier` times the earlier median."""
     before = _before(norms)
-    if before is None or norms[-1] <= multiplier * min(before):  # the median is no smaller
+    if before is None or norms[-1] <= multiplier * min(before):  # median >= min
         return False
     return norms[-1] > multiplier * median(before)
 
@@ -54,7 +54,7 @@ def exploded(norms: Sequence[float], multiplier: float) -> bool:
 def vanished(norms: Sequence[float], share: float) -> bool:
     """Return whether the newest gradient norm is below `share` times the earlier median."""
     before = _before(norms)
-    if before is None or norms[-1] >= share * max(before):  # the median is no larger
+    if before is None or norms[-1] >= share * max(before):  # median <= max
         return False
     return norms[-1] < share * median(before)
 
@@ -62,8 +62,9 @@ def vanished(norms: Sequence[float], share: float) -> bool:
 def oscillates(losses: Sequence[float], share: float) -> bool:
     """Return whether the losses alternate up and down with growing amplitude.
 
-    At least `share` of successive differences have opposite signs, and the mean magnitude of the
-    later half of the differences is more than `GROWTH` times that of the earlier half.
+    At least the share `share` of neighbouring differences have opposite signs, and the mean
+    magnitude of the later half of the differences is more than `GROWTH` times the mean magnitude
+    of the earlier half.
     """
     steps = [after - before for before, after in pairwise(_finite(losses))]
     if len(steps) < 2 * LEAST:

@@ -1,4 +1,4 @@
-"""Checks losses and gradient norms update by update, and reports changes of the level."""
+"""Checks the losses and gradient norms of each update, and reports changes of the alarm level."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class AlarmMonitor:
     config: DivergenceMonitorConfig
     alarm: Alarm = attrs.field(factory=Alarm)
     seen: int = 0
-    """Updates checked so far."""
+    """Number of updates checked so far."""
     since: int = 0
-    """Updates up to the last rollback; later updates are not compared with them."""
+    """Number of updates up to the last rollback; later updates are not compared with these."""
     findings: int = 0
 
     @property
@@ -47,9 +47,10 @@ class AlarmMonitor:
     def read(
         self, updates: int, losses: Sequence[float], norms: Sequence[float]
     ) -> Iterator[Change]:
-        """Check the new ones of `updates` updates; yield every change of the level.
+        """Check the updates that were not checked yet; yield every change of the level.
 
-        `losses` and `norms` are of the newest updates, oldest first; `norms` may be shorter.
+        `updates` is the number of all updates so far. `losses` and `norms` belong to the newest
+        updates and are ordered from oldest to newest. `norms` may be shorter than `losses`.
         """
         new = min(updates - self.seen, len(losses))
         self.seen = updates
@@ -59,11 +60,11 @@ class AlarmMonitor:
                 yield from self._judge(_upto(losses, age, count), _upto(norms, age, count))
 
     def skipped(self) -> Iterator[Change]:
-        """Handle an update skipped as not finite; yield changes of the level."""
+        """Handle an update that was skipped as not finite; yield changes of the level."""
         return self._move(("non-finite",), critical=True)
 
     def forget(self) -> None:
-        """Compare later updates only with each other: all updates so far were undone."""
+        """Do not compare later updates with the updates so far, because these were undone."""
         self.since = self.seen + 1  # the newest update has not been read yet
 
     def _judge(self, losses: Sequence[float], norms: Sequence[float]) -> Iterator[Change]:
@@ -89,6 +90,6 @@ class AlarmMonitor:
 
 
 def _upto(values: Sequence[float], age: int, count: int) -> Sequence[float]:
-    """Return the `count` values that end with the one `age` places before the newest."""
+    """Return `count` successive values; the last is `age` places before the newest value."""
     end = max(0, len(values) - age)
     return values[max(0, end - count) : end]

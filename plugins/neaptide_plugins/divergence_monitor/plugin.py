@@ -1,4 +1,4 @@
-"""The plugin: feeds the monitor, and shortens jumps, stops them or rolls back at its levels."""
+"""The plugin: runs the monitor; depending on the level, limits jumps or rolls training back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
-    """Checks an update when it is in the history, and a skipped update immediately."""
+    """Checks an update once the history contains it, and a skipped update immediately."""
 
     _watch: AlarmMonitor = attrs.field(init=False)
     _rollback: Rollback | None = attrs.field(init=False, default=None)

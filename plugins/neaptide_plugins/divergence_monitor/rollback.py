@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Rollback:
-    """One copy on the host; it is restored at most once until training is normal again."""
+    """One copy on the host, which is restored at most once until training is normal again."""
 
     model: nn.Module
     store: ParameterStore
@@ -30,7 +30,7 @@ class Rollback:
     """Whether the copy was restored since training was last normal."""
 
     def keep_every(self, interval: int, update: int) -> None:
-        """Note that training is normal; make a new copy if the last is `interval` updates old."""
+        """Note that training is normal; replace a copy that is at least `interval` updates old."""
         self.used = False
         if self.kept and update - self.at < interval:
             return
@@ -49,7 +49,8 @@ class Rollback:
     def restore(self) -> bool:
         """Restore the copy bitwise, except the learning rates, which follow the schedule.
 
-        Return False without a copy, or if it was already restored since training was normal.
+        Return False if there is no copy, or if the copy was already restored since training was
+        last normal.
         """
         if self.used or not self.kept:
             return False

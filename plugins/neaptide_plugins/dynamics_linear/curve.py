@@ -1,6 +1,6 @@
-"""Two running fits of the loss: its current level, and a line over the log of the learning done.
+"""Two running fits of the loss: its current level, and a line over log(learning done).
 
-The learning done is the sum of the schedule's factors over the updates so far.
+"Learning done" is the sum of the learning-rate schedule's factors over all updates so far.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ OFFSET = 30.0
 STIFFNESS = 0.1
 """Added to the sum of squares of x: a penalty on slopes from few losses."""
 POINTS = 8
-"""Points of the schedule that `learning` samples."""
+"""Largest number of points at which `learning` evaluates the schedule."""
 SPREAD = 0.98
-"""Decay of the mean square around the level."""
+"""Decay, per loss, of the mean squared distance from the level."""
 FAR = 10.0
-"""Spreads from the level at which a loss is clipped."""
+"""Largest distance of a loss from the level, in spreads; a loss farther away is clipped."""
 LEAST_SPREAD = 0.01
-"""Least spread, as a share of the level, so that losses can change after they were constant."""
+"""Least spread, as a share of the level: it allows losses to change after constant losses."""
 SETTLED = 10
 """Losses needed before any loss is clipped."""
 
@@ -62,7 +62,8 @@ class LossLevel:
     def bounded(self, loss: float) -> float:
         """Return `loss`, clipped to `FAR` spreads from the level.
 
-        If losses stay at a new value, the spread grows and admits them after a few updates.
+        If losses stay at a new value, the spread grows, and a few updates later such losses are not
+        clipped any more.
         """
         room = FAR * max(self.spread, LEAST_SPREAD * abs(self.now))
         if self.samples < SETTLED or not room:
@@ -71,7 +72,7 @@ class LossLevel:
 
     @property
     def spread(self) -> float:
-        """Root of the mean square around the average; 0 before the first loss."""
+        """Root mean square distance of the losses from the average; 0 before the first loss."""
         return math.sqrt(self.squares / self.spread_weight) if self.spread_weight else 0.0
 
     @property
@@ -81,7 +82,7 @@ class LossLevel:
 
     @property
     def unit(self) -> float:
-        """The unit of relative numbers: the level's magnitude plus the spread around it."""
+        """The unit for changes of the loss: the magnitude of the level plus the spread."""
         return abs(self.now) + self.spread
 
 
@@ -89,8 +90,8 @@ class LossLevel:
 class LossCurve:
     """A least-squares line of the loss over log(learning done), with lower weights for old losses.
 
-    After n losses the k-th has the weight (k / n) ** power. Over the last part of a run a line
-    fits plateaus, power laws, and noise that shrinks with the learning rate.
+    After n losses, loss number k has the weight (k / n) ** power. Over the last part of a run such
+    a line fits plateaus, power laws, and noise that shrinks with the learning rate.
     """
 
     power: float
@@ -120,7 +121,7 @@ class LossCurve:
 
     @property
     def slope(self) -> float:
-        """Change of the loss for each unit of x."""
+        """Change of the loss per unit of x."""
         return self.xy / (self.xx + STIFFNESS)
 
     def at(self, x: float) -> float:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .horizon import Expected
 
 POWERS = (4.0, 8.0)
-"""Powers of the two curves, which average over about the last fifth and ninth of the run."""
+"""Powers of the curves: one averages over about the last fifth of the run, one over a ninth."""
 TOGETHER = 32
 """Samples encoded in one call, which costs little more than a call for one sample."""
 
@@ -31,7 +31,7 @@ LARGEST = 1e100
 
 
 def usable(loss: float) -> bool:
-    """Return whether a loss can be learned from."""
+    """Return whether the forecaster can learn from a loss."""
     return abs(loss) <= LARGEST
 
 
@@ -47,23 +47,23 @@ class LossForecast:
 
 @attrs.define(eq=False)
 class Forecaster:
-    """Takes losses one by one; scores and learns from a forecast when its target is known.
+    """Takes losses one by one; when a forecast's target is known, scores it and learns from it.
 
     Samples are encoded in groups, some updates later. The results are the same as if each sample
-    had been processed at its own update.
+    was processed at its own update.
     """
 
     config: DynamicsLinearConfig
     factor: Callable[[int], float]
-    """The schedule: number of updates done to the factor of the learning rate."""
+    """The schedule: maps the number of updates so far to the factor of the learning rate."""
     steps: int
-    """Updates in the whole run."""
+    """Number of updates in the whole run."""
     seen: int = 0
-    """Updates so far."""
+    """Number of updates so far."""
     learned: float = 0.0
     """Sum of the schedule's factors so far."""
     losses: list[float] = attrs.field(factory=list)
-    """The newest losses, oldest first, also those that are not finite."""
+    """The newest losses, from oldest to newest, including losses that are not finite."""
     level: LossLevel = attrs.field(init=False)
     curves: list[LossCurve] = attrs.field(init=False)
     models: list[HorizonModel] = attrs.field(init=False)
@@ -81,7 +81,7 @@ class Forecaster:
 
     @property
     def room(self) -> int:
-        """Number of losses to keep: for the windows and the targets of all waiting samples."""
+        """Number of losses to store: all that waiting samples need for features and targets."""
         return LOSSES + TOGETHER * self.config.every + 2 * self.config.around + 1
 
     @property
@@ -116,14 +116,14 @@ class Forecaster:
     def forecast(self, horizon: int) -> LossForecast | None:
         """Forecast the mean loss `horizon` updates ahead.
 
-        None if recent forecasts were no better than the current loss, if too few were scored, or
-        if `outcome` is None.
+        None if recent forecasts were no better than the baseline that the loss does not change, if
+        too few forecasts were scored, or if `outcome` returns None.
         """
         self.catch_up()
         return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None
 
     def outcome(self, horizon: int) -> LossForecast | None:
-        """Forecast regardless of the skill.
+        """Forecast the mean loss `horizon` updates ahead, also if earlier forecasts were bad.
 
         None beyond the longest horizon, before the first losses, or if a newest loss is not finite.
         """
@@ -136,7 +136,7 @@ class Forecaster:
         features = self._encoded([reading.update])[0]
         changes = [self._expect(each, reading, features).change for each in around]
         near, far = around[0], around[-1]
-        if near is far:  # the change is none at no distance, the noise is as large
+        if near is far:  # the change is proportional to the distance, the error is constant
             change, error = changes[0] * horizon / far.horizon, far.error
         else:
             share = (horizon - near.horizon) / (far.horizon - near.horizon)
@@ -151,7 +151,7 @@ class Forecaster:
         return each.scored >= self.config.least and each.skill > 0.0
 
     def catch_up(self) -> None:
-        """Encode the waiting samples; for each, settle due forecasts, then make new ones."""
+        """Encode the waiting samples; for each sample, settle due forecasts, then make new ones."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -165,9 +165,9 @@ class Forecaster:
                 each.waiting.append(self._expect(each, reading, features))
 
     def _around(self, horizon: int) -> list[HorizonModel]:
-        """Return the model of `horizon`, or its two neighbours; the first one below all horizons.
+        """Return the model of `horizon`, or the models of the next shorter and longer horizons.
 
-        Empty beyond the longest horizon.
+        Below all horizons only the model of the shortest one; beyond the longest one an empty list.
         """
         for each in self.models:
             if horizon == each.horizon or horizon < self.models[0].horizon:

@@ -11,13 +11,13 @@ import torch
 from .ridge import Ridge
 
 PRIOR = (0.5, 0.5, 0.25, 0.25)
-"""The forecast without learning: the curves' mean change plus half the way to their mean level."""
+"""Factors of the curves' two changes and two heights, whose sum is the prior forecast."""
 LOOSER = 10.0
-"""Divisor of the penalties of the curves' inputs, compared with the features."""
+"""The inputs from the curves have penalties smaller than the features' by this factor."""
 LONGEST = 0.98
-"""Largest decay of squared errors at a forecast; at first they fade as samples do."""
+"""Largest decay factor of squared errors per forecast; the first errors decay as samples do."""
 MOST = 1.0
-"""Largest change that is forecast or learned from, in `LossReading.unit`."""
+"""Limit of forecast and observed changes, in `LossReading.unit`; larger changes are clipped."""
 
 
 @attrs.frozen(eq=False)
@@ -52,7 +52,7 @@ class Expected:
 
 @attrs.define(eq=False)
 class HorizonModel:
-    """Forecasts changes of the loss `horizon` updates ahead, in units, and their scores."""
+    """Forecasts the change of the loss after `horizon` updates, in units; scores its forecasts."""
 
     horizon: int
     ridge: Ridge
@@ -63,11 +63,11 @@ class HorizonModel:
     squares: float = 0.0
     """Decayed sum of the forecasts' squared errors, in units."""
     squares_unchanged: float = 0.0
-    """The same sum for the baseline that the loss does not change."""
+    """The same sum for the baseline, which forecasts no change."""
 
     @property
     def skill(self) -> float:
-        """1 - (mean squared error) / (that of the baseline); 0 before the first score."""
+        """1 - (mean squared error) / (baseline's mean squared error); 0 before the first score."""
         return 1.0 - self.squares / self.squares_unchanged if self.squares_unchanged else 0.0
 
     @property
@@ -135,7 +135,7 @@ def horizon_model(
     """Return an untrained model of one horizon.
 
     The targets of neighbouring samples overlap, so `horizon / every` samples carry about as much
-    information as one. The penalties are multiplied by this number.
+    information as one independent sample. The penalties are multiplied by this number.
     """
     alike = max(1.0, horizon / every)
     curves = len(PRIOR)

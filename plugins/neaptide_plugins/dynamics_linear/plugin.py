@@ -1,4 +1,4 @@
-"""The plugin: feeds the history to the forecaster and returns its forecasts."""
+"""The plugin: passes the history's losses to the forecaster and returns its forecasts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DynamicsLinear(Plugin[DynamicsLinearConfig]):
-    """Learns from an update when it is in the history."""
+    """Learns from each update once the history contains it."""
 
     _forecaster: Forecaster = attrs.field(init=False)
     _rise: float = attrs.field(init=False, default=0.0)
@@ -61,10 +61,10 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def forecast(self, history: History, horizon: int) -> Forecast | None:
-        """Return the mean loss expected around the horizon, with the confidence in a jump.
+        """Return the mean loss expected around the horizon, and the confidence in a jump.
 
         Beyond the longest horizon, return that horizon's forecast. None while forecasts are no
-        better than the current loss.
+        better than the baseline that the loss does not change.
         """
         self._take(history)
         outcome = self._forecaster.forecast(min(horizon, self.config.horizons[-1]))
@@ -76,7 +76,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger) -> Ledger:
-        """Add the regressions' sums and the samples whose targets are not known yet."""
+        """Add the tensors of the regressions, and the samples whose targets are not known yet."""
         return ledger.add("dynamics-linear", "dynamics", "host", self._forecaster.bytes)
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""Ridge regression on one [n, n] matrix of sums, with lower weights for old samples."""
+"""Ridge regression from one matrix of sums of products; old samples have lower weights."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 FLAT = 1e-3
 """Standard deviation up to which an input counts as constant."""
 OUTLYING = 4.0
-"""Standard deviations from its mean at which an input is clipped."""
+"""Largest distance of an input from its mean, in standard deviations; then it is clipped."""
 
 
 @attrs.define(eq=False)
 class Ridge:
     """Predicts the residual of another forecast, in float64 on the host.
 
-    The first `plain` inputs are used as they are, the others are standardised. Each input and the
-    constant have a penalty, so the prediction without samples is 0.
+    The first `plain` inputs are used unchanged; all other inputs are standardised. Each input and
+    the constant have a penalty, so the prediction without samples is 0.
     """
 
     penalties: torch.Tensor
-    """float64 `[1 + inputs]`; the first one is the constant's."""
+    """float64 `[1 + inputs]`; the first penalty belongs to the constant."""
     plain: int
     power: float
-    """After n samples the k-th has the weight (k / n) ** power."""
+    """After n samples, sample number k has the weight (k / n) ** power."""
     samples: int = 0
     products: torch.Tensor = attrs.field(init=False)
     """`[1 + inputs + 1, 1 + inputs + 1]`: sums of products of constant, inputs and target."""
     centre: torch.Tensor = attrs.field(init=False)
-    """`[inputs]`: subtracted from the inputs, from the last fit."""
+    """`[inputs]`, from the last fit: subtracted from the inputs."""
     scale: torch.Tensor = attrs.field(init=False)
-    """`[inputs]`: factors of the centred inputs, from the last fit."""
+    """`[inputs]`, from the last fit: factors of the centred inputs."""
     weights: torch.Tensor = attrs.field(init=False)
-    """`[1 + inputs]`, from the last fit."""
+    """`[1 + inputs]`, from the last fit: the constant, then the coefficients of the inputs."""
 
     def __attrs_post_init__(self) -> None:
         size = len(self.penalties)

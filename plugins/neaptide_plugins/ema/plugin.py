@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Ema(Plugin[EmaConfig]):
-    """Keeps an average of every trainable weight in float32 (4 bytes a parameter) or wider."""
+    """Keeps an average of every trainable weight in float32 (4 bytes per parameter) or wider."""
 
     _averages: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
     _updates: int = attrs.field(init=False, default=0)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _IN_A_STEP: tuple[Moment, ...] = ("forward",)
 _BETWEEN: tuple[Moment, ...] = ("evaluate", "save")
-"""More moments at which gradients are held, with `across_steps`."""
+"""Moments at which gradients are held only with `across_steps`."""
 
 
 @attrs.define(eq=False)
 class GradientAccumulation(Plugin[GradientAccumulationConfig]):
-    """Accumulates gradients; the core weights them, to the mean over all samples or tokens."""
+    """Accumulates gradients; the core weights them to give the mean over all samples or tokens."""
 
     _calls: int = attrs.field(init=False, default=0)
     _store: ParameterStore = attrs.field(init=False)
@@ -61,7 +61,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def before_forward(self) -> None:
-        """Start the count again if a failed call dropped the gradients of earlier calls."""
+        """Reset the count to 0 if a failed call dropped the gradients of earlier calls."""
         store = self._store
         if self._calls and not any(map(store.has_gradient, store.spans())):
             self._calls = 0
@@ -84,7 +84,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             if self._calls < config.steps:
                 return Outcome.DEFERRED
             calls, self._calls = self._calls, 0
-            # The core's scale gives the mean over all calls; times their number it gives the sum.
+            # The core's scale gives the mean over all calls. The mean times `calls` is the sum.
             scale = gradient_scale if config.normalize else gradient_scale * calls
             with scaled_rate(optimizer, config.steps if config.scale_lr else 1):
                 return following(optimizer=optimizer, gradient_scale=scale, **arguments)

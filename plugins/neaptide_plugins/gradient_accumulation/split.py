@@ -12,7 +12,7 @@ import torch
 
 
 def rows(batch: Any) -> int | None:
-    """Return the samples of a batch: dim 0 of its first tensor with dimensions, or None."""
+    """Return the number of samples: dim 0 of the first tensor with dimensions, None without one."""
     return next((tensor.shape[0] for tensor in _tensors(batch) if tensor.ndim), None)
 
 
@@ -21,8 +21,8 @@ def split(batch: Any, pieces: int) -> list[Any]:
 
     Every tensor whose dim 0 equals `rows(batch)` is split into views, at any depth of mappings,
     lists, tuples, dataclasses and attrs classes. The parts have the batch's structure and share
-    its other values. Sizes differ by at most one, and no part is empty: a batch of fewer rows
-    gives fewer parts. The parts concatenated are the batch.
+    its other values. The sizes of the parts differ by at most one. No part is empty: a batch with
+    fewer than `pieces` samples gives fewer parts.
     """
     length = rows(batch) or 0
     pieces = min(pieces, length)

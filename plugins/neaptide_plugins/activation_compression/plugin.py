@@ -87,7 +87,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the bytes of the tensors saved in the last forward, and the last measured error."""
+        """Return the bytes of tensors saved in the last forward, and the last measured error."""
         held = self._held
         metrics = {
             "exact_bytes": float(held.exact),

@@ -1,4 +1,4 @@
-"""Weights as int8 in chosen phases, with the full weights off the device in the meantime."""
+"""Stores weights as int8 in chosen phases; the full weights are then not on the device."""
 
 from .config import SPEC
 

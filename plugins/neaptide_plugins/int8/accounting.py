@@ -26,7 +26,7 @@ OWNER = "int8"
 
 @attrs.frozen
 class Footprint:
-    """One weight's bytes."""
+    """The bytes of one weight."""
 
     freed: int
     """Bytes freed on the device when the full weight is evicted."""
@@ -44,7 +44,7 @@ def footprints(
     Args:
         targets: the quantized weights.
         scheme: how they are quantized.
-        full_weights: states where the full weights are.
+        full_weights: access to the full weights.
         trained: whether int8 training runs; then the full weights are already evicted.
     """
     return [
@@ -61,12 +61,14 @@ def estimated(
     ledger: Ledger, phase: Phase, config: Int8Config, entries: Iterable[Footprint]
 ) -> Ledger:
     """Return a phase's ledger, with codes instead of weights as the settings require."""
-    before = "full" if phase.applies_prediction else phase.name  # Predict starts with Full's form
+    before = (
+        "full" if phase.applies_prediction else phase.name
+    )  # Predict starts with Full's weights
     if config.is_int8(before):
         return trained(ledger, entries)
     moments: set[Moment] = set()
     if phase.applies_prediction and config.is_int8("predict"):
-        moments.update(MOMENTS)  # Predict contains only the jump
+        moments.update(MOMENTS)  # all moments of Predict belong to the jump
     moments.discard("evaluate")
     if config.is_int8("evaluate"):
         moments.add("evaluate")
@@ -81,12 +83,15 @@ def summary(targets: Sequence[Target], among: int, entries: Iterable[Footprint])
 
 
 def held(ledger: Ledger, footprints: Iterable[Footprint], moments: frozenset[Moment]) -> Ledger:
-    """Return the ledger with full weights in RAM, and with codes, during `moments`."""
+    """Return the ledger if during `moments` codes are in use and the full weights are in RAM."""
     return _replaced(ledger, footprints, moments, "host") if moments else ledger
 
 
 def trained(ledger: Ledger, footprints: Iterable[Footprint]) -> Ledger:
-    """Return the ledger of a phase with codes only; the update also has the decoded weights."""
+    """Return the memory ledger of a phase that stores weights only as codes.
+
+    During the update the decoded weights are in memory, too.
+    """
     entries = list(footprints)
     full = sum(entry.freed for entry in entries)
     ledger = _replaced(ledger, entries, None, None)

@@ -1,4 +1,4 @@
-"""Ranges without outliers, which give the other values finer codes."""
+"""Measures ranges of weights that exclude outliers, so that all other values get finer codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .scheme import Ranges, Scheme
 Calibration = Literal["minmax", "percentile", "mse"]
 
 _SHARES = tuple(1.0 - step / 40 for step in range(21))
-"""Shares of the full range, 1 to 1/2, that are tried for the least squared error."""
+"""The shares of the full range that `mse` tries, from 1 to 1/2."""
 
 
 def calibrated(
@@ -31,10 +31,10 @@ def calibrated(
         weight: floating, any shape; a group with an inf or NaN is handled by the encoding.
         scheme: defines the groups.
         channel: the dim of output channels.
-        how: `minmax` gives the range of all values; `percentile` that of the values up to a
-            percentile of the magnitudes (for each sign if the scheme is not symmetric); `mse` the
-            share of the full range, in steps of 1/40 down to 1/2, whose decoded values have the
-            least squared error.
+        how: `minmax` gives the range of all values. `percentile` gives the range of the values up
+            to a percentile of the magnitudes (for each sign if the scheme is not symmetric). `mse`
+            multiplies the full range by a share, from 1 to 1/2 in steps of 1/40, whose decoded
+            values have the least squared error.
         percentile: in (50, 100].
     """
     group = scheme.group(weight.shape, channel)

@@ -48,7 +48,7 @@ class FullWeights:
         return self._store.loan(self.span(target), "read", on=self._device)
 
     def evict(self, target: Target) -> Callable[[], None]:
-        """Evict a target's weight; return the function that brings it back."""
+        """Evict a target's weight; return the function that ends the eviction."""
         return self._store.evict([self.span(target)])
 
     def keep(self, target: Target, keeper: Keeper) -> Callable[[], None]:

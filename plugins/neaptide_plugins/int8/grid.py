@@ -1,6 +1,6 @@
 """Weights on a grid: int8 codes times powers of two.
 
-A value on the grid rounds to itself. So checkpoints, rollbacks and resumes keep every bit although
+A value on the grid rounds to itself. So checkpoints, rollbacks and resumes keep every bit, although
 only the codes are stored. The largest code of a group is at least 64, so the grid has up to one bit
 less precision than scales of any size.
 """
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 _LARGEST = 127.0
 _SMALLEST = 2.0**-120
-"""Groups of smaller magnitudes become zeros, as in the op."""
+"""A group whose magnitudes are all smaller becomes zeros, as in the op."""
 
 TRAINABLE = (torch.float32, torch.bfloat16)
 """Dtypes that represent every value of the grid; float16 does not."""
 
 
 def round_to_grid(weight: torch.Tensor, group: int, seed: int, channel: int = 0) -> WeightCodes:
-    """Round to int8 stochastically: the mean over many seeds is the weight.
+    """Round a weight to int8 stochastically: the mean of the results over many seeds is the weight.
 
-    Scales are powers of two, NaN for a group with an inf or a NaN.
+    A scale is a power of two, or NaN for a group that contains an inf or a NaN.
 
     Args:
         weight: floating, with a multiple of `group` elements.

@@ -1,4 +1,4 @@
-"""Weights temporarily held as int8: modules have the codes, and the full weights are evicted."""
+"""Weights held as int8 for a time: modules hold the codes, and the full weights are evicted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Weights(Protocol):
         """Lend a target's weight on the device, for reading."""
 
     def evict(self, target: Target) -> Callable[[], None]:
-        """Evict a target's weight; return the function that brings it back."""
+        """Evict a target's weight; return the function that ends the eviction."""
 
     def stored(self, target: Target, codes: WeightCodes) -> WeightCodes:
         """Return the codes on the device, or in RAM if the full weight is stored there."""
@@ -38,7 +38,7 @@ class Quantizer:
 
     scheme: Scheme
     calibration: Calibration | None
-    """How ranges are measured when weights become int8; None measures them at each encoding."""
+    """How fixed ranges are measured, once; if None, each encoding measures the ranges again."""
     percentile: float
 
     @classmethod
@@ -118,7 +118,7 @@ class HeldWeights:
     def _take(self, target: Target, *, measured: bool) -> None:
         codes, ranges = self._first_codes(target, measured=measured)
         weight = Int8Weight(codes, target.parameter, self._device)
-        # Recorded first, so that `release` undoes the rest after an error.
+        # Recorded first, so that after an error `release` undoes the steps already made.
         held = self._held[target.name] = _HeldWeight(target, weight, ranges, _nothing)
         for module, attribute in target.sites:
             module._parameters[attribute] = weight  # type: ignore[assignment]  # no parameter: it is not trained
@@ -150,7 +150,7 @@ class HeldWeights:
                 held.fresh = True
 
     def release(self) -> None:
-        """Restore the full weights, including what was written to them in the meantime.
+        """Restore the full weights, including all values written to them since `hold`.
 
         The first error is raised after all other weights are restored; a second call retries.
         """

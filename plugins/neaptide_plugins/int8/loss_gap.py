@@ -17,7 +17,7 @@ class LossGap:
 
     Args:
         every: Predict phases with int8 from one measurement to the next; 0 disables them.
-        limit: the largest gap that exempts no weights; None exempts none.
+        limit: a larger gap exempts the weights with the largest errors; None exempts no weights.
     """
 
     every: int
@@ -33,7 +33,7 @@ class LossGap:
         return self.every > 0 and (self.holdings - 1) % self.every == 0
 
     def note(self, full: float, quantized: float, errors: Mapping[str, float]) -> list[str]:
-        """Record two losses of the same batch and the weights' errors; return newly exempt names.
+        """Record two losses of one batch and the weights' errors; return newly exempted names.
 
         If the full weights' loss is not finite, nothing is recorded.
         """

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from .targets import Target
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}
-"""The setting of each moment without gradients."""
+"""For each moment without gradients, the name of its setting."""
 
 
 @attrs.frozen(eq=False)
 class PhaseWeights:
-    """Gives the modules codes or full weights, as the settings require.
+    """Installs codes or full weights in the modules, as the settings require.
 
     Codes for forwards without gradients are made at the first such forward, so a Predict phase
     without a proposed jump costs nothing.
@@ -91,7 +91,7 @@ class PhaseWeights:
     def forward(
         self, following: Callable[..., WeighedLoss], *, moment: str, **arguments: Any
     ) -> WeighedLoss:
-        """Run `following` with the weights set for the moment."""
+        """Run `following` with codes or full weights, as the settings require for `moment`."""
         held_weights = self.held_weights
 
         def call() -> WeighedLoss:
@@ -163,7 +163,7 @@ class PhaseWeights:
 
 
 def within(context: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
-    """Return a middleware that calls the next one inside a new context."""
+    """Return a middleware that calls the next middleware inside a new context."""
 
     def middleware(following: Callable[..., Any], **arguments: Any) -> Any:
         with context():

@@ -1,4 +1,4 @@
-"""The plugin: chooses the weights, switches them by phase, and states their memory."""
+"""The plugin: chooses the weights, switches their form by phase, and estimates their memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Register for writes to the weights, and log what will be quantized."""
+        """Register for writes to the weights, and log which weights will be quantized."""
         config, targets, device = self.config, self._targets, run.device
         full_weights = self._full_weights = FullWeights(model, store, device)
         if config.trains_int8:
@@ -96,12 +96,12 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Compute with the weights set for the moment."""
+        """Run each forward with codes or full weights, as the settings require for its moment."""
         return self._begun.forward
 
     @hookimpl
     def around_backward(self) -> AroundBackward | None:
-        """Recompute with the weights of the forward."""
+        """Recompute blocks with the same form of weights as in the forward."""
         return within(self._begun.computing) if self.config.trains_int8 else None
 
     @hookimpl
@@ -121,7 +121,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Replace the weights by codes, and place the full weights where they are stored."""
+        """Replace the weights by codes, and add the full weights to the tier that stores them."""
         return estimated(ledger, phase, self.config, self._footprints())
 
     @hookimpl

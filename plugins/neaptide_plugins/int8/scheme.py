@@ -38,7 +38,7 @@ class Scheme:
         return cls(config.granularity, config.block, config.symmetric)
 
     def group(self, shape: torch.Size, channel: int) -> int:
-        """Return how many consecutive elements share a scale if `channel` is moved to dim 0.
+        """Return the number of consecutive elements that share a scale, with `channel` as dim 0.
 
         ValueError if a channel is not a multiple of the block.
         """
@@ -82,7 +82,7 @@ class WeightCodes:
     scale: torch.Tensor
     """float32 `[groups]`."""
     zero: torch.Tensor | None
-    """int8 `[groups]`; None where symmetric."""
+    """int8 `[groups]`; None if the scheme is symmetric."""
     group: int
     channel: int
 
@@ -117,7 +117,7 @@ def encode(
         weight: the tensor; it is not changed.
         scheme: defines the groups.
         channel: the dim of output channels.
-        ranges: limits to clip to first; None uses the extremes of each group.
+        ranges: limits to which the values are clipped first; None: the extremes of each group.
     """
     group = scheme.group(weight.shape, channel)
     values = weight.detach().movedim(channel, 0).contiguous()

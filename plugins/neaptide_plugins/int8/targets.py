@@ -31,7 +31,7 @@ class Target:
     """The parameter's first qualified name."""
     parameter: nn.Parameter
     sites: tuple[tuple[nn.Module, str], ...]
-    """The modules that hold the parameter, and their attributes."""
+    """The modules that hold the parameter, each with the name of its attribute."""
     channel: int
     """The dim of output channels."""
 
@@ -46,7 +46,7 @@ def find(
         scheme: defines the groups that share a scale.
         include: patterns of modules' names. None takes every matrix and convolution except
             embeddings, norms, heads, recurrent layers, weights tied to one of these, and weights
-            that would not get smaller (with one element a channel, each element has a scale).
+            that would not get smaller (with one element per channel, each element has a scale).
         exclude: patterns of the names of modules that are not quantized.
 
     Raises:
@@ -156,6 +156,6 @@ def _used_elsewhere(
 
 
 def _channel_of(module: nn.Module, attribute: str) -> int:
-    # transformers' Conv1D multiplies by its weight, which Linear transposes.
+    # transformers' Conv1D does not transpose its weight before the product, but Linear does.
     turned = isinstance(module, _TRANSPOSED) or type(module).__name__ == "Conv1D"
     return 1 if turned and attribute == "weight" else 0

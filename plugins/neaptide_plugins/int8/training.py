@@ -1,4 +1,7 @@
-"""int8 training: weights exist only as codes; updates are rounded to them stochastically."""
+"""int8 training: weights are stored only as codes; each updated weight is rounded to codes.
+
+The rounding is stochastic.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ _LINEAR = functional.linear
 class TrainedWeight(Int8Weight):
     """An `Int8Weight` whose gradients are accumulated in its parameter.
 
-    `linear` decodes it again in the backward; other operations may keep the decoded values. A read
-    gives decoded values, because there is no full weight.
+    In the backward, `linear` decodes the weight again; other operations may keep the values that
+    were decoded in the forward. A read returns decoded values, because there is no full weight.
     """
 
     def __new__(cls, codes: Any, parameter: torch.nn.Parameter, device: torch.device) -> Any:  # noqa: D102 - as the parent's
@@ -44,7 +47,7 @@ class TrainedWeight(Int8Weight):
             self.register_post_accumulate_grad_hook(_hand_over)  # type: ignore[no-untyped-call]  # torch leaves it so
 
     def whole(self) -> torch.nn.Parameter:
-        """Return a parameter of the decoded values."""
+        """Return a parameter with the decoded values."""
         return torch.nn.Parameter(self.decoded(), self.requires_grad)
 
     @property
@@ -60,11 +63,11 @@ class TrainedWeight(Int8Weight):
     def __torch_function__(  # type: ignore[override]  # the parent disables it
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run `linear` as `_Linear`, also in a recomputation inside `torch.autograd.grad`."""
+        """Replace `linear` by `_Linear`, also in a recomputation inside `torch.autograd.grad`."""
         kwargs = kwargs or {}
         if function is torch.autograd.grad:
-            # Given a weight, `grad` would run the backward with `__torch_function__` disabled;
-            # given the weight's gradient edge, it does not.
+            # If `grad` gets a weight, it runs the backward with `__torch_function__` disabled.
+            # If `grad` gets the weight's gradient edge instead, it does not.
             args, kwargs = tree_map_only(TrainedWeight, get_gradient_edge, (args, kwargs))
             return function(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
@@ -85,7 +88,7 @@ def _linear_arguments(
 
 
 class _Linear(torch.autograd.Function):
-    """`linear` that keeps only its input for the backward."""
+    """A `linear` that saves only its input for the backward."""
 
     @staticmethod
     def forward(
@@ -113,11 +116,11 @@ class _Linear(torch.autograd.Function):
 
 
 class KeptCodes:
-    """A store's keeper that holds a weight as codes on the grid.
+    """The object through which the store reads and writes a weight that is held as codes.
 
     Args:
         weight: the weight of the modules; each write replaces its codes.
-        seeds: returns the seed of a rounding.
+        seeds: returns the seed of the next rounding.
     """
 
     def __init__(self, weight: TrainedWeight, seeds: Callable[[], int]) -> None:
@@ -153,7 +156,7 @@ class Training:
         keep: Callable[[Target, KeptCodes], Callable[[], None]],
     ) -> None:
         self.moment = 0
-        """Part of each seed: differs between one update, the time after it, and the next update."""
+        """Part of each seed. Each update, and each time between updates, has its own value."""
         self._targets, self._scheme, self._device = list(targets), scheme, device
         self._read, self._keep = read, keep
         self._begun: list[tuple[Target, Callable[[], None]]] = []
@@ -199,7 +202,7 @@ class Training:
             self.moment += 1
 
     def end(self) -> None:
-        """Restore the parameters, with the values of their codes.
+        """Restore the parameters, with the values decoded from their codes.
 
         The first error is raised after all other parameters are restored; a second call retries.
         """

@@ -21,11 +21,11 @@ _computing = ContextVar("computing", default=False)
 
 @contextmanager
 def computing(*, quantized: bool = True) -> Iterator[None]:
-    """Mark that a model runs: a detached `Int8Weight` is still an `Int8Weight`.
+    """Mark that a model runs: inside this context, `detach` of an `Int8Weight` keeps the type.
 
     Args:
-        quantized: whether any of the model's weights is int8; then compiled code runs eagerly,
-            because it would be compiled again for the other type of weights.
+        quantized: whether any of the model's weights is int8. If so, compiled code runs eagerly,
+            because it would be compiled again for this type of weights.
     """
     if not quantized:
         yield

@@ -1,4 +1,4 @@
-"""The memory of streaming by tier: for the ledger, and for out-of-memory errors."""
+"""Computes the memory of streaming by tier, for the ledger and for out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def account(
     ledger: Ledger, owner: str, streaming: Streaming, *, backward: bool, all_stay: bool
 ) -> Ledger:
-    """Return the ledger of a phase. The core counts weights on the host, by the store's spans.
+    """Return the memory ledger of a phase.
+
+    The core has already counted the weights on the host: it uses the tiers of the store's spans.
 
     Args:
         ledger: the ledger of the core and of earlier plugins.
@@ -37,7 +39,7 @@ def account(
         if parameter.requires_grad
     ]
     if backward:
-        # The core counts all gradients on the device; those of blocks leave it block by block.
+        # The core counts all gradients on the device, but only one block's are there at once.
         whole = ledger.total(kind="gradients")
         streamed = _bytes(trained)
         ledger = ledger.scale("gradients", (whole - streamed) / whole if whole else 0.0)
@@ -68,7 +70,7 @@ def account(
 
 
 def held(streaming: Streaming) -> dict[str, int]:
-    """Return the bytes on the device by use, with the inputs that blocks keep for backward."""
+    """Return the bytes on the device by use, including the inputs stored for the backward."""
     updates = streaming.updates
     waiting = sum(unit.kept_bytes for unit in _recomputed(streaming))
     return {
@@ -80,7 +82,7 @@ def held(streaming: Streaming) -> dict[str, int]:
 
 
 def savings(streaming: Streaming) -> dict[str, int]:
-    """Return for each setting that can be lowered the bytes that this would save."""
+    """Return the bytes that a lower value would save, for each setting that can be lowered."""
     largest = max(block.layout.bytes for block in streaming.blocks)
     needed = max(len(block.needs) for block in streaming.blocks)
     slots, device = len(streaming.residency.slots), streaming.residency.device
@@ -101,7 +103,7 @@ def savings(streaming: Streaming) -> dict[str, int]:
 
 @contextmanager
 def explained(streaming: Streaming, where: str) -> Iterator[None]:
-    """Turn an out-of-memory error into an OutOfMemoryError that states uses and ways out.
+    """Replace an out-of-memory error by one that lists the uses of memory and the ways out.
 
     Args:
         streaming: the streamed model.

@@ -44,7 +44,7 @@ def plan(
     Args:
         named: qualified name and module of each block.
         outside: parameters that do not stream.
-        optimizer: its state streams, too.
+        optimizer: the optimizer, whose state streams, too.
         settings: how to stream.
         adopted: whether the optimizer's state is known before its first step.
     """
@@ -81,7 +81,7 @@ def plan(
 
 
 def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | None:
-    """Return a line about missing memory and the way out; None if it fits.
+    """Return a line about missing memory and the way out; None if there is enough.
 
     Args:
         needed: bytes by use.
@@ -110,7 +110,9 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def spare_bytes(device: torch.device, gib: float | None) -> int:
-    """Return the bytes of a GPU that are free at the peak so far, less a tenth; 0 on a CPU."""
+    """Return the bytes of a GPU that stay free at the peak so far, less a tenth of the memory.
+
+    The result is 0 on a CPU."""
     if device.type != "cuda":
         return 0
     usable = (free_bytes(device) or 0) + torch.cuda.memory_reserved(device)

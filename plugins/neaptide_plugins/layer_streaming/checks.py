@@ -1,4 +1,4 @@
-"""Checks before anything is moved; each raises a one-line ValueError with the way out."""
+"""Checks before any parameter is moved; each raises a one-line ValueError with the way out."""
 
 from __future__ import annotations
 

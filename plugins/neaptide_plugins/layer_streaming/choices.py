@@ -80,7 +80,7 @@ def shortage_of(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
 ) -> str | None:
-    """Return a line about memory that is missing in RAM or on the device; None if all fits."""
+    """Return an error line if RAM or device memory is too small, else None."""
     outside = parameters_outside(model, [block for _, block in blocks])
     adopted = adoptable(optimizer) is None
     needed = plan(blocks, outside, optimizer, settings, adopted=adopted)

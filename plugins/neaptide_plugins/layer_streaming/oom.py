@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether torch could not allocate; on a CPU it raises a plain RuntimeError."""
+    """Return whether `error` is torch's error for too little memory: a RuntimeError on a CPU."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error)
     )

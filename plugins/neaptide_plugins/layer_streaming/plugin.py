@@ -74,7 +74,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """With `resident = "auto"`, keep as many blocks as the free device memory holds."""
+        """With `resident = "auto"`, keep as many blocks on the device as its free memory holds."""
         if self.config.resident != "auto" or step < _SETTLED or self._measured:
             return
         self._measured = True
@@ -93,7 +93,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Show the gathered gradients as `.grad` after each backward."""
+        """After each backward, set `.grad` to the gathered gradients."""
         streaming = self._streaming()
 
         def gathered(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
@@ -105,7 +105,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Explain the use of memory if a forward runs out of it."""
+        """If a forward runs out of memory, raise an error that lists the uses of memory."""
         streaming = self._streaming()
 
         def forward(
@@ -141,7 +141,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return the number of fetches, and of those that were not prefetched."""
+        """Return the number of fetches, and the number of fetches that were not prefetched."""
         residency = self._streaming().residency
         return {
             "fetches": float(residency.fetches),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class StreamingSettings:
-    """How blocks stream. A field without a description is that of the plugin's config."""
+    """How blocks stream. A field without a description is described in the plugin's config."""
 
     max_active_layers: int = 2
     prefetch_distance: int = 1

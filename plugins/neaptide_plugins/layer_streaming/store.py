@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamedStore(ParameterStore):
-    """Lends blocks' weights, gradients and optimizer state from the host, the rest in place."""
+    """Lends tensors of streamed parameters from the host, and those of others in place."""
 
     def __init__(self, model: nn.Module, streaming: Streaming, device: torch.device) -> None:
         super().__init__(model, streaming.optimizer)
@@ -66,7 +66,7 @@ class StreamedStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend the host buffer's view, the parameter's own tensor, or a copy on `on`."""
+        """Lend a view of the host buffer, the parameter's own tensor, or a copy on device `on`."""
         parameter = self.parameters[span.name]
         tensor = self._gradient(span, mode) if of == "gradient" else self._weight(parameter)
         lent = tensor if on is None or on == tensor.device else tensor.to(on)
@@ -126,7 +126,7 @@ class StreamedStore(ParameterStore):
         return self.streaming.applying.norm(norm)
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
-        """Clip by the global norm, or with updates in the backward by their mode."""
+        """Clip by the global norm; with updates in the backward, by the setting `clip`."""
         if self.streaming.applying is None:
             super().clip_gradients(max_norm, norm)
             return
@@ -141,7 +141,7 @@ class StreamedStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's entry, which is on the host for a streamed parameter."""
+        """Lend the optimizer's state tensor, which is on the host for a streamed parameter."""
         self._evicted.show()
         self.drain()
         parameter = self.parameters[span.name]
@@ -195,7 +195,7 @@ class StreamedStore(ParameterStore):
         self.streaming.settle()
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        """Load `state`, and move it to the buffers from which it streams."""
+        """Load `state`, and copy it to the host buffers from which it streams."""
         self.drain()
         super().load_optimizer_state_dict(state)
         if self.streaming.updates is not None:

@@ -43,7 +43,7 @@ class Streaming:
         optimizer: the optimizer of the model's parameters.
         device: the device that computes.
         settings: how to stream.
-        pin: register host memory with CUDA, so that copies run beside the computation.
+        pin: register host memory with CUDA, so that copies and computation overlap.
         weights: safetensors with the weights, see `Shards.open`; None if the model has them.
         listener: called for each copy on a CPU's lanes, for a timeline.
         lanes: `lanes(device, name)` returns a lane; by default a stream or, on a CPU, a thread.
@@ -187,7 +187,7 @@ class Streaming:
     def stay(self, *, whole: bool) -> None:
         """Keep all blocks on the device if `whole`, else only the resident ones.
 
-        A block with an evicted parameter is not kept, because its slot would not be smaller.
+        A block with an evicted parameter is not kept: its slot would still have the full size.
         """
         self._whole = whole
         for block in self.blocks:
@@ -240,7 +240,7 @@ class Streaming:
             self.updates.settle()
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the buffers besides weights and optimizer state, on both tiers."""
+        """Return the slots, staging and gradient buffers, on both tiers."""
         held = [
             *self.residency.buffers(),
             *self.gradients.host.buffers(),
@@ -268,7 +268,10 @@ class Streaming:
 
 
 def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
-    """Return a hook with a weak reference: a copy of the model keeps the hook, not its origin."""
+    """Return a hook that calls `settle`, or nothing if the object of `settle` was freed.
+
+    A copy of the model has the same hook, which must not keep the original model alive.
+"""
 
     def hook(*_: Any) -> None:
         found = settle()

@@ -1,4 +1,4 @@
-"""The backward of a block: recomputes the forward from its inputs, with a graph."""
+"""The backward of a block: first recomputes the forward from the stored inputs, with a graph."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def backward(
 ) -> list[torch.Tensor | None]:
     """Recompute the block with a graph; return the gradients of shared parameters and inputs.
 
-    With `own_too`, gradients of streamed parameters are gathered. `torch.autograd.grad` of other
-    tensors does not need them.
+    With `own_too`, the gradients of the block's streamed parameters are computed and gathered, too.
+    A call of `torch.autograd.grad` for other tensors does not need these gradients.
     """
     unit, arrived = call.unit, list(gradients)
     unit.check_weights(call.weights)
@@ -115,7 +115,7 @@ def _backward_of(
 
 
 def _as_before(call: Call, outputs: list[torch.Tensor]) -> bool:
-    """Return whether the outputs agree with the forward's samples, if samples were taken."""
+    """Return whether the outputs agree with the forward's samples; true without samples."""
     if call.watched is None or call.batch is not None:
         return True
     return all(

@@ -102,7 +102,7 @@ class Call:
         return result, found.tensors
 
     def finish(self, outputs: tuple[torch.Tensor, ...]) -> Any:
-        """Return the block's result; `outputs`, in the graph, replace its tensors."""
+        """Return the block's result with its tensors replaced by `outputs`, those in the graph."""
         others = {id(old): new for old, new in zip(self.came, outputs, strict=True)}
         result = replaced(self.result, others)
         known = {id(tensor) for tensor in self.inputs}
@@ -115,7 +115,9 @@ class Call:
         return result
 
     def split_more(self, failed: str, kind: UseKind) -> None:
-        """Double the number of pieces; OutOfMemoryError, with `failed`, if that is impossible."""
+        """Double the number of pieces.
+
+        Raises OutOfMemoryError, with the text `failed`, if the batch cannot be split further."""
         unit = self.unit
         now = 1 if self.batch is None else self.batch.count
         whole, reason = self.whole, None

@@ -1,4 +1,4 @@
-"""The forward of a block without its graph, in more pieces if memory runs out."""
+"""The forward of a block without a graph. If memory runs out, the batch is split further."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def forward(call: Call) -> list[torch.Tensor]:
     """Run the block without keeping its graph; return its output tensors, detached.
 
-    Gradients are enabled, so that code which depends on it runs as usual. If memory runs out, the
-    number of pieces is doubled.
+    Gradients are enabled, so that code that checks `torch.is_grad_enabled()` runs as usual. If
+    memory runs out, the number of pieces is doubled.
     """
     unit = call.unit
     call.whole = Batch.of(call.inputs, 1)
@@ -129,4 +129,4 @@ def _not_kept(call: Call) -> torch.Tensor:
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """Drop a tensor that autograd would save."""
+    """Discard a tensor that autograd would save."""

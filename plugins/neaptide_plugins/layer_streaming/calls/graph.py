@@ -1,7 +1,8 @@
-"""A block that keeps its graph; weights that autograd saves are stored as references.
+"""A block whose graph is kept; autograd saves references to the weights instead of the weights.
 
-Nothing is computed twice, and activations stay on the device; only the weights leave it between
-forward and backward. Gradients leave when the first gradient of another block arrives.
+Nothing is computed twice, and activations stay on the device. The weights are removed from the
+device between forward and backward. A block's gradients are copied to the host when the first
+gradient of another block arrives.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Preserved:
 
     def _begin(self, _: torch.Tensor) -> None:
         self.gradients.resume(self.block)
-        # Gradients of earlier backwards are on the host, where this one's are added.
+        # Gradients of earlier backwards are on the host; this backward's are added to them there.
         for owner in self.block.needs:
             for parameter in owner.parameters:
                 parameter.grad = None

@@ -29,7 +29,7 @@ class GraphOutside:
         known: Iterable[nn.Parameter],
         streams: Callable[[torch.Tensor], bool],
     ) -> None:
-        """Raise RuntimeError if `outputs` depend on the older graph other than by the inputs.
+        """Raise RuntimeError if `outputs` depend on a tensor of this graph that is not an input.
 
         Parameters outside of blocks are allowed. Parameters of other blocks, for which `streams` is
         true, are not.

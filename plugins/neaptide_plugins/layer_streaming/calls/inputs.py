@@ -1,4 +1,4 @@
-"""Moves blocks' inputs to RAM until their backward, and prefetches them by one block."""
+"""Stores blocks' inputs in RAM until the backward, and copies them back one block ahead."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Inputs:
             self._calls.append(weakref.ref(call))
 
     def bring(self, call: Call) -> None:
-        """Bring a call's inputs back for its backward; prefetch those of the previous call."""
+        """Copy a call's inputs back for its backward, and prefetch the previous call's inputs."""
         for _, waiting in call.waiting:
             self._fetch(waiting)
         for kept, waiting in call.waiting:
             if kept.tensor._version != kept.version:
-                # The change may have hit the copy.
+                # The change may have been made while the input was copied.
                 msg = (
                     f"an input of block {call.unit.block.name!r} was changed in place between its "
                     f"forward and backward; make the change on a copy, or exclude the block"
@@ -111,7 +111,7 @@ class Inputs:
         def copy() -> None:
             device.copy_(place, non_blocking=True)
 
-        self._inwards.hold(device)  # its backward may never wait for the copy
+        self._inwards.hold(device)  # the memory may be freed without a wait for the copy
         after = (computed(self._device), waiting.left)
         waiting.arrival = self._inwards.submit("inputs return", copy, after)
         waiting.device = device
@@ -124,7 +124,8 @@ class Inputs:
         return self._allocate(nbytes), DONE
 
     def _returned(self, host: torch.Tensor, ticket: Ticket) -> None:
-        # Fetches from it are over on the compute stream, for which the next copy into it waits.
+        # The next copy into `host` waits for the compute stream, and this stream has already waited
+        # for all fetches from `host`.
         self._pool.setdefault(host.nbytes, []).append((host, ticket))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Hide the gradients of earlier backwards, so that `.grad` has this backward's only."""
+    """Hide the gradients of earlier backwards: `.grad` is then this backward's gradient alone."""
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -32,7 +32,7 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 def before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return a dict that hooks fill with gradients whose strides differ from their leaf's.
 
-    A leaf's `.grad` has the leaf's strides. Kernels sum in another order over other strides, which
+    A leaf's `.grad` has the leaf's strides. With other strides kernels sum in another order, which
     would change the bits of the next backward.
     """
     found: dict[int, torch.Tensor] = {}

@@ -22,7 +22,9 @@ class Batch:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], pieces: int) -> Batch | None:
-        """Return the batch of the first tensor with gradients, else of the first one, or None."""
+        """Return the batch of the first tensor that requires grad, else of the first tensor.
+
+        Tensors without a dimension do not count. None without a tensor, or for an empty batch."""
         sized = [tensor for tensor in tensors if tensor.ndim > 0]
         first = next((tensor for tensor in sized if tensor.requires_grad), None)
         chosen = first if first is not None else next(iter(sized), None)
@@ -37,7 +39,7 @@ class Batch:
         return start, (piece + 1) * self.size // self.count - start
 
     def piece(self, tensors: Sequence[torch.Tensor], piece: int) -> list[torch.Tensor]:
-        """Return the tensors; those with the batch along dim 0 are narrowed to the piece."""
+        """Return the tensors; a tensor whose dim 0 is the batch is narrowed to the piece."""
         start, length = self.bounds(piece)
         return [
             tensor.narrow(0, start, length)

@@ -1,7 +1,7 @@
 """A block as one autograd.Function: the forward keeps no graph, the backward recomputes it.
 
-So no graph holds a weight in between, and the weights may leave the device. The block may split the
-batch into micro-batches, with one fetch of its weights.
+No graph holds a weight between forward and backward, so the device's copy of the weights can be
+freed. A block can split the batch into micro-batches and fetch its weights only once for all.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Function(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Makes gradients raise RuntimeError when differentiated, constant gradients included."""
+    """Returns gradients that raise RuntimeError if differentiated, even if they are constant."""
 
     @staticmethod
     def forward(ctx: Any, name: str, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -141,4 +141,4 @@ def _once(name: str, gradients: list[torch.Tensor | None]) -> list[torch.Tensor 
 
 
 def _nowhere(_: torch.Tensor) -> None:
-    """Return None: for `record`, no tensor is an earlier block's output."""
+    """Return None, the answer for a tensor that is no earlier block's output."""

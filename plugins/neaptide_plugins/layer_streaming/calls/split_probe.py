@@ -23,7 +23,9 @@ _SAMPLE = 4096
 
 
 def probe(call: Call) -> None:
-    """Compare the joined pieces with the whole batch, once; RuntimeError if they differ."""
+    """Compare the block's result for the pieces with that for the whole batch, only once.
+
+    Raises RuntimeError if they differ."""
     unit, batch = call.unit, call.batch
     if unit.probed or batch is None or batch.count == 1:
         return
@@ -76,12 +78,12 @@ def _evaluated(call: Call) -> Iterator[None]:
 
 
 def ways_out(block: str) -> str:
-    """Return the way out for a batch that cannot be split, for an error text."""
+    """Return the end of an error text: the way out for a batch that cannot be split."""
     return f"set micro_batches = 1, or exclude {block!r} from layer streaming"
 
 
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return copies of some elements, which do not keep the tensor's memory."""
+    """Return copies of some elements, so that the tensor's memory can be freed."""
     bare = tensor.detach()
     if bare.layout != torch.strided or bare.numel() <= _SAMPLE:
         return bare.clone()

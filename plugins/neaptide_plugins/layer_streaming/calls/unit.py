@@ -45,7 +45,7 @@ class Unit:
     """Number of calls with gradients so far."""
 
     def weights(self) -> tuple[int, ...]:
-        """Return the current version of the weights of each needed block."""
+        """Return the current version number of the weights of each needed block."""
         return tuple(owner.changes for owner in self.block.needs)
 
     def check_weights(self, before: tuple[int, ...]) -> None:
@@ -55,7 +55,7 @@ class Unit:
 
     @contextmanager
     def using(self, kind: UseKind) -> Iterator[None]:
-        """Hold the weights on the device; autocast's cache is off, as it would keep casts."""
+        """Hold the weights on the device, and switch autocast's cache of cast weights off."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         own = [(owner, one) for owner in self.block.needs for one in owner.parameters]
@@ -91,7 +91,7 @@ class Unit:
 
 
 def apart(returned: Any, residency: Residency) -> Any:
-    """Return `returned` with copies of tensors in a slot, which another block will overwrite."""
+    """Return `returned` with copies in place of tensors in a slot: the slot will be overwritten."""
     others = {
         id(tensor): tensor.clone()
         for tensor in FoundTensors().look(returned).tensors

@@ -40,7 +40,7 @@ class UntrackedState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore this state inside the context, and the state of now after it."""
+        """Set this state while the context is open; then restore the state from before it."""
         live = [({**held}, held) for held, _ in self.attributes]
         rng_state, numpy = random.getstate(), sys.modules.get("numpy.random")
         numpy_rng_state = None if numpy is None else numpy.get_state()

@@ -21,12 +21,12 @@ Clip = Literal["per_tensor", "lagged", "none"]
 
 
 class BackwardUpdate:
-    """Steps each block whose gradients are finished, and records the stepped parameters.
+    """Steps each block whose gradients are complete, and records the stepped parameters.
 
     Args:
         updates: makes the steps.
         device: the device of the gradients.
-        clip: `lagged` scales by the norm of the previous update, and clips the first per tensor.
+        clip: `lagged` scales by the norm of the previous update; the first is clipped per tensor.
         max_norm: the norm to clip to; None with `none`.
         check_finite: skip a block with an inf or NaN gradient; waits for the device.
     """
@@ -84,12 +84,12 @@ class BackwardUpdate:
             clip_per_tensor(gradients, self._max_norm)
 
     def norm(self, rest: torch.Tensor) -> torch.Tensor:
-        """Return the norm of all gradients of this update; `rest`: of those that do not stream."""
+        """Return the norm of all gradients of this update; `rest` is that of unstreamed ones."""
         squares = self._squares + rest.to(self._squares).square()
         return squares.sqrt().to(rest.dtype)
 
     def finish(self, rest: torch.Tensor) -> None:
-        """End an update; `rest`: the norm of the gradients that do not stream."""
+        """End an update; `rest` is the norm of the gradients that do not stream."""
         squares = self._squares + rest.to(self._squares).square()
         self._last_norm = latest_finite(self._last_norm, squares)
         self._squares.zero_()

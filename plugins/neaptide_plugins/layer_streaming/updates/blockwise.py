@@ -1,4 +1,4 @@
-"""The optimizer's step on the device, block by block, with state that streams in and out."""
+"""The optimizer's step on the device, block by block; the state is copied in and back out."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Updates:
         self._homes = {block.index: self._new_home(block, allocate) for block in residency.blocks}
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
         flats = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(slots)]
-        # Earlier computation may still use the same memory.
+        # Queued kernels may still use the memory that the allocator has returned.
         self._slots = [_StateSlot(flat, free=computed(self._device)) for flat in flats]
         self._next = cycle(self._slots)
         self.adopt()
@@ -131,9 +131,9 @@ class Updates:
         self._write_back(block, home)
 
     def adopt(self, block: Block | None = None) -> None:
-        """Copy state from other tensors in the optimizer, such as loaded ones, to the host buffers.
+        """Copy state that is in other tensors, such as loaded ones, to the host buffers.
 
-        With `block`, only its state. The copy on the device is discarded.
+        With `block`, only that block's state is copied. The copy on the device is discarded.
         """
         for home in self._homes.values() if block is None else (self._homes[block.index],):
             home.written.finish()
@@ -211,10 +211,11 @@ class Updates:
 def state_tensors(
     parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, *, split: bool
 ) -> tuple[list[tuple[nn.Parameter, str]], list[torch.Tensor], list[torch.dtype]]:
-    """Return the state tensors that the optimizer will have for some of its parameters.
+    """Return descriptions of the state tensors that the optimizer will have for `parameters`.
 
-    Three lists: parameter and name of each tensor, a tensor of its shape, and its dtype. With
-    `split` they include the lower half of a bfloat16 parameter's master.
+    The result is three lists, with one entry per state tensor: its parameter and name, a tensor of
+    its shape, and its dtype. With `split` this includes the lower half of a bfloat16 parameter's
+    master.
     """
     groups = {
         id(parameter): group for group in optimizer.param_groups for parameter in group["params"]

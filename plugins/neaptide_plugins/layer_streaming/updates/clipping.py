@@ -1,4 +1,4 @@
-"""Clipping and norms of a block's gradients on the device, without waiting for it."""
+"""Clips a block's gradients and computes their norms on the device, without waiting for it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _EPSILON = 1e-6
 
 @torch.no_grad()
 def clip_per_tensor(gradients: Iterable[torch.Tensor], max_norm: float) -> None:
-    """Scale each gradient to a norm of at most `max_norm`, in place, as `clip_grad_norm_` of each.
+    """Scale each gradient, in place, to a norm of at most `max_norm`.
 
-    As there, a gradient whose norm is not finite becomes zero or NaN.
+    The result is that of `clip_grad_norm_` called for each gradient alone: a gradient whose norm is
+    not finite becomes zero or NaN.
     """
     for gradient in gradients:
         scale([gradient], coefficient(get_total_norm([gradient]), max_norm))
@@ -39,8 +40,8 @@ def coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
 def scale(gradients: list[torch.Tensor], factor: torch.Tensor) -> None:
     """Multiply gradients by a 0-dim factor, in place.
 
-    The factor is on their device or on the CPU. It is rounded to the dtype of each gradient, as
-    torch does for 0-dim factors.
+    The factor is on the gradients' device or on the CPU. It is rounded to the dtype of each
+    gradient, as torch does for 0-dim factors.
     """
     if gradients:
         torch._foreach_mul_(gradients, factor)
@@ -79,15 +80,15 @@ def norm_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def latest_finite(known: torch.Tensor | None, total: torch.Tensor) -> torch.Tensor:
-    """Return the norm by which the next step clips: this step's, or `known` if it is not finite.
+    """Return the norm by which the next step clips: this step's norm if finite, else `known`.
 
     Args:
         known: 0-dim, the result of the previous step, or None.
         total: 0-dim, the sum of squares of a whole step (`add_squares`).
 
     Returns:
-        0-dim, with the dtype and device of `total`. If no norm was finite so far it is infinite,
-        and `coefficient` is 0.
+        0-dim, with the dtype and device of `total`. If no norm was finite so far, the result is
+        infinite, for which `coefficient` returns 0.
     """
     norm = total.sqrt()
     before = torch.full_like(norm, torch.inf) if known is None else known

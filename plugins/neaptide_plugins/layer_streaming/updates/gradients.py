@@ -26,7 +26,7 @@ class Apply(Protocol):
     """Applies complete gradients inside the backward."""
 
     def prefetch(self, block: Block) -> None:
-        """Start to copy to the device what applying a block's gradients needs."""
+        """Start to copy the tensors for applying a block's gradients to the device."""
 
     def using(self, block: Block) -> AbstractContextManager[None]:
         """Hold a block's weights on the device outside of its backward."""
@@ -96,7 +96,7 @@ class Gradients:
                     parameter.grad = None
 
     def forget_pieces(self, block: Block) -> None:
-        """Drop the sums of a backward that is repeated."""
+        """Drop the sums of a backward that will be repeated."""
         for owner in block.needs:
             for parameter in owner.parameters:
                 self._sums.pop(parameter, None)
@@ -125,8 +125,8 @@ class Gradients:
     def arrived(self, block: Block, place: int) -> None:
         """Take the gradient of one parameter, with `mode = "graph"`.
 
-        A block's gradients are gathered until one of another block arrives. On a GPU, each use of a
-        parameter that was on the host in between has a gradient of its own; they are summed.
+        A block's gradients are gathered until a gradient of another block arrives. On a GPU, a
+        parameter that was on the host between two uses gets one gradient per use; they are summed.
         """
         parameter = block.parameters[place]
         gradient, parameter.grad = parameter.grad, None
@@ -143,7 +143,9 @@ class Gradients:
             self._finished(block, gradients)
 
     def flush(self) -> None:
-        """End a backward: store sums whose further uses had no backward; show all as `.grad`."""
+        """End a backward: store or apply the remaining sums, and set every `.grad`.
+
+        A sum remains if a further use of its block had no backward."""
         self._finish_arriving()
         for index, total in list(self._pending.items()):
             del self._pending[index]

@@ -45,7 +45,7 @@ class _GradientBuffer:
 
 
 class HostGradients:
-    """Stores the sums of gradients on the host, and shows them as `.grad` between backwards.
+    """Stores the sums of gradients on the host; between backwards each `.grad` is such a sum.
 
     Args:
         device: the device of the backward.
@@ -84,7 +84,7 @@ class HostGradients:
         return {} if home is None else dict(zip(home.parameters, home.views, strict=True))
 
     def forget_taken(self, block: Block) -> None:
-        """Drop gradients whose `.grad` was set to None since they were shown."""
+        """Drop gradients whose `.grad` was set to None since `show`."""
         home = self._homes.get(block.index)
         if home is not None and home.shown:
             gone = {place for place in home.present if home.parameters[place].grad is None}
@@ -140,7 +140,7 @@ class HostGradients:
         parameter.grad = home.views[place]
 
     def fetched(self, block: Block) -> list[Gradient]:
-        """Return a block's gradients on the device, valid for this call and the next one."""
+        """Return a block's gradients on the device; the second call from now overwrites them."""
         home = self._home(block)
         home.written.finish()
         for place, parameter in enumerate(home.parameters):
@@ -187,7 +187,7 @@ class HostGradients:
     def _staged(self, home: _GradientBuffer) -> _Staging:
         """Return a free staging buffer that is large enough."""
         staging = next(self._next)
-        staging.free.wait()  # also before a larger buffer replaces its memory
+        staging.free.wait()  # needed even if a larger buffer replaces the memory
         if staging.flat.nbytes < home.layout.bytes:
             staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
         return staging

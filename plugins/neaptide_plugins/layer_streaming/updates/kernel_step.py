@@ -1,4 +1,4 @@
-"""AdamW's step over split masters by a kernel, if the run has one.
+"""Makes AdamW's step on split masters with one kernel, if the run has such a kernel.
 
 Without a kernel the optimizer's own class makes every step.
 """
@@ -24,8 +24,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[Item]:
     """Step the items that a kernel of this run supports, and return the others.
 
-    These are items with `lo` of a plain `torch.optim.AdamW`, if a provider other than the reference
-    runs `adamw_split_step`. Their weights and state agree with those of `step_away` within that
+    A kernel supports items with `lo` of a plain `torch.optim.AdamW`, if a provider other than the
+    reference runs `adamw_split_step`. Weights and state agree with those of `step_away` within that
     provider's tolerance. Hooks do not run; the optimizer's state has the same entries.
     """
     if type(optimizer) is not optim.AdamW or not has_kernel():
@@ -63,7 +63,7 @@ def _count(optimizer: optim.Optimizer, item: Item) -> float:
 def _taken(
     optimizer: optim.Optimizer, group: Mapping[str, Any], count: float, items: Sequence[Item]
 ) -> bool:
-    """Step items of one group and count if a kernel runs them; return whether it did."""
+    """Step items of one group and step count if a kernel supports them; return whether it does."""
     if not items:
         return False
     device = items[0].weight.device
@@ -96,7 +96,7 @@ def _taken(
 
 
 def _ready(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
-    """Update the item's tensors from the optimizer's state, and return the state for the step."""
+    """Copy the optimizer's state into the item's tensors, and return the state for the step."""
     adopt_lo(item, optimizer.state)
     kept = _kept(optimizer, item)
     if kept:

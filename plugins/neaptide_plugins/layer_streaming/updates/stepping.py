@@ -1,7 +1,7 @@
-"""Steps some parameters of an optimizer by its own class, over other tensors with their values.
+"""Steps some of an optimizer's parameters by its own class, on other tensors with the same values.
 
-A twin of the optimizer makes the step; it shares the options and has proxies for the parameters.
-The optimizer itself is written to only after the step, and its hooks do not run.
+A twin of the optimizer makes the step. The twin has the same options, and a proxy for each
+parameter. The optimizer itself is changed only after the step, and its hooks do not run.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Item:
         parameter: the optimizer's parameter; it identifies the group, its values are not used.
         weight: of the parameter's shape; bfloat16 with `lo`, else of any floating dtype.
         gradient: of that shape and any floating dtype. The update is computed in the weight's
-            dtype, or in float32 with `lo`. The class may write into it.
+            dtype, or in float32 with `lo`. The class may change the gradient.
         state: the tensors named by `state_layout`, with its dtypes and the weight's shape. Their
             values before the parameter's first step are ignored.
         lo: int16, the lower bits that `split` returns; the step is then that of the float32 weight.
-        shown: the tensors to put into the optimizer's state under the names of `state`, if they
-            are others, such as copies on the host that the caller updates. It may also name `lo`.
+        shown: the tensors that the optimizer's state will contain instead of those in `state`, by
+            name, such as copies on the host that the caller updates. It may also have `lo`.
     """
 
     parameter: torch.Tensor
@@ -93,8 +93,8 @@ def state_layout(
 ) -> dict[str, torch.dtype]:
     """Return names and dtypes of the state tensors of a parameter of `group` after a step.
 
-    Only tensors of the parameter's shape; the others have no dimension and stay in the optimizer's
-    state. They are found by a step of the class on a matrix of four numbers.
+    The result has only the tensors of the parameter's shape. Other state tensors have no dimension
+    and stay in the optimizer's state. To find the names, the class steps a matrix of four numbers.
 
     Args:
         optimizer: an optimizer that `adoptable` accepts.
@@ -104,7 +104,7 @@ def state_layout(
     cls: Any = type(optimizer)
     matrix = nn.Parameter(torch.ones(2, 2, dtype=dtype, device="cpu"))
     matrix.grad = torch.ones_like(matrix)
-    # The device's options and a scheduler's learning rate do not affect the state's layout.
+    # `foreach`, `fused` and the learning rate do not affect the state's layout.
     plain = group | {"params": [matrix], "lr": 0.1, "foreach": False, "fused": False}
     probe = cls(
         **{name: plain[name] for name in inspect.signature(cls).parameters if name in group}
@@ -122,14 +122,14 @@ def state_layout(
 def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     """Step the items' tensors as `optimizer.step()` would step its parameters, bit for bit.
 
-    The options are those of the optimizer's groups. Afterwards the optimizer's state has the
-    entries of its own step, with the `shown` tensors for those of the parameter's shape. If it has
-    another tensor in the place of a shown one, as after `load_state_dict`, that tensor is copied
-    into the item's first. Hooks on the step do not run, and wrappers of the optimizer's `step` are
-    not called. If the class raises, groups and state are unchanged.
+    The options are those of the optimizer's groups. Afterwards the optimizer's state has the same
+    entries as after `optimizer.step()`; its tensors of the parameter's shape are those in `shown`.
+    If the state has another tensor before the step, as after `load_state_dict`, that tensor is
+    first copied into the item's tensor. Hooks on the step do not run, and wrappers of the
+    optimizer's `step` are not called. If the class raises, groups and state are unchanged.
 
-    An item with `lo` allocates a float32 copy of its weight, and a gradient of another dtype one
-    more, in addition to the class's own allocations. Pass fewer items to save memory.
+    An item with `lo` needs a float32 copy of its weight, and a gradient of another dtype needs one
+    more copy, in addition to the class's own allocations. Pass fewer items to save memory.
 
     Raises:
         ValueError: a parameter is not in the optimizer or twice in `items`, or the class has
@@ -172,14 +172,14 @@ def _proxy(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> nn.Pa
 
 
 def adopt_lo(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
-    """Copy a loaded `lo` from the optimizer's state into the item's, if there is one."""
+    """If the optimizer's state has a loaded `lo`, copy it into the item's `lo`."""
     loaded = state[item.parameter].get(LO) if item.parameter in state else None
     if item.lo is not None and loaded is not None and loaded is not item.shown.get(LO, loaded):
         item.lo.copy_(loaded)
 
 
 def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, Any]:
-    """Return the state for the step: the item's tensors, updated, and the scalars of `kept`."""
+    """Return the state for the step: the item's tensors, with `kept`'s values, and its scalars."""
     state: dict[str, Any] = {}
     for name, value in kept.items():
         if item.lo is not None and name == LO:
@@ -189,14 +189,14 @@ def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, An
                 item.state[name].copy_(value)
             state[name] = item.state[name]
         elif fused and isinstance(value, torch.Tensor):
-            state[name] = value.to(item.weight.device)  # a fused kernel needs its step count there
+            state[name] = value.to(item.weight.device)  # a fused kernel reads it there
         else:
             state[name] = value
     return state
 
 
 def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state to keep after the step; new tensors are copied into the item's."""
+    """Return the state to keep after the step; copy new tensors into the item's tensors."""
     kept: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and name in item.state:

@@ -1,4 +1,4 @@
-"""Finds the parameters that stream: those used by blocks only, owned by the first such block."""
+"""Finds the parameters that stream: those that only blocks use. The first such block owns them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def make_blocks(
 ) -> list[Block]:
     """Move the blocks' parameters into flat buffers on the host, one block after the other.
 
-    A parameter that a module outside of the blocks also uses is not moved. Parameters change their
-    storage, not their identity.
+    A parameter that a module outside of the blocks also uses is not moved. Parameters get a new
+    storage and stay the same objects.
 
     Args:
         model: the whole model.
@@ -63,7 +63,7 @@ def make_blocks(
 def owned_parameters(
     named: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]
 ) -> list[list[nn.Parameter]]:
-    """Return each block's own parameters: not in `outside`, and in no earlier block."""
+    """Return each block's own parameters: those not in `outside` and not in an earlier block."""
     seen = set(outside)
     owned = []
     for _, module in named:
@@ -74,7 +74,7 @@ def owned_parameters(
 
 
 def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.Parameter]:
-    """Return the parameters that a module outside of the blocks has directly.
+    """Return the parameters that belong directly to a module outside of the blocks.
 
     ValueError if a block contains another.
     """

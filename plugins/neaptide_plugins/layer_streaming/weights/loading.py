@@ -81,7 +81,8 @@ def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, 
 def put(parameter: nn.Parameter, place: torch.Tensor) -> None:
     """Rebind a parameter, which stays the same object, to the memory of `place`."""
     if parameter.is_meta:
-        # A separate version counter: writes to the buffer are no in-place change of the parameter.
+        # With a version counter of its own: a write to the buffer must not count as an in-place
+        # change of the parameter.
         new = nn.Parameter(torch.empty(0, dtype=place.dtype), requires_grad=parameter.requires_grad)
         new.data = place
         swap_tensors(parameter, new)  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -90,7 +91,7 @@ def put(parameter: nn.Parameter, place: torch.Tensor) -> None:
 
 
 def check_values(model: nn.Module, path: str | None) -> None:
-    """Raise ValueError for a meta tensor whose values no file has."""
+    """Raise ValueError for a meta tensor whose values are in no file."""
     saved = set(_saved(model)) if path is not None else set()
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     for name, tensor in named:

@@ -10,10 +10,10 @@ Use = tuple[UseKind, int]
 
 
 class Order:
-    """Predicts the next use: the one that last followed the same two uses, else the same one.
+    """Predicts the next use: the use that last followed the latest two uses, else the latest one.
 
     A model may skip blocks, repeat them or change their order (experts, an evaluation in between).
-    A wrong prediction costs one fetch that is waited for, and is corrected for the next time.
+    After a wrong prediction the computation waits for one fetch; the next prediction is corrected.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Order:
         self._before, self._last = self._last, use
 
     def ahead(self, count: int) -> list[int]:
-        """Return the indices of at most `count` next blocks, without the current, nearest first."""
+        """Return the indices of at most `count` blocks after the current one, nearest first."""
         before, last = self._before, self._last
         if last is None:
             return []

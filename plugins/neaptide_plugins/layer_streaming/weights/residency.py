@@ -23,7 +23,7 @@ _NAN_BYTE = 0xFF
 
 
 class Residency:
-    """The slots, and the block in each.
+    """The slots on the device, and the block that is in each slot.
 
     Args:
         blocks: all blocks that stream, with their weights on the host.
@@ -63,7 +63,7 @@ class Residency:
         self._storages |= {_storage(slot.flat) for slot in self.slots}
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the memory of all slots, kept blocks' included."""
+        """Return the buffers of all slots, including those of kept blocks."""
         kept = [block.slot for block in self.blocks if self._is_kept(block)]
         return [slot.flat for slot in (*self.slots, *kept) if slot is not None]
 
@@ -98,7 +98,7 @@ class Residency:
     def visit(self, block: Block, user: Block) -> torch.Tensor:
         """Return a block's bytes on the device, for the next operation in a backward of `user`.
 
-        They stay valid until a block is visited that `user` does not need.
+        The bytes stay valid until the visit of a block that `user` does not need.
         """
         if block.slot is None:
             self.waited_for += 1
@@ -118,7 +118,7 @@ class Residency:
         return block.slot.flat[: block.layout.bytes]
 
     def leaving(self, block: Block, ticket: Ticket) -> None:
-        """Record `ticket` as the copy of a block's new weights to the host."""
+        """Record that `ticket` stands for the copy of a block's new weights to the host."""
         assert block.slot is not None, "a block that was updated has a slot"
         block.slot.leaving = block.written = ticket
         block.changes += 1
@@ -181,7 +181,7 @@ class Residency:
         if slot is None:
             return
         assert not block.users, "a block in use cannot be evicted"
-        block.arrival.finish()  # before its memory is used again
+        block.arrival.finish()  # before the slot's memory is used again
         slot.views.pop(block.index, None) if slot not in self.slots else None
         if slot in self.slots:
             slot.free = computed(self.device)
@@ -199,8 +199,8 @@ class Residency:
 
     def _new_slot(self, size: int) -> Slot:
         flat = torch.empty(size, dtype=torch.uint8, device=self.device)
-        # The allocator may return memory that queued kernels still use. Later kernels run after
-        # them in any case; a lane has to wait.
+        # Queued kernels may still use the memory that the allocator has returned. Later kernels of
+        # the stream run after these kernels; a lane has to wait for them.
         return Slot(flat, free=computed(self.device))
 
     def _is_kept(self, block: Block) -> bool:

@@ -86,7 +86,7 @@ class Shards:
     def check(self, targets: Mapping[str, torch.Tensor], ignore: Iterable[str] = ()) -> None:
         """Raise unless the names are those of `targets`, and each tensor fits its target.
 
-        Of tied targets, which are the same tensor, at least one name is required.
+        Tied targets are the same tensor; at least one of their names is required.
 
         Args:
             targets: the target of each tensor.
@@ -122,9 +122,10 @@ class Shards:
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Overwrite `out`, on any device and with any strides, with the tensor `name`.
 
-        The shapes must be equal. If the dtypes differ, floating-point numbers are rounded. Bytes
-        are read directly into a contiguous CPU tensor, else through a buffer of a few MiB.
-        before anything is written, unless the file is damaged or a number is too large.
+        The shapes must be equal. If the dtypes differ, floating-point numbers are rounded. A
+        contiguous CPU tensor of the same dtype is read directly, any other through a buffer of a
+        few MiB. An error is raised before anything is written, except for a damaged file or a
+        number that is too large for the dtype of `out`.
         """
         self._check_one(name, out)
         file, (dtype, _) = self._file(name), self.info(name)

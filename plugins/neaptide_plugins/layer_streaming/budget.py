@@ -112,7 +112,8 @@ def free_bytes(device: torch.device) -> int | None:
 def spare_bytes(device: torch.device, gib: float | None) -> int:
     """Return the bytes of a GPU that stay free at the peak so far, less a tenth of the memory.
 
-    The result is 0 on a CPU."""
+    The result is 0 on a CPU.
+    """
     if device.type != "cuda":
         return 0
     usable = (free_bytes(device) or 0) + torch.cuda.memory_reserved(device)

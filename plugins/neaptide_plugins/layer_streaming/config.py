@@ -79,7 +79,7 @@ class LayerStreamingConfig:
     host_gib: float | None = field(
         None,
         validator=optional(gt(0.0)),
-        help="largest RAM to use, in GiB; by default what machine, cgroup and process limits leave",
+        help="largest RAM to use, in GiB; by default all that machine, cgroup and process allow",
     )
     device_gib: float | None = field(
         None,
@@ -88,7 +88,7 @@ class LayerStreamingConfig:
     )
     pin: bool = field(
         default=True,
-        help="pin the RAM if the device is a GPU; copies of memory that is not pinned block",
+        help="pin the RAM if the device is a GPU; copies of unpinned RAM make the GPU wait",
     )
     master: Literal["weights", "split"] = field(
         "weights",

@@ -271,7 +271,7 @@ def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
     """Return a hook that calls `settle`, or nothing if the object of `settle` was freed.
 
     A copy of the model has the same hook, which must not keep the original model alive.
-"""
+    """
 
     def hook(*_: Any) -> None:
         found = settle()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _LowBackwardProduct(torch.autograd.Function):
-    """Computes a `Product`; its backward uses `multiply`, and exact sums for the bias."""
+    """Computes a `Product`. Its backward uses `multiply`; the bias's gradient is an exact sum."""
 
     @staticmethod
     def forward(
@@ -42,7 +42,7 @@ class _LowBackwardProduct(torch.autograd.Function):
         if torch.is_autocast_enabled(device) and x.dtype is torch.float32:
             saved = x.to(torch.get_autocast_dtype(device))  # as autograd would save it
         ctx.save_for_backward(saved, weight)
-        # A cast made here has no graph; autocast must not reuse it for a product that needs one.
+        # A cast made here has no graph. A product that needs a graph must not reuse the cast.
         torch.set_autocast_cache_enabled(False)
         try:
             return not_a_view(product.compute())
@@ -89,7 +89,7 @@ class LowBackward:
     """Names of the weights that occurred in a product."""
 
     def __call__(self, product: Product) -> torch.Tensor | None:
-        """Compute a product; None where its weight is not in `weights` or no backward is needed."""
+        """Compute a product; None if its weight is not in `weights` or no backward is needed."""
         x, weight, bias = product.x, product.weight, product.bias
         name = self.weights.get(weight)  # type: ignore[call-overload]  # only parameters arrive
         if name is None:

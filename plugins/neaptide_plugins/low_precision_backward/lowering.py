@@ -31,7 +31,7 @@ _LOSS_SCALE = 1024.0
 
 @attrs.define(eq=False)
 class Lowering:
-    """The weights with a low-precision backward, its measurements and their result.
+    """The weights with a low-precision backward, and the measurements of its error.
 
     Args:
         dtype: `"int8"` or `"fp8"`.
@@ -73,9 +73,9 @@ class Lowering:
 
     @property
     def workspace(self) -> int:
-        """Bytes on the device to round the largest weight, or to sum its gradient."""
+        """Bytes that rounding the largest weight, or summing its gradient, needs on the device."""
         largest = self.chosen.largest
-        if self.dtype == "fp8":  # a float32 copy, to scale
+        if self.dtype == "fp8":  # a float32 copy, which is scaled
             return largest * torch.float32.itemsize
         return max(min(largest, rounded_at_a_time(self.device)) * WORKSPACE, largest * SUMS)
 
@@ -91,7 +91,7 @@ class Lowering:
     def measure(
         self, model: nn.Module, store: ParameterStore, call: Callable[[], WeighedLoss]
     ) -> tuple[VarianceVerdict, str] | None:
-        """Compare both backwards of a micro-batch without changing the run.
+        """Compare the exact and the low-precision backward of a micro-batch, outside of the run.
 
         Returns:
             After every second micro-batch the verdict and the name of its metric, else None.
@@ -99,7 +99,7 @@ class Lowering:
         try:
             low = self._measured(partial(gradients, model, store, call))
         except (RuntimeError, ValueError) as error:
-            # Too little memory, or a reentrant checkpoint: the run itself can go on.
+            # The measurement had too little memory or a reentrant checkpoint; the run can continue.
             verdict: VarianceVerdict | None = self.meter.failed(
                 str(error).strip().partition("\n")[0]
             )
@@ -118,7 +118,7 @@ class Lowering:
         """Return the low-precision gradients, and write the exact ones to `self.exact`."""
         parameters = self.sampled.parameters
         _copy(take(parameters, loss_scale=_LOSS_SCALE), self.exact)
-        # Separate seeds: the run rounds as it would without measurements.
+        # Measurements have separate seeds, so that the run rounds as it would without them.
         with intercepting(self._handler_of(Seeds(~self.seed, self.seeds.drawn))):
             return take(parameters, loss_scale=_LOSS_SCALE)
 

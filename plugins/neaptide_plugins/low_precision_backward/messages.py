@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
-    """Log the chosen weights, or a warning where there are none."""
+    """Log the chosen weights, or a warning if there are none."""
     chosen = lowering.chosen
     facts = {"dtype": lowering.dtype, "left_out": chosen.left_out}
     if chosen.names:
@@ -28,7 +28,7 @@ def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
 
 
 def measured(log: structlog.BoundLogger, verdict: VarianceVerdict, metric: str) -> None:
-    """Log a measurement, and the fallback where it did not pass."""
+    """Log a measurement; if its verdict is negative, also log the fallback to exact backwards."""
     if verdict.passed:
         log.info("low-precision-backward.measured", extra_variance=verdict.ratio, metric=metric)
     else:
@@ -49,7 +49,7 @@ def not_met(log: structlog.BoundLogger, lowering: Lowering) -> None:
 
 
 def summary(lowering: Lowering) -> str:
-    """Return the number of lowered products and the last measurement, in a line."""
+    """Return one line with the number of lowered products and the last measurement."""
     handler = lowering.handler
     text = f"{handler.low} products with a backward in {lowering.dtype}"
     if handler.exact:

@@ -44,7 +44,7 @@ class Meter:
     Args:
         every: updates between two measurements.
         limit: largest ratio that passes.
-        kept: buffers for the exact gradients of the first micro-batch, in their shapes.
+        kept: buffers for the exact gradients of the first micro-batch, one per parameter.
     """
 
     every: int
@@ -70,11 +70,11 @@ class Meter:
         """Take both gradients of a micro-batch; return a verdict after every second one, else None.
 
         Args:
-            exact: gradients of a full-precision backward; None where there is none.
+            exact: gradients of a full-precision backward; None for a parameter without one.
             low: gradients of the same micro-batch in low precision.
             factors: the metric, see `neaptide_toolkit.gradient_error.compare`.
         """
-        # Leave out gradients without rounding: their noise would hide the error of the others.
+        # Gradients without rounding are left out: their noise would hide the rounding error.
         touched = [
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(exact, low, strict=True)
@@ -124,7 +124,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`; a measurement of other parameters starts anew."""
+        """Restore `state`. If it belongs to other parameters, start a new measurement."""
         self.updates, self.extra = int(state["updates"]), float(state["extra"])
         self.void, kept = int(state["void"]), state["kept"] or []
         self.waiting = bool(kept) and [each.shape for each in kept] == [

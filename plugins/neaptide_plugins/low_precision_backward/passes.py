@@ -30,7 +30,7 @@ class Passes:
         lowering: the weights and their measurements.
         phases: names of the phases.
         store: holds the weights.
-        log: gets the measurements and the weights that occurred in no product.
+        log: the log for measurements, and for weights that occurred in no product.
     """
 
     lowering: Lowering
@@ -54,7 +54,7 @@ class Passes:
         moment: str,
         **arguments: Any,
     ) -> WeighedLoss:
-        """Run a training forward with a lowered backward; measure first where due."""
+        """Run a training forward with a lowered backward; first measure, if that is due."""
         lowering = self.lowering
 
         def call() -> WeighedLoss:
@@ -72,7 +72,7 @@ class Passes:
             return call()
 
     def backward(self, following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
-        """Run a backward; lower the forwards that it recomputes, too."""
+        """Run a backward; the forwards that it recomputes get a lowered backward, too."""
         if not self.active(phase):
             following(phase=phase, **arguments)
             return
@@ -82,7 +82,7 @@ class Passes:
     def update(
         self, following: Callable[..., Outcome], *, phase: Phase, **arguments: Any
     ) -> Outcome:
-        """Count updates between measurements; warn once of weights without a product."""
+        """Count updates between measurements; warn once about weights without a product."""
         outcome = following(phase=phase, **arguments)
         if outcome is Outcome.APPLIED and self.active(phase):
             self.lowering.meter.updates += 1

@@ -44,7 +44,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
-        """Choose the weights, before another plugin moves any of them."""
+        """Choose the weights before another plugin moves a weight."""
         config = self.config
         try:
             self._chosen = choose_weights(
@@ -77,17 +77,17 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Run training forwards with a lowered backward; measure first where due."""
+        """Run training forwards with a lowered backward; first measure, if that is due."""
         return self._passes.forward
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Lower the forwards that a backward recomputes, too."""
+        """Run backwards; the forwards that they recompute get a lowered backward, too."""
         return self._passes.backward
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Count updates between measurements; warn once of weights without a product."""
+        """Count updates between measurements; warn once about weights without a product."""
         return self._passes.update
 
     @hookimpl
@@ -113,7 +113,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         }
 
     def report(self) -> str | None:
-        """Return the number of lowered products and the last measurement, in a line."""
+        """Return one line with the number of lowered products and the last measurement."""
         return messages.summary(self._lowering)
 
     def state_dict(self) -> dict[str, Any]:

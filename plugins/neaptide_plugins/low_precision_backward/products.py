@@ -27,7 +27,7 @@ SUMS = 8
 
 @attrs.define(eq=False)
 class Seeds:
-    """Seeds of stochastic rounding: made of the run's seed and the number of seeds drawn."""
+    """Seeds of stochastic rounding, derived from the run's seed and the number of seeds drawn."""
 
     run: int
     drawn: int = 0
@@ -50,7 +50,7 @@ def int8_product(
     Args:
         a: `[M, K]`, floating.
         b: `[N, K]`, floating; N divisible by `MULTIPLE`.
-        dtype: of the result.
+        dtype: the dtype of the result.
         seeds: several are drawn for each piece.
     """
     total: torch.Tensor | None = None
@@ -83,7 +83,7 @@ def _rounded(x: torch.Tensor, seeds: Seeds) -> tuple[torch.Tensor, torch.Tensor]
 def rounded_at_a_time(device: torch.device) -> int:
     """Return how many elements one call rounds; each needs `WORKSPACE` bytes during the call.
 
-    A CPU is seven times as fast while these bytes fit its caches.
+    A CPU is seven times as fast if these bytes fit into its caches.
     """
     return 1 << 17 if device.type == "cpu" else 1 << 22
 

@@ -1,4 +1,4 @@
-"""Checks at the start: hardware that is faster in low precision, and gradients to measure."""
+"""Checks at the start: whether the hardware is faster in low precision, and what to measure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ELEMENTS = 1 << 20
 
 
 def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:
-    """Raise ConfigError where the dtype cannot run, or is slower without `even_if_slower`."""
+    """Raise ConfigError if the dtype cannot run, or if it is slower and not `even_if_slower`."""
     missing = fp8_missing(device) if config.dtype == "fp8" else None
     if missing is not None:
         msg = (

@@ -15,7 +15,7 @@ _AUTOCAST = "weights stay in fp32 and forwards run under autocast; DeepSpeed cas
 
 
 def convert(source: Source) -> dict[str, Any] | None:
-    """Return the settings of the plugin, or None where everything runs in fp32."""
+    """Return the settings of the plugin, or None if everything runs in fp32."""
     chosen = None
     for dtype in ("fp16", "bf16"):
         if source.take(f"{dtype}.enabled", bool):

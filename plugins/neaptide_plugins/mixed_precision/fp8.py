@@ -67,7 +67,7 @@ class Fp8Products:
     done: int = 0
 
     def __call__(self, product: Product) -> torch.Tensor | None:
-        """Compute a product in fp8; None where the plugin does not handle it."""
+        """Compute a product in fp8; None if the product must not be computed in fp8."""
         x = product.x
         if (
             product.weight not in self.weights

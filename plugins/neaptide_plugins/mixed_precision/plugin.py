@@ -63,7 +63,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
-        """Choose the weights of products in fp8, before another plugin moves any of them."""
+        """Choose the weights of products in fp8 before another plugin moves a weight."""
         config = self.config
         self._chosen = choose_weights(
             model,
@@ -74,7 +74,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Resolve the settings for the device; refuse fp16 and fp8 where they do not work."""
+        """Resolve the settings for the device; refuse fp16 and fp8 if they do not work."""
         self._store = store
         self._dtypes = {name: resolve(getattr(self.config, name), run.device) for name in _SETTINGS}
         self._fp16 = tuple(name for name in TRAINED if self._dtypes[name] is torch.float16)
@@ -110,7 +110,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Reset the scaler after a failed step has dropped the accumulated gradients."""
+        """After a failed step, which drops the accumulated gradients, reset the scaler."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
             store, scaler = self._store, self._scaler

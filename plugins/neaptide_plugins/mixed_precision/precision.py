@@ -19,8 +19,8 @@ _NATIVE_BF16 = (8, 0)
 def recommend(capability: tuple[int, int] | None) -> torch.dtype:
     """Return bfloat16, or float16 for a CUDA device without bfloat16 in hardware.
 
-    bfloat16 has the range of float32 and needs no loss scaling. A `capability` of None is a device
-    that is not CUDA: torch's CPU kernels always support bfloat16.
+    bfloat16 has the range of float32 and needs no loss scaling. `capability` is None for a device
+    without CUDA: torch's CPU kernels always support bfloat16.
     """
     if capability is not None and capability < _NATIVE_BF16:
         return torch.float16
@@ -30,7 +30,7 @@ def recommend(capability: tuple[int, int] | None) -> torch.dtype:
 def resolve(precision: str, device: torch.device) -> torch.dtype:
     """Return autocast's dtype for `precision` on `device`; `auto` is the recommended one.
 
-    For `fp8` it is bfloat16, in which everything but products with weights is computed.
+    For `fp8` the result is bfloat16: only products with weights are computed in 8 bits.
     """
     if precision == "fp8":
         return torch.bfloat16
@@ -43,8 +43,8 @@ def resolve(precision: str, device: torch.device) -> torch.dtype:
 def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Run matrix products and convolutions in `dtype`; float32 turns autocast off.
 
-    Casts of weights are cached until the context ends. Inside an autocast around the caller's loop,
-    torch alone would reuse them after the update that changes the weights.
+    Casts of weights are cached until this context ends. If the caller has an autocast around the
+    training loop, torch alone would reuse the casts after an update has changed the weights.
     """
     lowered = dtype is not torch.float32
     try:

@@ -1,4 +1,4 @@
-"""Checks at the start: settings and hardware that fp16 and fp8 cannot work with."""
+"""Checks at the start: refuses settings and hardware with which fp16 or fp8 cannot work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) -> None:
-    """Raise ConfigError where fp8 cannot run, or is slower without `fp8_even_if_slower`.
+    """Raise ConfigError if fp8 cannot run, or if it is slower and not `fp8_even_if_slower`.
 
     `setting` is the name of a setting that is `"fp8"`, for the message.
     """
@@ -34,7 +34,7 @@ def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) 
 
 
 def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:
-    """Raise ConfigError where overflows go unnoticed or gradients cannot be unscaled exactly.
+    """Raise ConfigError if overflows are not detected or gradients cannot be unscaled exactly.
 
     `phase` is the name of a phase that trains in fp16, for the message.
     """

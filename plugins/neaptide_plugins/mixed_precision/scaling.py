@@ -50,14 +50,17 @@ class LossScaler:
     """
 
     def before_backward(self, *, wanted: bool) -> float:
-        """Return the factor of the loss, 1 if unscaled; `wanted`: this backward is in fp16."""
+        """Return the factor of the loss; `wanted` states whether this backward is in fp16.
+
+        The first backward of an accumulation decides whether its gradients are scaled.
+        """
         if self.carried is None:
             self.carried = wanted
         return self.factor
 
     @property
     def factor(self) -> float:
-        """The factor by which the accumulated gradients are scaled."""
+        """The factor by which the accumulated gradients are scaled; 1 if they are not."""
         return self.current.scale if self.carried else 1.0
 
     def updated(self, *, applied: bool) -> None:
@@ -67,7 +70,7 @@ class LossScaler:
         self.carried = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale, the updates since it changed, and `carried`."""
+        """Return the scale, the number of updates since its last change, and `carried`."""
         return {
             "scale": self.current.scale,
             "clean": self.current.clean,

@@ -1,4 +1,4 @@
-"""The bytes of optimizer state that leave the device, and the ledger after that."""
+"""The bytes of optimizer state that an eviction frees on the device, and the resulting ledger."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _KIND = "optimizer.state"
 
 @attrs.frozen(kw_only=True)
 class Room:
-    """Bytes that leave the device, and bytes allocated for them elsewhere."""
+    """Bytes that an eviction frees on the device, and bytes allocated in exchange."""
 
     leaves: int
     """Bytes freed on the device in phases without updates."""
     codes: int = 0
-    """Bytes of the codes that replace them on the device."""
+    """Bytes of the codes that replace the freed state on the device."""
     host: int = 0
     """Bytes on the host while the state is away."""
     kept: int = 0
@@ -29,7 +29,7 @@ class Room:
 
 
 def account(ledger: Ledger, owner: str, room: Room, phase: Phase, *, corrects: bool) -> Ledger:
-    """Return the ledger of `phase`; `corrects`: whether Correct follows an accepted jump."""
+    """Return the memory ledger of `phase`; `corrects`: whether Correct follows a jump."""
     if not phase.updates_optimizer:
         ledger = ledger.move(_KIND, "device", None, room.leaves)
         ledger = ledger.add(owner, f"{_KIND}.codes", "device", room.codes)

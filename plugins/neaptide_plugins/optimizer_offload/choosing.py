@@ -38,7 +38,7 @@ class Mechanism(Protocol):
         """Evict the state of `spans`."""
 
     def begin(self) -> None:
-        """Start to bring the state back beside the computation, where that is possible."""
+        """Start to copy the state back in parallel with the computation, where possible."""
 
     def finish(self) -> None:
         """Bring the state back; later computation waits for the copies."""
@@ -47,7 +47,7 @@ class Mechanism(Protocol):
         """End threads and free memory."""
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return the bytes that would leave and the bytes allocated for them."""
+        """Return the bytes that an eviction would free, and the bytes allocated for it."""
 
 
 def mechanism(
@@ -55,7 +55,7 @@ def mechanism(
 ) -> Mechanism | None:
     """Return the mechanism of `strategy`, None for `none`.
 
-    ValueError where it cannot work on the state of `spans`.
+    Raises ValueError if the mechanism cannot evict the state of `spans`.
     """
     if strategy in ("cpu", "pinned"):
         return HostState(device, pin=strategy == "pinned")

@@ -1,6 +1,6 @@
-"""Optimizer state as int8 codes: tensors with negative elements linearly, others by logarithm.
+"""Optimizer state as int8 codes: linear for tensors with negative elements, else logarithmic.
 
-The logarithm keeps positive elements positive, so an update can still divide by their root.
+With logarithmic codes positive elements stay positive, so an update can divide by their root.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StateCodes:
 def encodable(tensor: torch.Tensor) -> bool:
     """Return whether `encode` accepts the tensor: floating, dense, at least 2 bytes per element.
 
-    The elements are not read: `encode` may still return None for them.
+    The elements are not read, so `encode` may still return None for the tensor.
     """
     return tensor.dtype in _CODED and is_dense(tensor)
 
@@ -52,8 +52,8 @@ def encodable(tensor: torch.Tensor) -> bool:
 def encode(tensor: torch.Tensor) -> StateCodes | None:
     """Return the codes of a tensor that `encodable` accepts, or None.
 
-    None for an empty tensor, for one with an inf or NaN, and for one with negative elements that
-    exceed the range of float32. Waits for the device.
+    The result is None for an empty tensor, for a tensor with an inf or NaN, and for a tensor with
+    negative elements that exceeds the range of float32. Waits for the device.
     """
     flat = _in_memory_order(tensor)
     if not flat.numel():
@@ -94,7 +94,7 @@ def _logarithmic(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 def _powers(codes: torch.Tensor, scale: torch.Tensor, smallest: torch.Tensor) -> torch.Tensor:
-    """Return the values of codes of logarithms, in the dtype of `smallest`."""
+    """Return the values of logarithmic codes, in the dtype of `smallest`."""
     heights = dequantize_int8(codes, scale, None, GROUP, torch.float32).to(smallest.dtype)
     rows = _rows(heights, 0.0).add_(smallest.log2()[:, None]).exp2_()
     # Some devices flush denormal numbers to zero.

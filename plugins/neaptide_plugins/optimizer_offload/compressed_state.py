@@ -26,7 +26,7 @@ _ROUNDED = 16
 
 @attrs.frozen(eq=False)
 class _Coded:
-    """A tensor that alone fills its storage, and its codes."""
+    """A tensor, which fills its storage alone, and its codes."""
 
     tensor: torch.Tensor
     codes: StateCodes
@@ -71,14 +71,14 @@ class CompressedState:
 
     @torch.no_grad()
     def take(self, storages: list[SharedStorage]) -> None:
-        """Replace tensors by their codes, one after the other to keep the extra memory small.
+        """Replace tensors by their codes, one tensor at a time to keep the extra memory small.
 
-        A tensor stays if it shares its storage, is not floating or holds an inf or NaN.
+        A tensor is not replaced if it shares its storage, is not floating or has an inf or NaN.
         """
         assert not self.is_away, "it has left already"
         stays, norms = 0, []
         while storages:
-            shared = storages.pop()  # the last reference to the storage beside the tensor
+            shared = storages.pop()  # the only reference to the storage except the tensor's
             tensor = _only(shared)
             codes = None if tensor is None else encode(tensor)
             if tensor is None or codes is None:
@@ -93,14 +93,14 @@ class CompressedState:
             self.error = gap / size if size else 0.0
 
     def begin(self) -> None:
-        """Do nothing: the codes are on the device and are decoded by `finish`."""
+        """Do nothing: the codes are on the device already, and `finish` decodes them."""
 
     @torch.no_grad()
     def give_back(self) -> None:
         """Decode all tensors. A call that fails can be repeated."""
         while self._coded:
             coded = self._coded[-1]
-            if not coded.tensor.numel():  # else it got new values while it was away
+            if not coded.tensor.numel():  # else it was given new values during the eviction
                 coded.tensor.data = decode(coded.codes)
             self._coded.pop()
         for above, root in self._pairs:
@@ -119,7 +119,10 @@ class CompressedState:
         """Do nothing: this refuge has no thread and keeps no memory."""
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return the bytes of the tensors that can be coded, if finite, and of their codes."""
+        """Return the bytes of the tensors that can be coded, and the bytes of their codes.
+
+        The values are not read: tensors with an inf or NaN are counted, too.
+        """
         found = store.evictable(spans, of="state")
         tensors = [tensor for tensor in map(_only, found.storages) if tensor is not None]
         codes = sum(each.numel() + 4 * -(-each.numel() // GROUP) for each in tensors)
@@ -136,7 +139,7 @@ def _only(shared: SharedStorage) -> torch.Tensor | None:
 def _squares(entry: object, coded: Container[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield `(above, root)` for each pair of tensors with `above >= root ** 2` in all elements.
 
-    Centred RMSprop takes the root of the difference, so rounding must not make it negative.
+    Centred RMSprop takes the root of `above - root ** 2`, which rounding must not make negative.
     """
     tensors = [tensor for tensor in tensors_in(entry) if id(tensor) in coded]
     for above, root in permutations(tensors, 2):

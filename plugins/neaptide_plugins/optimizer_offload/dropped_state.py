@@ -1,4 +1,4 @@
-"""State that is discarded on eviction: the optimizer starts anew with its next update."""
+"""Discards the state on eviction, so that the next update is like that of a new optimizer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 class DroppedState:
     """Discards the state of parameters, step counts included.
 
-    An optimizer that creates its state in the first update creates it again. State that it creates
-    earlier, and counts in its parameter groups, are reset to their values at construction.
+    An optimizer that creates its state in the first update creates it again. State that exists
+    before the first update, and step counts in parameter groups, are reset to their initial values.
 
     Args:
-        store: holds an optimizer of any class; ValueError, in one line, where the class cannot
-            step without its state.
+        store: the store, with an optimizer of any class. If the class cannot step without its
+            state, the constructor raises ValueError, in one line.
         spans: the parameters whose state may be discarded.
     """
 

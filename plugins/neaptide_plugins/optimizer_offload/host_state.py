@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HostState:
-    """A refuge in host memory outside torch's allocator; copies back run beside the computation.
+    """A refuge in host memory; the copy back runs in parallel with the computation.
 
     Args:
         device: the device from which state is evicted.
@@ -47,7 +47,7 @@ class HostState:
 
     @property
     def is_away(self) -> bool:
-        """Whether any state is on the host, or being copied back."""
+        """Whether any state is on the host or is being copied back."""
         return bool(self._moved)
 
     @property
@@ -61,9 +61,9 @@ class HostState:
         self._end = store.evict(spans, of="state", refuge=self)
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Copy `storages` to the host and rebind their tensors to the copies; all or none.
+        """Copy `storages` to the host and rebind their tensors to the copies; on an error, none.
 
-        Waits for the copies, because device memory is free only after them. Raises MemoryError
+        Waits for the copies, because only then the device memory can be freed. Raises MemoryError
         where the host has too little memory.
         """
         assert not self._moved, "the state is evicted already"
@@ -81,7 +81,7 @@ class HostState:
         rebind(storages, flat, self._moved)
 
     def begin(self) -> None:
-        """Start to copy the state back; until `give_back` the tensors stay on the host."""
+        """Start to copy the state back; the tensors refer to the host until `give_back`."""
         if self._ticket is not None or not self._moved:
             return
         lane = self._lanes()
@@ -117,7 +117,7 @@ class HostState:
             self._ticket = None
             raise
         for moved, (room, versions) in zip(self._moved, self._back, strict=True):
-            if _versions(moved.tensors) != versions:  # written to since the copy began
+            if _versions(moved.tensors) != versions:  # changed since the copy began
                 room.copy_(moved.host)
             moved.put_back(room.untyped_storage())
         self._moved, self._back, self._ticket = [], [], None
@@ -137,7 +137,7 @@ class HostState:
         self._lane = self._slab = None
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return the bytes that would leave, and the size of the host buffer, present or needed."""
+        """Return the bytes that an eviction would free, and the size of the host buffer for it."""
         found = store.evictable(spans, of="state")
         if self._slab is None:
             return Room(leaves=found.bytes, host=places(found.storages)[1])
@@ -145,7 +145,7 @@ class HostState:
 
     def _buffer(self, size: int) -> torch.Tensor:
         if self._slab is None or self._slab.size < size:
-            # Only the device has waited for the last copy out of the old buffer.
+            # The device has waited for the last copy from the old buffer; the host must wait, too.
             self._lanes().submit("optimizer state is back", lambda: None).finish()
             self._slab = None  # free the old buffer first
             self._slab = Slab.on_host_of(self.device, size, pin=self._pin)

@@ -1,4 +1,4 @@
-"""The lane for copies of state: copies of pageable memory block, so a thread makes them."""
+"""The lane that copies optimizer state between the device and host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = "optimizer-state"
 
 
 class PageableLane:
-    """A stream whose copies a thread submits, because a pageable copy blocks its caller."""
+    """A stream to which a thread submits copies. A pageable copy makes its caller wait."""
 
     def __init__(self, stream: Lane) -> None:
         self._stream, self._thread = stream, ThreadLane(_NAME)

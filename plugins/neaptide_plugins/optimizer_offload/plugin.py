@@ -85,11 +85,11 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl(tryfirst=True)
     def select_phase(self, schedule: PhaseSchedule) -> None:
-        """Start to bring the state back `lookahead` steps before the next update."""
+        """`lookahead` steps before the next update, start to copy the state back to the device."""
         if self._mechanism is None or not self._mechanism.is_away:
             return
         steps = schedule.steps_until(_updates, limit=self.config.lookahead)
-        # During a jump the state stays away; `on_phase_enter` starts the copy after it.
+        # During a jump the state stays evicted; `on_phase_enter` starts the copy after the jump.
         if steps is not None and not schedule.due().applies_prediction:
             self._begin()
 
@@ -111,7 +111,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Move the state to its tier in `phase`."""
+        """Move the state, in the ledger, to its tier in `phase`."""
         if self._mechanism is None:
             return ledger
         room = self._mechanism.room(self._store, self._spans)
@@ -127,7 +127,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         return freed if error is None else {**freed, "error": error}
 
     def report(self) -> str | None:
-        """Return the bytes that Predict frees, in a line."""
+        """Return one line with the bytes that Predict frees."""
         room = self._last
         if room is None:
             return None

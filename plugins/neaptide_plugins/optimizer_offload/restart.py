@@ -1,7 +1,6 @@
-"""Finds out whether an optimizer can start anew without its state, and what it needs for that.
+"""Tests whether an optimizer can start anew without its state, and finds what it needs for that.
 
-A twin of the optimizer takes a step on a matrix of four numbers. Only this test decides, so any
-class can pass.
+A twin of the optimizer takes a step on a matrix of four numbers. The class's name does not matter.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class _Copied:
 
 
 def remembered(entry: Any) -> Any:
-    """Return an entry of the state in a compact form for `made_again`.
+    """Return an entry of the state in the compact form that `made_again` reads.
 
-    A tensor of equal elements is stored as one number.
+    A tensor whose elements are all equal is stored as one number.
     """
     return _mapped(entry, torch.Tensor, _remembered_tensor)
 
@@ -80,9 +79,9 @@ class Restart:
 def tried(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], first: Mapping[torch.Tensor, Any]
 ) -> Restart:
-    """Return what `group` needs to start anew; `first` is the parameters' state at the start.
+    """Return the requirements of `group` to start anew; `first` is the state at the start.
 
-    Raises ValueError, in one line, where the class cannot step without its state.
+    Raises ValueError, in one line, if the class cannot step without its state.
     """
     parameters = group["params"]
     if not parameters:

@@ -117,7 +117,8 @@ class Call:
     def split_more(self, failed: str, kind: UseKind) -> None:
         """Double the number of pieces.
 
-        Raises OutOfMemoryError, with the text `failed`, if the batch cannot be split further."""
+        Raises OutOfMemoryError, with the text `failed`, if the batch cannot be split further.
+        """
         unit = self.unit
         now = 1 if self.batch is None else self.batch.count
         whole, reason = self.whole, None

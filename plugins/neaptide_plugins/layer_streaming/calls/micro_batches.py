@@ -24,7 +24,8 @@ class Batch:
     def of(cls, tensors: Sequence[torch.Tensor], pieces: int) -> Batch | None:
         """Return the batch of the first tensor that requires grad, else of the first tensor.
 
-        Tensors without a dimension do not count. None without a tensor, or for an empty batch."""
+        Tensors without a dimension do not count. None without a tensor, or for an empty batch.
+        """
         sized = [tensor for tensor in tensors if tensor.ndim > 0]
         first = next((tensor for tensor in sized if tensor.requires_grad), None)
         chosen = first if first is not None else next(iter(sized), None)

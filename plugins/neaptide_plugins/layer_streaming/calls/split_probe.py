@@ -25,7 +25,8 @@ _SAMPLE = 4096
 def probe(call: Call) -> None:
     """Compare the block's result for the pieces with that for the whole batch, only once.
 
-    Raises RuntimeError if they differ."""
+    Raises RuntimeError if they differ.
+    """
     unit, batch = call.unit, call.batch
     if unit.probed or batch is None or batch.count == 1:
         return

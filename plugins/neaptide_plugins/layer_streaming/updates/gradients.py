@@ -145,7 +145,8 @@ class Gradients:
     def flush(self) -> None:
         """End a backward: store or apply the remaining sums, and set every `.grad`.
 
-        A sum remains if a further use of its block had no backward."""
+        A sum remains if a further use of its block had no backward.
+        """
         self._finish_arriving()
         for index, total in list(self._pending.items()):
             del self._pending[index]

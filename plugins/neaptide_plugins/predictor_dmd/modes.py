@@ -19,7 +19,8 @@ WORST_CONDITION = 1e10
 def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> list[float] | None:
     """Return coefficients of the m + 1 snapshots whose combination is the change in `ahead` steps.
 
-    They sum to zero. None where all steps are zero or not finite, or the modes are not distinct.
+    The coefficients sum to zero. The result is None if all steps are zero or not finite, or if the
+    modes are not distinct.
 
     Args:
         gram: float64 `[m, m]` inner products of the m steps, m >= 2.

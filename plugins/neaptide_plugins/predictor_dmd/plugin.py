@@ -31,7 +31,7 @@ class PredictorDmd(WindowPredictor[PredictorDmdConfig]):
         return tuple(float(index == row) for row in range(samples))
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
-        """Extrapolate the modes over `scale` of the horizon; None where there are none."""
+        """Extrapolate the modes over `scale` of the horizon; None if there are no modes."""
         updates, config = reach(horizon, scale), self.config
         found = forecast(
             window.gram(),

@@ -13,8 +13,8 @@ def half_at(
 ) -> int:
     """Return the number of samples in each half of the window that begins after `update` updates.
 
-    The window spans `fraction` of all updates until its end, limited to `shortest` and `longest`;
-    then `stretch` multiplies it, also beyond these limits.
+    The window's length is `fraction` of all updates until the window's end, limited to `shortest`
+    and `longest`, and then multiplied by `stretch`.
     """
     wanted = update * fraction / (1.0 - fraction)
     whole = min(max(wanted, shortest), longest) * stretch
@@ -34,8 +34,8 @@ def share_of(index: int, samples: int) -> float:
 def reach(half: int, scale: float, horizon: int) -> tuple[float, int]:
     """Return the scale of a jump of at most `horizon` updates, and the updates it replaces.
 
-    The means of the halves are `half` updates apart, so `scale` of their distance is the drift of
-    `scale * half` updates.
+    The centres of the halves are `half` updates apart, so `scale` times the drift is the movement
+    of `scale * half` updates.
     """
     scale = min(scale, horizon / half)
     return scale, max(1, round(scale * half))

@@ -35,6 +35,6 @@ class PredictorDrift(WindowPredictor[PredictorDriftConfig]):
         return (share_of(index, samples),)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Return a jump by `scale` of the distance between the halves' means."""
+        """Return a jump by `scale` times the drift."""
         gain, reached = reach(window.length // 2, scale, horizon)
         return Gains((gain,), reached)

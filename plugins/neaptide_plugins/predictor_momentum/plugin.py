@@ -1,4 +1,4 @@
-"""A predictor that continues at the average velocity of the window."""
+"""A predictor that moves the weights further at the window's average velocity."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class PredictorMomentum(WindowPredictor[PredictorMomentumConfig]):
         return (coefficient(index, samples, self.config.decay),)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Continue at the velocity for `scale` of the horizon."""
+        """Move the weights further at the velocity, over `scale` of the horizon."""
         updates = reach(horizon, scale)
         return Gains((updates / window.plan.every,), round(updates))

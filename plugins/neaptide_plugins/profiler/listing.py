@@ -21,7 +21,7 @@ Storage = tuple[str, int]
 
 @attrs.define
 class AlikeStorages:
-    """Storages of the same device, dtype, shape and category, summed."""
+    """The count and bytes of all storages with the same device, dtype, shape and category."""
 
     device: str
     dtype: str
@@ -86,7 +86,7 @@ def _largest_of_each_storage(left_out: dict[int, str]) -> Iterable[_Seen]:
 
 
 def _seen(tensor: torch.Tensor) -> _Seen | None:
-    """Return a tensor's storage and size, None for an empty one; raise if it has no memory."""
+    """Return a tensor's storage and size; None if it is empty; raise if it has no memory."""
     place = _place(tensor)
     if place is None:
         return None
@@ -98,7 +98,7 @@ def _seen(tensor: torch.Tensor) -> _Seen | None:
 
 
 def _place(tensor: torch.Tensor) -> Storage | None:
-    """Return a tensor's storage, None for an empty one; raise RuntimeError if it has no memory.
+    """Return a tensor's storage; None if it is empty; raise RuntimeError if it has no memory.
 
     The device of a fake tensor is the CPU, but the device of its storage is meta, and reading the
     storage's address warns or raises.

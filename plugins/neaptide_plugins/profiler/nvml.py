@@ -90,7 +90,7 @@ class Nvml:
             self._read_until_stopped(nvml, uuid)
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(_reason(error))
-        with suppress(Exception):  # no reading depends on it
+        with suppress(Exception):  # all readings are done
             nvml.nvmlShutdown()
 
     def _read_until_stopped(self, nvml: Any, uuid: str) -> None:

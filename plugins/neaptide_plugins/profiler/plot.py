@@ -90,9 +90,10 @@ def thinned(points: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
 
 
 def bands(rows: Iterable[Row]) -> Iterator[tuple[str, float, float]]:
-    """Yield phase, start and end of each band, which extends half a step beyond its steps.
+    """Yield phase, start and end of each band.
 
-    A jump is no step of its own: its band is the half step before the update.
+    A band begins half a step before its first step and ends half a step after its last step. The
+    band of a jump, which is no separate step, is the half step before its update.
     """
     steps = ((int(row["step"]), row["phase"]) for row in rows)
     for phase, stretch in groupby(steps, key=lambda pair: pair[1]):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Profiler(Plugin[ProfilerConfig]):
-    """An observer. A sample belongs to the current update, a Predict step to the next update."""
+    """An observer. Samples have the number of the current update, in Predict of the next one."""
 
     _session: ProfilingSession | None = attrs.field(init=False, default=None)
 
@@ -58,7 +58,7 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def on_phase_exit(self, phase: Phase, step: int) -> None:
-        """Sample at the end of a Predict step, which has no other moment; end the phase."""
+        """Sample at the end of a Predict step, which has no other hook for it; end the phase."""
         if phase.applies_prediction:
             self._sample(step + 1, phase, "step")
         if self._session is not None:
@@ -76,7 +76,7 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def after_step(self, step: int, phase: Phase, result: StepResult) -> None:
-        """Sample between two steps; write snapshots and start or end the trace where due."""
+        """Sample between two steps; if due, write snapshots and start or end the trace."""
         deferred = result.outcome is Outcome.DEFERRED
         self._sample(step + deferred, phase, "step")
         if self._session is not None:

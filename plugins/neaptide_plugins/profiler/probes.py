@@ -105,7 +105,7 @@ class Probe:
         rss, rss_peak = self._resident.read()
         if self._device.type != "cuda":
             return ByteSample(None, None, None, rss, rss_peak, None, None)
-        # One call: memory_allocated() and the like each flatten and sort all statistics.
+        # One call for all: memory_allocated() and similar each flatten and sort all statistics.
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         driver = self._nvml.reading() if self._nvml is not None else None

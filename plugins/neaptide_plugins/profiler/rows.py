@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_DIGITS = 15  # of a step; a longer number is a damaged one
+_DIGITS = 15  # the most digits of a step; a longer number is damage
 
 
 class Rows:
     """Appends rows whose first column is a step; rows are flushed after `delay` seconds.
 
-    The first row replaces the rows of an older file from its step on, and removes damaged rows. So
-    a new run begins a new file, and a resumed run continues the old one. Call `flush` before a
-    checkpoint is saved; otherwise a kill leaves a gap.
+    If a file exists, the first row removes its damaged rows and its rows from the new row's step
+    on. So a new run begins a new file, and a resumed run continues the old file. Call `flush`
+    before a checkpoint is saved; otherwise a kill leaves a gap.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], delay: float = 1.0) -> None:
@@ -53,7 +53,7 @@ class Rows:
     def _before(self, step: int) -> list[str]:
         if not self.path.exists():
             return []
-        # Bytes that are no text are damage: only their row is dropped, not the file.
+        # Bytes that are no text are damage; only the row that contains them is dropped.
         text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
         rows = text.splitlines(keepends=True)
         return [row for row in rows if self._is_complete(row) and int(row.split(",")[0]) < step]

@@ -34,7 +34,7 @@ class ProfilingSession:
         log: a structlog logger.
         listen: see `StepTrace`.
         model: gives a snapshot the categories of its tensors.
-        optimizer: as `model`.
+        optimizer: as for `model`.
         host_bytes: see `Probe`.
     """
 
@@ -87,8 +87,8 @@ class ProfilingSession:
         if (step - 1) % self._config.every:
             return
         self._unsettled.append((step, phase, moment, self._probe.sample()))
-        # Code that has not run for a whole step is ten times as slow, so the samples of a step are
-        # processed together, unless a trace or a snapshot needs each at once.
+        # Code that last ran a step ago is no longer in the caches and ten times as slow. So the
+        # samples of a step are processed together, unless a trace or a snapshot needs each at once.
         if moment == "step" or self._trace is not None or self._config.snapshot_on_spike:
             self._settle()
 
@@ -157,7 +157,7 @@ class ProfilingSession:
             self._write_results(self._directory)
 
     def _keeps_older(self, directory: Path) -> bool:
-        """Return whether to keep the tables: a finished run was resumed and has no new samples."""
+        """Return whether to keep the old tables, because the resumed run has no new samples."""
         return not self.account.moments and (directory / "table.txt").exists()
 
     def _write_results(self, directory: Path) -> None:
@@ -179,7 +179,7 @@ class ProfilingSession:
         return values
 
     def report(self) -> str:
-        """Return the table; the one on disk if this run has no samples."""
+        """Return this run's table, or the table on disk if this run has no samples."""
         if self._directory is not None and self._keeps_older(self._directory):
             return (self._directory / "table.txt").read_text("utf-8", errors="replace").rstrip("\n")
         notes = ["torch's allocator and RSS" if self._device.type == "cuda" else _NO_ACCELERATOR]

@@ -26,8 +26,9 @@ HISTORY_EVENTS = 100_000
 class Snapshots:
     """Writes at most `limit` snapshots into `directory`.
 
-    `snapshot-<step>-<phase>-<moment>.json` lists the tensors visible to Python. On CUDA the
-    `.pickle` beside it is torch's snapshot of the allocator, for https://pytorch.org/memory_viz.
+    `snapshot-<step>-<phase>-<moment>.json` lists the tensors visible to Python. On CUDA
+    the `.pickle` file of this name is torch's snapshot of the allocator, for
+    https://pytorch.org/memory_viz.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class Snapshots:
 
     def requested(self) -> bool:
         """Return whether a snapshot is requested, and remove the request."""
-        if self._request is None or not os.access(self._request, os.F_OK):  # 1 us, every step
+        if self._request is None or not os.access(self._request, os.F_OK):  # 1 us per step
             return False
         try:
             os.unlink(self._request)  # noqa: PTH108 - the path is kept as a string for speed
         except OSError:
-            self._request = None  # it cannot be removed: answer it once only
+            self._request = None  # the file stays: do not repeat the request
         return True
 
     def take(self, step: int, phase: str, moment: str, reason: str, rss: int) -> Path | None:

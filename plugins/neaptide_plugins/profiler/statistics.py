@@ -61,9 +61,9 @@ class ByteCourse:
     _mark: int
 
     def add(self, now: int, mark: int) -> int:
-        """Add one count and the mark, which may be reset; return the peak since the last count.
+        """Add one count and the mark, which may be reset; return the peak since the previous count.
 
-        A mark that has not moved is an older peak, so the peak since then is taken to be `now`.
+        If the mark is unchanged, it belongs to an older peak, and `now` is returned.
         """
         self.final = now
         high = now if mark == self._mark else max(now, mark)
@@ -74,7 +74,7 @@ class ByteCourse:
 
 @attrs.define
 class Rises:
-    """Detects a step whose highest count is over that of the previous sampled step by a threshold.
+    """Detects a step whose highest count exceeds that of the previous sampled step by a threshold.
 
     Counts of one step (its micro-batches) are not compared with each other, because gradients
     appear within every step.
@@ -87,7 +87,7 @@ class Rises:
     _told: bool = False
 
     def add(self, step: int, value: int) -> int | None:
-        """Add one count; return the rise in bytes when a step first exceeds the threshold."""
+        """Add one count; return the rise in bytes when it reaches the threshold, once per step."""
         if step != self._step:
             self._before = self._highest if self._step >= 0 else None
             self._step, self._highest, self._told = step, value, False

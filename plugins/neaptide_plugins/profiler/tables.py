@@ -22,7 +22,7 @@ def render(
 ) -> str:
     """Return the table of a run, in MiB; `capacities` in bytes by tier.
 
-    `notes` are its first lines, `written` (names of other files) its last ones.
+    The table begins with the lines `notes` and ends with `written`, the names of other files.
     """
     lines = [
         *notes,

@@ -45,7 +45,7 @@ class TraceSpan:
 
 
 class TraceTimeline:
-    """Events from its creation until `finish`; times are nanoseconds of the Unix epoch."""
+    """Records events until `finish`; times are nanoseconds of the Unix epoch."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.dropped = 0
@@ -73,7 +73,7 @@ class TraceTimeline:
             self._add(span)
 
     def phase(self, name: str | None) -> None:
-        """End the current phase, and begin the phase `name`; None begins none."""
+        """End the current phase, and begin the phase `name` if it is not None."""
         if self._phase is not None:
             self._add(self._phase)
         self._phase = None

@@ -31,8 +31,8 @@ class StepTrace:
         window: the updates, counted from 1.
         directory: the directory of `trace-<first>-<last>.json`.
         listen: `listen(opener)` enters the context `opener(name, category)` around each named part
-            of the run, and returns a function that ends this. It raises RuntimeError if there is
-            a listener already.
+            of the run, and returns a function that removes the listener. It raises RuntimeError if
+                there is a listener already.
         device: the device whose operators are recorded, too; None records no operators.
         warn: called with a line when the trace is missing or incomplete.
     """
@@ -59,7 +59,7 @@ class StepTrace:
         self._stepped = self._ending = self._over = False
 
     def next_update(self, update: int) -> None:
-        """Record the number of the next update; the trace starts before the window's first."""
+        """Record the number of the next update; before the window's first, start the trace."""
         self._next = update
         inside = update in self._window
         if inside and self._timeline is None and not self._over:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def convert(source: Source) -> dict[str, Any] | None:
-    """Return the settings of the plugin, or None where DeepSpeed writes no events."""
+    """Return the settings of the plugin, or None if DeepSpeed writes no events."""
     source.note("tensorboard", "has no effect unless tensorboard.enabled is true")
     if not source.take("tensorboard.enabled", bool):
         return None

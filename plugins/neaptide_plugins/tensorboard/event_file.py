@@ -29,7 +29,7 @@ class EventFile:
 
     Args:
         directory: created if it is missing. TensorBoard reads all its files as one run.
-        flush_seconds: an event flushes the file if the last flush is longer ago than this.
+        flush_seconds: an event flushes the file if the last flush was longer ago.
     """
 
     def __init__(self, directory: Path, flush_seconds: float) -> None:

@@ -31,7 +31,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
     _opened: EventFile | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        """Raise ConfigError where the package tensorboard is missing."""
+        """Raise ConfigError if the package tensorboard is missing."""
         if find_spec("tensorboard") is None:
             msg = (
                 'tensorboard is not installed: pip install "neaptide[tensorboard]" '
@@ -61,7 +61,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase, previous: Phase | None, step: int) -> None:
-        """Add the phase as text; at the start or a resume, discard points to be repeated."""
+        """Add the phase as text. At the start or a resume, discard the points of later updates."""
         events = self._events
         if events is None:
             return
@@ -78,7 +78,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def after_step(self, step: int, result: StepResult) -> None:
-        """Add points for a jump: the updates it replaces, by verdict, and its confidence."""
+        """Add points for a jump: how many updates it replaces, by verdict, and its confidence."""
         jump, events = result.jump, self._events
         if jump is not None and events is not None:
             verdict = "accepted" if jump.accepted else "refused"
@@ -116,7 +116,7 @@ def _check(directory: Path) -> None:
 
 
 def _points(record: StepRecord) -> dict[str, float]:
-    """Return the points of a record by tag; for a jump only the loss after it."""
+    """Return the points of a record by tag; for a jump, only the loss after the jump."""
     points: dict[str, float | None] = {f"loss/{record.phase}": record.loss}
     if not record.was_predicted:
         points |= {

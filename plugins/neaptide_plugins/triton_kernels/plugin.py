@@ -38,7 +38,7 @@ class TritonKernels(Plugin[TritonKernelsConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Log a warning where Triton cannot run; the reference implementations run instead."""
+        """If Triton cannot run, log a warning; the reference implementations run instead."""
         reason = _problem(run.device)
         if reason:
             run.log.warning("triton_kernels.not_used", reason=reason)

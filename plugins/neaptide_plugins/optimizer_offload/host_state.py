@@ -61,10 +61,10 @@ class HostState:
         self._end = store.evict(spans, of="state", refuge=self)
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Copy `storages` to the host and rebind their tensors to the copies; on an error, none.
+        """Copy `storages` to the host and rebind their tensors to the copies.
 
         Waits for the copies, because only then the device memory can be freed. Raises MemoryError
-        where the host has too little memory.
+        if the host has too little memory. After an error every tensor is still on the device.
         """
         assert not self._moved, "the state is evicted already"
         if not storages:

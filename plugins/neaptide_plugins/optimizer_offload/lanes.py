@@ -16,7 +16,7 @@ _NAME = "optimizer-state"
 
 
 class PageableLane:
-    """A stream to which a thread submits copies. A pageable copy makes its caller wait."""
+    """A stream to which a thread submits copies, because a pageable copy makes its caller wait."""
 
     def __init__(self, stream: Lane) -> None:
         self._stream, self._thread = stream, ThreadLane(_NAME)

@@ -1,7 +1,8 @@
 """A block as one autograd.Function: the forward keeps no graph, the backward recomputes it.
 
 No graph holds a weight between forward and backward, so the device's copy of the weights can be
-freed. A block can split the batch into micro-batches and fetch its weights only once for all.
+freed. A block can split the batch into micro-batches; its weights are fetched once for all of
+these.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Apply(Protocol):
     """Applies complete gradients inside the backward."""
 
     def prefetch(self, block: Block) -> None:
-        """Start to copy the tensors for applying a block's gradients to the device."""
+        """Start to copy to the device the tensors that the update of a block needs."""
 
     def using(self, block: Block) -> AbstractContextManager[None]:
         """Hold a block's weights on the device outside of its backward."""

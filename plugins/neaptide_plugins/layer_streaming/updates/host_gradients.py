@@ -140,7 +140,7 @@ class HostGradients:
         parameter.grad = home.views[place]
 
     def fetched(self, block: Block) -> list[Gradient]:
-        """Return a block's gradients on the device; the second call from now overwrites them."""
+        """Return a block's gradients on the device; the call after the next one overwrites them."""
         home = self._home(block)
         home.written.finish()
         for place, parameter in enumerate(home.parameters):

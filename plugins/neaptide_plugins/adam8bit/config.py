@@ -18,9 +18,13 @@ class Adam8bitOptions:
         validator=decays,
         help="decay of the first and of the second moment",
     )
-    eps: float = field(1e-8, validator=EPS, help="added to the root of the second moment")
-    weight_decay: float = field(1e-2, validator=FACTOR, help="decoupled; times the rate")
-    seed: int = field(0, validator=SEED, help="of the rounding of the state")
+    eps: float = field(1e-8, validator=EPS, help="added to the square root of the second moment")
+    weight_decay: float = field(
+        1e-2, validator=FACTOR, help="decoupled weight decay, multiplied by the learning rate"
+    )
+    seed: int = field(
+        0, validator=SEED, help="seed for the rounding of the state and of bfloat16 weights"
+    )
 
 
 SPEC = PluginSpec(
@@ -28,6 +32,6 @@ SPEC = PluginSpec(
     load="neaptide_plugins.adam8bit.plugin:Adam8bitPlugin",
     schemes={"optimizer:adam8bit"},
     options={"optimizer:adam8bit": Adam8bitOptions},
-    summary="AdamW with both moments in 8 bits: 2 bytes of state a parameter instead of 8.",
+    summary="AdamW with both moments in 8 bits: 2 bytes of state per parameter instead of 8.",
     numerics="changes-training",
 )

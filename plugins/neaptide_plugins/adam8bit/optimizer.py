@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Adam8bit(CodedOptimizer):
-    """AdamW (Loshchilov and Hutter, 2019) with 2.03 bytes of state for each element.
+    """AdamW (Loshchilov and Hutter, 2019) with 2.03 bytes of state per parameter element.
 
     Args:
         params: parameters or groups, float32 or bfloat16.
         lr: learning rate, a number or a 0-dim tensor.
         betas: decays of the first and the second moment, in [0, 1).
-        eps: added to the root of the second moment, more than 0.
-        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
-        seed: of the stochastic rounding of the state, and of bfloat16 weights.
+        eps: added to the square root of the second moment, more than 0.
+        weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
+        seed: seed for the stochastic rounding of the state and of bfloat16 weights.
     """
 
     state_names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "step")
@@ -47,7 +47,7 @@ class Adam8bit(CodedOptimizer):
         )
 
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return zeros."""
+        """Return the state of `param` before its first step: zeros."""
         return new_state(param)
 
     def update(
@@ -57,6 +57,6 @@ class Adam8bit(CodedOptimizer):
         group: dict[str, Any],
         seed: int,
     ) -> None:
-        """Call `adam8bit_step`."""
+        """Update a group's parameters by one call of `adam8bit_step`."""
         beta1, beta2 = group["betas"]
         adam8bit_step(*lists, lr, beta1, beta2, group["eps"], group["weight_decay"], seed)

@@ -1,4 +1,4 @@
-"""Builds the optimizer for runs that name it."""
+"""The plugin that builds `Adam8bit` for a run."""
 
 from __future__ import annotations
 

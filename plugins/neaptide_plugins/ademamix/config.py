@@ -23,10 +23,12 @@ class AdEMAMixOptions:
     warmup_steps: int | None = field(
         None,
         validator=optional(and_(ge(0), lt(2**31))),
-        help="updates over which `alpha` and the slow decay rise; left out, `train.steps`",
+        help="updates over which `alpha` and the slow decay rise; if not set, `train.steps`",
     )
-    eps: float = field(1e-8, validator=EPS, help="added to the root of the second moment")
-    weight_decay: float = field(0.1, validator=FACTOR, help="decoupled; times the rate")
+    eps: float = field(1e-8, validator=EPS, help="added to the square root of the second moment")
+    weight_decay: float = field(
+        0.1, validator=FACTOR, help="decoupled weight decay, multiplied by the learning rate"
+    )
 
 
 SPEC = PluginSpec(

@@ -15,32 +15,33 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
 _TOGETHER = 1 << 22
-"""Elements updated at once: twice as many are allocated meanwhile."""
+"""Elements updated in one call. Temporaries take twice as many elements."""
 _AVERAGES = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
 
 class AdEMAMix(torch.optim.Optimizer):
-    """AdEMAMix (Pagliardini et al., 2024): Adam's update, with `alpha` times a slow average in it.
+    """AdEMAMix (Pagliardini et al., 2024): Adam's update plus `alpha` times a slow average.
 
-    Every argument but `params` is an option of a group. State is in the weights' dtype: three
-    averages of the parameter's shape, and a step count.
+    Every argument except `params` is an option of a group. The state of a parameter is three
+    averages of its shape and dtype, and a step count.
 
     Args:
-        params: parameters or groups, dense, real and floating.
+        params: parameters or groups; dense, of a real floating dtype.
         lr: learning rate, a number.
         betas: decay of the fast average, of the second moment and of the slow average, in [0, 1).
         alpha: weight of the slow average, which has no bias correction.
-        warmup_steps: updates over which `alpha` rises from 0, and the slow decay from the fast.
-        eps: added to the root of the second moment, more than 0.
-        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
+        warmup_steps: updates over which `alpha` rises from 0 and the slow decay rises from the
+            fast decay.
+        eps: added to the square root of the second moment, more than 0.
+        weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
 
     Raises:
-        ValueError: for an option out of range, or a parameter it does not fit.
+        ValueError: an option is out of range, or a parameter's dtype is not a real floating one.
     """
 
     separable = True
-    """An update of a parameter looks at it, its gradient and its state alone, as `layer-streaming`
-    wants of what it steps block by block."""
+    """The update of a parameter reads only this parameter, its gradient and its state.
+    `layer-streaming` steps only such optimizers block by block."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class AdEMAMix(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; ValueError where an option or a parameter does not fit."""
+        """Add a group; ValueError if an option or a parameter of the group does not fit."""
         super().add_param_group(param_group)
         try:
             _check(self.param_groups[-1], len(self.param_groups) - 1)
@@ -108,7 +109,7 @@ class AdEMAMix(torch.optim.Optimizer):
         state["step"] += 1
 
     def _batches(self, params: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Put together what one call updates: of one step count, device and dtype."""
+        """Yield batches of parameters that one call updates: equal step count, device and dtype."""
         alike: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         for param in params:
             key = (int(self.state[param]["step"]), param.device, param.dtype)
@@ -167,7 +168,7 @@ def _check(group: dict[str, Any], place: int) -> None:
     for index, param in enumerate(group["params"]):
         if not param.is_floating_point():
             msg = (
-                f"AdEMAMix: number {index} of group {place}, {param.dtype} {list(param.shape)}, is "
-                f"not real and floating; leave it out"
+                f"AdEMAMix: parameter {index} of group {place}, {param.dtype} "
+                f"{list(param.shape)}, has no real floating dtype; leave it out"
             )
             raise ValueError(msg)

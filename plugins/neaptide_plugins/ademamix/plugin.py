@@ -1,4 +1,4 @@
-"""Builds the optimizer for runs that name it."""
+"""The plugin that builds `AdEMAMix` for a run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class AdEMAMixPlugin(OptimizerPlugin):
     _warms_up_all_along: bool = attrs.field(init=False, default=False)
 
     def build(self, model: nn.Module, lr: float, options: AdEMAMixOptions) -> torch.optim.Optimizer:
-        """Leave a warmup that was left out to `started`."""
+        """Build the optimizer; if `warmup_steps` is not set, `started` sets it later."""
         self._warms_up_all_along = options.warmup_steps is None
         options = attrs.evolve(options, warmup_steps=options.warmup_steps or 0)
         return super().build(model, lr, options)
 
     def started(self, run: Run, optimizer: torch.optim.Optimizer) -> None:
-        """Have a warmup that was left out end with the run."""
+        """Set `warmup_steps` to `train.steps` if the option is not set, and log the values."""
         for group in optimizer.param_groups if self._warms_up_all_along else ():
             group["warmup_steps"] = run.config.train.steps
         first = optimizer.param_groups[0]

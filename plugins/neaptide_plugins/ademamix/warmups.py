@@ -1,4 +1,4 @@
-"""How the weight and the decay of AdEMAMix's slow average rise at the start of training."""
+"""Warmups of AdEMAMix's slow average: its weight and its decay rise at the start of training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 
 def alpha_at(step: int, alpha: float, warmup_steps: int) -> float:
-    """Return the weight of the slow average at update `step`, counted from 1: linear."""
+    """Return the weight of the slow average at update `step`, from 1. It rises linearly."""
     return alpha * _risen(step, warmup_steps)
 
 
 def slow_decay_at(step: int, fast: float, slow: float, warmup_steps: int) -> float:
-    """Return the slow average's decay at update `step`: from `fast` to `slow`.
+    """Return the slow average's decay at update `step`: it rises from `fast` to `slow`.
 
-    What rises linearly is its half-life, `log(1/2) / log(decay)`, as the paper has it.
+    The half-life `log(1/2) / log(decay)` rises linearly, as in the paper.
     """
     risen = _risen(step, warmup_steps)
     lives = (1 - risen) * _life(fast) + risen * _life(slow)

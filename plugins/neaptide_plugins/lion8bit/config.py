@@ -16,10 +16,14 @@ class Lion8bitOptions:
     betas: tuple[float, float] = field(
         (0.9, 0.99),
         validator=decays,
-        help="share of the momentum in an update, and its decay",
+        help="share of the momentum in an update, and decay of the momentum",
     )
-    weight_decay: float = field(0.0, validator=FACTOR, help="decoupled; times the rate")
-    seed: int = field(0, validator=SEED, help="of the rounding of the state")
+    weight_decay: float = field(
+        0.0, validator=FACTOR, help="decoupled weight decay, multiplied by the learning rate"
+    )
+    seed: int = field(
+        0, validator=SEED, help="seed for the rounding of the state and of bfloat16 weights"
+    )
 
 
 SPEC = PluginSpec(
@@ -27,6 +31,6 @@ SPEC = PluginSpec(
     load="neaptide_plugins.lion8bit.plugin:Lion8bitPlugin",
     schemes={"optimizer:lion8bit"},
     options={"optimizer:lion8bit": Lion8bitOptions},
-    summary="Lion with its momentum in 8 bits: 1 byte of state a parameter instead of 4.",
+    summary="Lion with its momentum in 8 bits: 1 byte of state per parameter instead of 4.",
     numerics="changes-training",
 )

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Lion8bit(CodedOptimizer):
-    """Lion (Chen et al., 2023) with 1.02 bytes of state for each element.
+    """Lion (Chen et al., 2023) with 1.02 bytes of state per parameter element.
 
     Args:
         params: parameters or groups, float32 or bfloat16.
         lr: learning rate, a number or a 0-dim tensor.
-        betas: share of the momentum in an update, and its decay, in [0, 1).
-        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
-        seed: of the stochastic rounding of the state, and of bfloat16 weights.
+        betas: share of the momentum in an update, and decay of the momentum, in [0, 1).
+        weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
+        seed: seed for the stochastic rounding of the state and of bfloat16 weights.
     """
 
     state_names = ("exp_avg", "exp_avg_scale", "step")
@@ -44,7 +44,7 @@ class Lion8bit(CodedOptimizer):
         )
 
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return zeros."""
+        """Return the state of `param` before its first step: zeros."""
         return new_state(param)
 
     def update(
@@ -54,6 +54,6 @@ class Lion8bit(CodedOptimizer):
         group: dict[str, Any],
         seed: int,
     ) -> None:
-        """Call `lion8bit_step`."""
+        """Update a group's parameters by one call of `lion8bit_step`."""
         beta1, beta2 = group["betas"]
         lion8bit_step(*lists, lr, beta1, beta2, group["weight_decay"], seed)

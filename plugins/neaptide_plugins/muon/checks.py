@@ -1,4 +1,4 @@
-"""What Muon refuses, each in one line."""
+"""Checks of Muon's options, parameters and gradients. Each error is one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("muon", "adamw")
 NS_DTYPES = ("auto", "float32", "bfloat16")
 SCALES = ("match_rms_adamw", "original")
 _MATRIX = 2
-"""Dimensions."""
+"""Dimensions of a matrix."""
 
 
 def check_options(group: dict[str, Any]) -> None:
@@ -38,11 +38,11 @@ def check_options(group: dict[str, Any]) -> None:
 
 
 def check_parameters(group: dict[str, Any], place: int) -> None:
-    """Raise ValueError for the first parameter of group number `place` that is not of its kind."""
+    """Raise ValueError for the first parameter that does not fit the kind of group `place`."""
     for index, param in enumerate(group["params"]):
-        what = f"Muon: number {index} of group {place}, {param.dtype} {list(param.shape)},"
+        what = f"Muon: parameter {index} of group {place}, {param.dtype} {list(param.shape)},"
         if not param.is_floating_point():
-            msg = f"{what} is not real and floating; leave it out"
+            msg = f"{what} has no real floating dtype; leave it out"
             raise ValueError(msg)
         if group["kind"] != "muon":
             continue

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NOT_HIDDEN = (*SENSITIVE_WEIGHTS, "*positions*", "fc.*", "score.*", "output.*", "*.A_log")
-"""Names of embeddings and output heads, as models in use have them; `fc.*` is a ResNet's.
-Mamba's `A_log` is no matrix, though it has two dimensions."""
+"""Name patterns of embeddings and output heads in common models; `fc.*` is the head of a ResNet.
+Mamba's `A_log` has two dimensions but is not a matrix."""
 
 FUSED = {"*qkv*": (1, 1, 1), "*in_proj_weight": (1, 1, 1)}
-"""Names of weights that are query, key and value in one, and the proportions of their rows."""
+"""Name patterns of fused query-key-value weights, and the proportions of their parts' rows."""
 
 
 def _proportions(
@@ -43,7 +43,7 @@ class MuonOptions:
         0.95, validator=and_(ge(0.0), lt(1.0)), help="decay of the momentum of a matrix"
     )
     nesterov: bool = field(
-        default=True, help="look ahead: orthogonalise the momentum as it will be"
+        default=True, help="Nesterov momentum: apply the gradient to the momentum once more"
     )
     ns_steps: int = field(
         5, validator=and_(ge(1), le(20)), help="Newton-Schulz steps that orthogonalise an update"
@@ -51,42 +51,44 @@ class MuonOptions:
     ns_dtype: Literal["auto", "float32", "bfloat16"] = field(
         "auto",
         validator=in_(("auto", "float32", "bfloat16")),
-        help="in which they are computed; `auto` is bfloat16 on a GPU, else float32",
+        help="dtype of the Newton-Schulz steps; `auto` is bfloat16 on a GPU, else float32",
     )
     scale: Literal["match_rms_adamw", "original"] = field(
         "match_rms_adamw",
         validator=in_(("match_rms_adamw", "original")),
-        help="factor of a matrix's update: 0.2 * sqrt(max(rows, columns)), with which AdamW's "
-        "rates fit, or the original sqrt(max(1, rows / columns))",
+        help="factor of a matrix's update: 0.2 * sqrt(max(rows, columns)), which suits AdamW's "
+        "rates, or the original sqrt(max(1, rows / columns))",
     )
-    weight_decay: float = field(0.1, validator=FACTOR, help="decoupled; times the rate")
+    weight_decay: float = field(
+        0.1, validator=FACTOR, help="decoupled weight decay, multiplied by the learning rate"
+    )
     adamw_lr_ratio: float = field(
         1.0,
         validator=and_(gt(0.0), le(1e6)),
-        help="rate of what AdamW updates, as a multiple of `optimizer.lr`",
+        help="AdamW's learning rate, as a multiple of `optimizer.lr`",
     )
     adamw_betas: tuple[float, float] = field(
-        (0.9, 0.95), validator=decays, help="AdamW's decays of its moments"
+        (0.9, 0.95), validator=decays, help="decay of AdamW's first and second moment"
     )
     adamw_eps: float = field(
         1e-8,
         validator=EPS,
-        help="added to the root of AdamW's second moment",
+        help="added to the square root of AdamW's second moment",
     )
     adamw: tuple[str, ...] = field(
         NOT_HIDDEN,
-        help="patterns of weights that AdamW updates: embeddings and heads; what is no matrix "
-        "it updates in any case",
+        help="name patterns of weights that AdamW updates: embeddings and heads; parameters that "
+        "are not matrices are AdamW's in any case",
     )
     split: dict[str, tuple[int, ...]] = field(
         attrs.Factory(FUSED.copy),
         validator=_proportions,
-        help="patterns of weights that are several matrices in one, and the proportions of "
-        "their rows",
+        help="name patterns of weights that hold several matrices, and the proportions of the "
+        "matrices' rows",
     )
     stacked: tuple[str, ...] = field(
         ("*experts*",),
-        help="patterns of weights of three dimensions that are a stack of matrices",
+        help="name patterns of weights of three dimensions that are stacks of matrices",
     )
     convolutions: bool = field(
         default=True,
@@ -99,6 +101,6 @@ SPEC = PluginSpec(
     load="neaptide_plugins.muon.plugin:MuonPlugin",
     schemes={"optimizer:muon"},
     options={"optimizer:muon": MuonOptions},
-    summary="Muon: momentum orthogonalised, for hidden matrices; AdamW for everything else.",
+    summary="Muon (orthogonalised momentum) for hidden matrices, AdamW for everything else.",
     numerics="changes-training",
 )

@@ -1,4 +1,4 @@
-"""Which weights of a model Muon updates, by their shape, their module and their names."""
+"""Parameter groups for Muon: shape, module and name decide who updates a weight, Muon or AdamW."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _MATRIX = 2
-"""Dimensions."""
+"""Dimensions of a matrix."""
 
 
 def parameter_groups(
@@ -27,21 +27,21 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return groups for `Muon` with every trainable parameter once, in the model's order.
 
-    Muon's are the weights of two dimensions, of three if they are `stacked`, and with
-    `convolutions` those of convolutions that are not grouped. AdamW's are all others, embeddings,
-    and what has a name that fits a pattern of `adamw`; one of the names, or modules, of a tied
-    weight decides for all of them.
+    Muon updates weights of two dimensions, `stacked` weights of three and, with `convolutions`, the
+    weights of convolutions that are not grouped. AdamW updates embeddings, weights whose name fits
+    a pattern of `adamw`, and all other parameters. AdamW updates a tied weight if one of its names
+    or modules is AdamW's.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         adamw: patterns of qualified names.
-        split: by pattern, the proportions of the rows of the matrices in a weight; the first that
-            fits counts.
-        stacked: patterns of the weights that are stacks of matrices.
-        convolutions: give them to Muon.
+        split: by pattern, the proportions of the rows of the matrices in a weight; the first
+            pattern that fits is used.
+        stacked: patterns of the names of weights that are stacks of matrices.
+        convolutions: whether Muon updates convolutions.
 
     Raises:
-        ValueError: where the rows of a weight do not divide as `split` says.
+        ValueError: the rows of a weight cannot be divided in the proportions of `split`.
     """
     groups: dict[tuple[str, tuple[int, ...], bool], list[nn.Parameter]] = {}
     for param, places in _places(model).items():
@@ -94,6 +94,6 @@ def _check_rows(
     except ValueError as error:
         msg = (
             f"{name!r} of shape {list(param.shape)} cannot be split: {error} of {pattern!r}; give "
-            f"its own, such as [4, 1, 1] for 4 heads of queries to one of keys and values, or [1]"
+            f"this weight its own, such as [4, 1, 1] for 4 query heads per key head, or [1]"
         )
         raise ValueError(msg) from None

@@ -1,4 +1,4 @@
-"""The matrices that weights are made of, and which of them are orthogonalised together."""
+"""The matrices that weights consist of, and the batches in which they are orthogonalised."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     import torch
 
 _TOGETHER = 1 << 24
-"""Elements of a batch: a few times as many numbers are allocated meanwhile."""
+"""Elements of a batch. Temporaries take a few times as many elements."""
 _SMALL_ON_CPU = 64
-"""Rows up to which a CPU multiplies a batch faster than one matrix after the other."""
+"""Up to this many rows, a CPU multiplies a batch faster than one matrix after the other."""
 
 
 @attrs.frozen(eq=False)
 class Piece:
-    """Some rows of a weight that are one matrix, and how it is to be updated.
+    """Rows of a weight that form one matrix, with the numbers of their update.
 
     Attributes:
-        weight: the rows, a view; with more than two dimensions the matrix is `flatten(1)`.
-        gradient: of its shape.
-        momentum: of its shape, this gradient already in it.
-        ahead: share of the momentum in the update, the rest is the gradient's; 1 is no Nesterov.
-        lr: what the orthogonalised update is multiplied by.
-        steps: Newton-Schulz steps.
-        dtype: in which they are computed.
+        weight: a view of the rows; with more than two dimensions the matrix is `flatten(1)`.
+        gradient: of the shape of `weight`.
+        momentum: of the shape of `weight`; contains this gradient already.
+        ahead: share of the momentum in the update; the rest is the gradient. 1 without Nesterov.
+        lr: factor of the orthogonalised update.
+        steps: number of Newton-Schulz steps.
+        dtype: dtype of the Newton-Schulz steps.
     """
 
     weight: torch.Tensor
@@ -47,12 +47,12 @@ class Piece:
 
     @property
     def is_tall(self) -> bool:
-        """Whether the matrix is turned, so that it has no more rows than columns."""
+        """Whether the matrix has more rows than columns; `lying` then transposes it."""
         rows, columns = self.shape
         return rows > columns
 
     def lying(self) -> torch.Tensor:
-        """Return what is to be orthogonalised, turned if it is tall, in `dtype`."""
+        """Return the matrix to orthogonalise in `dtype`, transposed if it is tall."""
         ahead = self.momentum
         if self.ahead != 1:
             ahead = self.gradient.lerp(self.momentum, self.ahead)
@@ -60,13 +60,13 @@ class Piece:
         return matrix.mT if self.is_tall else matrix
 
     def apply(self, update: torch.Tensor) -> None:
-        """Subtract the orthogonalised update, lying as it was, times the rate."""
+        """Subtract `lr` times the orthogonalised update, which has the shape of `lying()`."""
         turned = update.mT if self.is_tall else update
         self.weight.add_(turned.reshape(self.weight.shape), alpha=-self.lr)
 
 
 def rows_of(rows: int, proportions: Sequence[int]) -> list[int]:
-    """Return how many of `rows` each part has; ValueError where they do not divide."""
+    """Return the rows of each part; ValueError if `rows` cannot be divided in `proportions`."""
     whole = sum(proportions)
     if rows % whole:
         msg = f"{rows} rows do not divide in proportions {list(proportions)}"
@@ -75,7 +75,7 @@ def rows_of(rows: int, proportions: Sequence[int]) -> list[int]:
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Put together what one iteration can orthogonalise: one shape, lying, on one device."""
+    """Yield batches for one iteration: equal shape after `lying`, device, dtype and steps."""
     alike: dict[tuple[object, ...], list[Piece]] = {}
     for piece in pieces:
         key = (*sorted(piece.shape), piece.weight.device, piece.dtype, piece.steps)

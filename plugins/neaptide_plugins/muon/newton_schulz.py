@@ -7,24 +7,24 @@ import torch
 A, B, C = 3.4445, -4.7750, 2.0315
 """Coefficients of the step `A x + B x^3 + C x^5` on singular values (Jordan et al. 2024)."""
 EPS = 1e-7
-"""Norms below this are taken for it, so that a gradient of zero stays zero."""
+"""Smaller norms are replaced by this one, so that a gradient of zero stays zero."""
 _OBLONG = 2
-"""Columns a row from which the iteration over Gram matrices takes fewer operations."""
+"""From this ratio of columns to rows on, the iteration on Gram matrices needs fewer operations."""
 _STABLE = 5
-"""Steps up to which it is stable in float32: an eigenvalue of 0 is rounded to about -1e-7, and a
-step multiplies that by up to 12; at -1 it would run away."""
+"""Up to this many steps, the iteration on Gram matrices is stable in float32. Rounding turns an
+eigenvalue of 0 into about -1e-7, each step multiplies it by up to 12, and at -1 it diverges."""
 
 
 def orthogonalised(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return `[N, R, C]` with its singular values moved to about 1, its singular vectors kept.
+    """Return matrices `[N, R, C]` with the singular vectors of `x` and singular values of about 1.
 
     With 5 steps, singular values of 0.005 to 1 of a matrix's Frobenius norm end between 0.68 and
-    1.16; smaller ones grow by about 485, to no more than 1.21. A matrix with a NaN or an inf
-    becomes NaN, without harm to its neighbours.
+    1.16. Smaller ones are multiplied by about 485 and end at 1.21 at most. A matrix with a NaN or
+    an inf becomes NaN; the other matrices are not affected.
 
     Args:
-        x: floating, with `R <= C` for the fewest operations; computed in its dtype.
-        steps: iterations.
+        x: floating `[N, R, C]`, computed in its dtype; `R <= C` needs the fewest operations.
+        steps: number of iterations.
     """
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
     rows, columns = x.shape[-2:]
@@ -38,10 +38,10 @@ def orthogonalised(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def _product(gram: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return the matrices `[N, R, R]` that `steps` steps multiply `x` by, from `x @ x.mT`.
+    """Return the matrices `[N, R, R]` by which `steps` steps multiply `x`; `gram` is `x @ x.mT`.
 
-    A step multiplies `x` by `A + B gram + C gram^2`, and `gram` by it from both sides: `x` itself
-    is not needed on the way.
+    A step multiplies `x` by the factor `A + B gram + C gram^2`, and `gram` by the same factor from
+    both sides. So the steps do not need `x` itself.
     """
     product = factor = _factor(gram)
     for _ in range(steps - 1):

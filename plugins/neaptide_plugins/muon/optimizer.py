@@ -23,28 +23,29 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024), and AdamW for groups whose `kind` is `"adamw"`.
 
-    Every argument but `params` is an option of a group. State is in the weights' dtype: one
-    momentum for Muon, AdamW's two moments and a step count else.
+    Every argument except `params` is an option of a group. State is in the weights' dtype: one
+    momentum for a parameter of Muon, two moments and a step count for a parameter of AdamW.
 
     Args:
-        params: parameters or groups, dense and real. Those of `kind = "muon"` have two dimensions
-            or more, and are matrices `[dim 0, the rest]`, or three, and are `stacked`.
+        params: parameters or groups, dense and real. A parameter of `kind = "muon"` has two
+            dimensions or more and is the matrix `[dim 0, the rest]`; a `stacked` one has three or
+            more.
         lr: learning rate, a number.
         kind: `"muon"` or `"adamw"`.
         momentum: decay of the momentum, in [0, 1).
-        nesterov: orthogonalise the momentum as it will be after the same gradient again.
-        ns_steps: Newton-Schulz steps.
+        nesterov: apply the gradient to the momentum once more before orthogonalising it.
+        ns_steps: number of Newton-Schulz steps.
         ns_dtype: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 on a GPU, else float32.
         scale: factor of a matrix's update: `"match_rms_adamw"`, 0.2 * sqrt(max(rows, columns)),
             or `"original"`, sqrt(max(1, rows / columns)).
-        split: proportions of the rows of the matrices that a weight is made of.
+        split: proportions of the rows of the matrices that a weight consists of.
         stacked: whether a weight is a stack of matrices `[N, R, C]`.
-        weight_decay: decoupled; times `lr` it is the share of a weight that goes.
-        betas: AdamW's decays of its moments, in [0, 1).
-        eps: added to the root of AdamW's second moment, more than 0.
+        weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
+        betas: decays of AdamW's first and second moment, in [0, 1).
+        eps: added to the square root of AdamW's second moment, more than 0.
 
     Raises:
-        ValueError: for an option out of range, or a parameter it does not fit.
+        ValueError: an option is out of range, or a parameter does not fit its group's kind.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; ValueError where an option or a parameter does not fit."""
+        """Add a group; ValueError if an option or a parameter of the group does not fit."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -114,7 +115,7 @@ class Muon(torch.optim.Optimizer):
             else:
                 self._adamw(params, group)
         for batch in batches(pieces):
-            # Handed over without a name, so that the iteration can free it.
+            # The stack has no name here, so that `orthogonalised` can free it.
             updates = orthogonalised(
                 torch.stack([piece.lying() for piece in batch]), batch[0].steps
             )
@@ -123,7 +124,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _moved(self, params: list[torch.Tensor], group: dict[str, Any]) -> Iterator[Piece]:
-        """Decay the weights, take the gradients into the momentum; return what is left to do."""
+        """Decay the weights and update the momenta; return the matrices still to be updated."""
         if not params:
             return iter(())
         grads = [param.grad for param in params if param.grad is not None]
@@ -161,7 +162,7 @@ class Muon(torch.optim.Optimizer):
                 [state["exp_avg_sq"] for state in states],
                 [],
                 [state["step"] for state in states],
-                # Fused on a GPU would want the step counts there.
+                # On a GPU, the fused version needs the step counts on the GPU.
                 fused=on_cpu,
                 foreach=not on_cpu,
                 amsgrad=False,
@@ -189,7 +190,7 @@ def _pieces(
 
 
 def _matrices(tensor: torch.Tensor, group: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Return views of the matrices in a parameter, or in what has its shape."""
+    """Yield views of the matrices in a parameter, or in its gradient or momentum."""
     for matrix in tensor.unbind(0) if group["stacked"] else (tensor,):
         yield from torch.split(matrix, rows_of(matrix.shape[0], group["split"]))
 

@@ -1,4 +1,4 @@
-"""Builds the optimizer for runs that name it."""
+"""The plugin that builds `Muon` for a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MuonPlugin(OptimizerPlugin):
     optimizer = Muon
 
     def build(self, model: nn.Module, lr: float, options: MuonOptions) -> Muon:
-        """Return the optimizer of a model; ConfigError where an option does not fit it."""
+        """Return the optimizer of a model; ConfigError if an option does not fit the model."""
         try:
             groups = parameter_groups(
                 model,
@@ -58,7 +58,7 @@ class MuonPlugin(OptimizerPlugin):
         )
 
     def started(self, run: Run, optimizer: torch.optim.Optimizer) -> None:
-        """Say which parameters are whose."""
+        """Log how many elements Muon and AdamW update; warn if Muon updates none."""
         elements = dict.fromkeys(KINDS, 0)
         for group in optimizer.param_groups:
             elements[group["kind"]] += sum(param.numel() for param in group["params"])

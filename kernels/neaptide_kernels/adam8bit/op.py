@@ -1,4 +1,4 @@
-"""The op `adam8bit_step`, and who provides it."""
+"""The op `adam8bit_step` and its providers."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ adam8bit_step = _OP.define()
 """See `reference.adam8bit_step`."""
 
 TRITON = (_OP.triton(),)
-"""For the plugin that brings Triton into a run."""
+"""Providers that the plugin `triton-kernels` adds to a run."""

@@ -1,4 +1,4 @@
-"""AdamW with 8-bit moments in plain torch: what the kernel must compute."""
+"""AdamW with 8-bit moments in plain torch: the reference for the kernel."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Adam8bitStep(NamedTuple):
     params: Sequence[torch.Tensor]
     """float32 or bfloat16, any shapes."""
     grads: Sequence[torch.Tensor]
-    """float32 or bfloat16, of those shapes."""
+    """float32 or bfloat16, of the shapes of `params`."""
     exp_avg: Sequence[torch.Tensor]
-    """int8 `[elements]` each, codes of the first moment, in the order of `param.flatten()`; zeros
+    """int8 `[elements]` each: codes of the first moment, in the order of `param.flatten()`; zeros
     before the first step."""
     exp_avg_sq: Sequence[torch.Tensor]
-    """uint8 `[elements]`, codes of the second."""
+    """uint8 `[elements]`: codes of the second moment."""
     exp_avg_scale: Sequence[torch.Tensor]
-    """float32 `[blocks]`, a scale for 256 codes."""
+    """float32 `[blocks]`: a scale for each 256 codes of `exp_avg`."""
     exp_avg_sq_scale: Sequence[torch.Tensor]
-    """float32 `[blocks]`."""
+    """float32 `[blocks]`: a scale for each 256 codes of `exp_avg_sq`."""
     steps: Sequence[torch.Tensor]
-    """0-dim float32, which update of its parameter this is, from 1."""
+    """0-dim float32 each: the number of this update of the parameter, from 1."""
     lr: torch.Tensor
     """Learning rate, 0-dim float32."""
     beta1: float = 0.9
@@ -36,32 +36,33 @@ class Adam8bitStep(NamedTuple):
     beta2: float = 0.999
     """Decay of the second moment, in [0, 1)."""
     eps: float = 1e-8
-    """Added to the root of the second moment, more than 0."""
+    """Added to the square root of the second moment, more than 0."""
     weight_decay: float = 1e-2
-    """Decoupled; times `lr` it is the share of a weight that goes."""
+    """Decoupled: an update shrinks each weight by the fraction `lr * weight_decay`."""
     seed: int = 0
-    """Of the rounding."""
+    """Seed of the stochastic rounding."""
 
 
 @takes(Adam8bitStep)
 def adam8bit_step(call: Adam8bitStep) -> None:
     """Update weights and their 8-bit moments in place; see `state_codes` for the codes.
 
-    Arithmetic is float32, with betas as float32 has them, in this order: the moments are decoded
-    and moved to `m = m beta1 + g (1 - beta1)` and `v = v beta2 + g g (1 - beta2)`; the weight
+    Arithmetic is float32, with the betas rounded to float32, in this order: the moments are decoded
+    and become `m = m beta1 + g (1 - beta1)` and `v = v beta2 + g g (1 - beta2)`; the weight
     becomes `w (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) +
-    eps)`; the moments are encoded. So the update is made of moments that are not rounded yet. A
-    moment is rounded, and so is a bfloat16 weight, by random numbers that seed, step, the tensor's
-    place in the list and the element's in the tensor determine: the same call gives the same bits.
+    eps)`; the moments are encoded. So the update uses moments before they are rounded. Moments and
+    bfloat16 weights are rounded by random numbers. These depend only on the seed, the step, the
+    tensor's place in the list and the element's place in the tensor: the same call gives the same
+    bits.
 
-    An inf or a NaN in a gradient leaves NaN in the moments of its block of 256.
+    After an inf or a NaN in a gradient, the moments of its block of 256 are NaN.
     """
     by_pieces(*call, update=piece)
 
 
 @takes(Adam8bitStep)
 def by_pieces(call: Adam8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Do `adam8bit_step`, where `update` does what `piece` does."""
+    """Run `adam8bit_step` with `update` in place of `piece`, such as a compiled `piece`."""
     decays = codes.as_float32(call.beta1, call.beta2)
     kept = 1 - call.lr * call.weight_decay
 
@@ -89,7 +90,7 @@ def piece(
     beta2: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the first five, a stretch of whole blocks of one tensor and its state, updated."""
+    """Return the first five arguments, updated: whole blocks of one tensor and of its state."""
     bits = stream.bits(start, len(weight))
     for_mean, for_square = codes.fractions(bits)
     g = gradient.float()

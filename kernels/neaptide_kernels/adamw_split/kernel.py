@@ -1,8 +1,8 @@
-"""AdamW over split masters in Triton: the constants of a step, then all tensors in one launch.
+"""AdamW over split masters in Triton: one launch for a step's constants, one for all tensors.
 
-Every operation rounds as torch's kernels for a CPU with FMA do, the two fused ones included, and
-no other may be fused: launch with `enable_fp_fusion=False`. The root is IEEE's; torch's may be
-another float32 next to it, depending on its build.
+Every operation rounds as in torch's kernels for a CPU with FMA. Two operations are fused there and
+here. No other may be fused, so launch with `enable_fp_fusion=False`. The square root is rounded as
+IEEE 754 requires; torch's may be a neighbouring float32, depending on its build.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def _fused(factor, other, term):
-    """`factor * other + term`, rounded once; the interpreter's own would round twice."""
+    """Return `factor * other + term`, rounded once; the interpreter's `tl.fma` rounds twice."""
     if _INTERPRETED:
         exact = factor.to(tl.float64) * other.to(tl.float64)
         return (exact + term.to(tl.float64)).to(tl.float32)
@@ -28,7 +28,7 @@ def _fused(factor, other, term):
 
 @triton.jit
 def _times(high, low, other_high, other_low):
-    """Multiply unevaluated sums of two float64, to about 2**-104 of the product."""
+    """Return the product of two float64 sums `high + low`; relative error about 2**-104."""
     product = high * other_high
     upper = (high.to(tl.int64, bitcast=True) & _UPPER).to(tl.float64, bitcast=True)
     other_upper = (other_high.to(tl.int64, bitcast=True) & _UPPER).to(tl.float64, bitcast=True)
@@ -43,7 +43,7 @@ def _times(high, low, other_high, other_low):
 
 @triton.jit
 def _power(base, exponent):
-    """`base ** exponent` for float64 in [0, 1) and an int64 below 2**31, rounded once."""
+    """Return `base ** exponent`, rounded once: `base` float64 in [0, 1), `exponent` below 2**31."""
     zero = base - base
     high, low, factor, factor_low = zero + 1, zero, base, zero
     for _ in range(31):
@@ -58,15 +58,16 @@ def _power(base, exponent):
 
 @triton.jit
 def _number(bits):
-    # A zero's bits come as int32.
+    # Triton passes the bits of zero as int32.
     return bits.to(tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["beta1_bits", "beta2_bits", "eps_bits", "decay_bits"])
 def step_constants(lr, step, out, beta1_bits, beta2_bits, eps_bits, decay_bits):
-    """Write the seven float32 constants of a step, in the order that `adamw_split` reads.
+    """Write the seven float32 constants of a step, in the order in which `adamw_split` reads them.
 
-    Options come as the bits of float64 numbers: a kernel's floating arguments are float32.
+    Options are passed as the bits of float64 numbers, because a kernel's floating arguments are
+    float32.
     """
     beta1, beta2 = _number(beta1_bits), _number(beta2_bits)
     decay = _number(decay_bits)
@@ -124,7 +125,7 @@ def _update(
     weight1, beta2 = tl.load(constants + 3), tl.load(constants + 4)
     weight2, eps = tl.load(constants + 5), tl.load(constants + 6)
     places = tl.arange(0, CHUNK)
-    # A mask keeps loads from being wide, and only the last chunk of a tensor needs one.
+    # A mask prevents wide loads, and only the last chunk of a tensor needs one.
     inside = None if WHOLE else places < left
     gradient = tl.load(grad + places, mask=inside).to(tl.float32)
     if MAXIMIZE:
@@ -156,7 +157,7 @@ def adamw_split(
     rows, owners, constants,
     GRAD: tl.constexpr, MAXIMIZE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Update one chunk of one tensor."""
+    """Update one chunk of one tensor: weights, rests and moments."""
     program = tl.program_id(0)
     row = rows + tl.load(owners + program) * 7
     start = (program - tl.load(row + 1)) * CHUNK

@@ -1,4 +1,4 @@
-"""The op `adamw_split_step`, and who provides it."""
+"""The op `adamw_split_step` and its providers."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ def _check(call: reference.AdamWSplitStep) -> None:
     }
     for name, (tensors, dtype) in lists.items():
         if len(tensors) != len(hi):
-            msg = f"{name} has {len(tensors)} tensors beside {len(hi)} weights"
+            msg = f"{name} has {len(tensors)} tensors for {len(hi)} weights"
             raise ValueError(msg)
         for place, (weight, tensor) in enumerate(zip(hi, tensors, strict=True)):
             right = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
             if not right or tensor.shape != weight.shape:
                 wanted = "floating" if dtype is None else dtype
                 msg = (
-                    f"{name}[{place}] is {tensor.dtype} {list(tensor.shape)}; beside a weight of "
-                    f"{list(weight.shape)} it is {wanted} of the same shape"
+                    f"{name}[{place}] is {tensor.dtype} {list(tensor.shape)}; for a weight of "
+                    f"{list(weight.shape)} it must be {wanted} of the same shape"
                 )
                 raise ValueError(msg)
     wrong = next((weight.dtype for weight in hi if weight.dtype != torch.bfloat16), None)
     if wrong is not None:
-        msg = f"the upper halves of split masters are torch.bfloat16 (got {wrong})"
+        msg = f"hi, the upper halves of split masters, must be torch.bfloat16 (got {wrong})"
         raise ValueError(msg)
     if lr.dim() or step.dim() or lr.dtype not in {torch.float32, torch.float64}:
         msg = (
-            f"lr is a float32 or float64 without dimensions and so is step of any dtype (got "
-            f"{lr.dtype} {list(lr.shape)}, {step.dtype} {list(step.shape)})"
+            f"lr must be a 0-dim float32 or float64, and step 0-dim (got {lr.dtype} "
+            f"{list(lr.shape)}, {step.dtype} {list(step.shape)})"
         )
         raise ValueError(msg)
     if not (0 <= call.beta1 < 1 and 0 <= call.beta2 < 1):
-        msg = f"beta1 and beta2 are in [0, 1) (got {call.beta1}, {call.beta2})"
+        msg = f"beta1 and beta2 must be in [0, 1) (got {call.beta1}, {call.beta2})"
         raise ValueError(msg)
 
 
@@ -76,7 +76,7 @@ def _fake(*_: Any) -> None:
 def agree(
     expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Yield where masters or moments differ by more than 1e-6, relative by norm."""
+    """Yield a message for each master or moment whose relative error (by norm) exceeds 1e-6."""
     right, result = dict(expected), dict(got)
     for name, tensor in right.items():
         kind, place = name.split("[")
@@ -94,7 +94,7 @@ def agree(
 def values(
     shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
 ) -> tuple[list[torch.Tensor], ...]:
-    """Return halves of masters, moments and gradients of many magnitudes, in the op's order."""
+    """Return `hi`, `lo`, moments and gradients of many magnitudes, in the op's order."""
     generator = torch.Generator().manual_seed(len(shapes))
 
     def numbers(shape: Sequence[int], size: float) -> torch.Tensor:
@@ -113,7 +113,7 @@ def values(
 
 
 def scalars(lr: float, step: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a learning rate and a count as the op takes them."""
+    """Return the op's arguments `lr` and `step`: a 0-dim float64 and a 0-dim float32."""
     rate = torch.tensor(lr, dtype=torch.float64, device=device)
     return rate, torch.tensor(float(step), device=device)
 
@@ -164,20 +164,20 @@ def _supports(query: Query) -> Support:
         if facts is None or not facts.elements:
             continue
         if facts.dtype is None:
-            return f"{name} are of several dtypes"
+            return f"{name} have several dtypes"
         if not facts.contiguous:
             return f"{name} are not contiguous"
         if not facts.aligned:
             return f"{name} do not start at multiples of 16 bytes"
     if query["grads"].dtype == torch.float64:
-        return "float64 gradients are left to the reference"
+        return "only the reference takes float64 gradients"
     return True
 
 
 adamw_split_step = define(
     OpSpec(
         name="adamw_split_step",
-        summary="AdamW on float32 masters kept as bfloat16 weights and int16 rests",
+        summary="AdamW on float32 masters stored as bfloat16 weights and int16 rests",
         reference=reference.adamw_split_step,
         fake=_fake,
         check=_check,
@@ -192,12 +192,12 @@ adamw_split_step = define(
 
 
 def has_kernel() -> bool:
-    """Return whether anything but the reference provides `adamw_split_step` in this process."""
+    """Return whether `adamw_split_step` has another provider than the reference in this process."""
     return len(KERNELS.providers(adamw_split_step.spec.name)) > 1
 
 
 def runs_by_kernel(arguments: Sequence[Any]) -> bool:
-    """Return whether another provider than the reference would run a call."""
+    """Return whether another provider than the reference would run a call with `arguments`."""
     query = KERNELS.query(adamw_split_step.spec.name, arguments)
     return KERNELS.choose(query).provider.name != REFERENCE
 
@@ -213,4 +213,4 @@ TRITON = (
         configs=tuning.configs,
     ),
 )
-"""For the plugin that brings Triton into a run."""
+"""Providers that the plugin `triton-kernels` adds to a run."""

@@ -1,4 +1,4 @@
-"""AdamW over split float32 masters, in plain torch: what the kernel must compute."""
+"""AdamW over split float32 masters in plain torch: the reference for the kernel."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ class AdamWSplitStep(NamedTuple):
     hi: Sequence[torch.Tensor]
     """bfloat16 weights of any shapes, dense in memory."""
     lo: Sequence[torch.Tensor]
-    """int16, what `split` put beside each, with its strides."""
+    """int16 rests that `split` returns with `hi`, of the same shapes and strides."""
     exp_avg: Sequence[torch.Tensor]
-    """float32 first moments, of those shapes."""
+    """float32 first moments, of the shapes of `hi`."""
     exp_avg_sq: Sequence[torch.Tensor]
-    """float32 second moments, likewise."""
+    """float32 second moments, of the shapes of `hi`."""
     grads: Sequence[torch.Tensor]
-    """Floating, likewise; taken as float32."""
+    """Floating, of the shapes of `hi`; converted to float32."""
     lr: torch.Tensor
     """Learning rate, 0-dim, float32 or float64."""
     step: torch.Tensor
-    """Which update of these weights this is, from 1; 0-dim."""
+    """The number of this update of the weights, from 1; 0-dim."""
     beta1: float = 0.9
     """Decay of the first moments, in [0, 1)."""
     beta2: float = 0.999
     """Decay of the second moments, in [0, 1)."""
     eps: float = 1e-8
-    """Added to the root of the second moments."""
+    """Added to the square root of the second moments."""
     weight_decay: float = 1e-2
-    """Decoupled; times `lr` the share of a weight that goes."""
+    """Decoupled: an update shrinks each weight by the fraction `lr * weight_decay`."""
     maximize: bool = False
-    """Follow the gradients upwards."""
+    """Maximize the loss instead of minimizing it."""
 
 
 @takes(AdamWSplitStep)
 def adamw_split_step(call: AdamWSplitStep) -> None:
-    """Update weights whose float32 masters are `split` in two, and their moments, in place.
+    """Update split float32 masters (see `split`) and their moments, in place.
 
-    On a CPU the masters and moments are those of `torch.optim.AdamW(foreach=False)`, bit for bit,
-    `lr` being a float there where it is float64 here, and a float32 tensor where it is float32.
-    Non-finite numbers spread as they do there. Here `lr` and `step` are read on the host; a kernel
-    reads them where they are.
+    On a CPU, masters and moments are bitwise those of `torch.optim.AdamW(foreach=False)`, also with
+    non-finite numbers. A float64 `lr` here corresponds to a float in torch, and a float32 `lr` to a
+    float32 tensor. The reference reads `lr` and `step` on the host; a kernel reads them on their
+    device.
     """
     lr, beta1, beta2 = call.lr, call.beta1, call.beta2
     count = call.step.item()
-    # As a float64 tensor it would make the product with a 0-dim master one of float64.
+    # The product of a float64 tensor and a 0-dim master would be float64; a float avoids this.
     rate: Any = lr.item() if lr.dtype == torch.float64 else lr
     step_size = rate / (1 - beta1**count)
     root_correction = (1 - beta2**count) ** 0.5

@@ -1,8 +1,8 @@
-"""A float32 master weight as a bfloat16, which the model computes with, and an int16 beside it.
+"""A float32 master weight stored as a bfloat16, which the model computes with, and an int16.
 
-`hi` is the float32 rounded to the nearest bfloat16, halves upwards in magnitude; `lo` is what the
-rounding took or added, as a difference of bit patterns. Rounding halves to even would leave
-differences that no int16 holds.
+`hi` is the float32 rounded to the nearest bfloat16, with ties rounded away from zero. `lo` is the
+rounding error, as a difference of bit patterns. With ties rounded to even, some differences would
+not fit into an int16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHUNK = 1 << 20
-"""Elements worked on at a time: beside its results a call allocates 8 bytes for each of these."""
+"""Elements processed at a time. For each, a call allocates 8 bytes in addition to its results."""
 
 _NAN = 0x7F81
 _DIFFERENCE = -127  # 0xFF81
@@ -27,17 +27,17 @@ _HIGH = 1 if sys.byteorder == "little" else 0
 def split(
     master: torch.Tensor, hi: torch.Tensor | None = None, lo: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(hi, lo)`, from which `join` makes every one of the 2**32 bit patterns again.
+    """Return `(hi, lo)`, from which `join` restores `master`, for each of the 2**32 bit patterns.
 
-    Every NaN that arithmetic makes (a quiet one, of any payload) has a NaN as its `hi`; finite
-    numbers that round beyond the largest bfloat16 have infinity, as in any rounding. Of the
-    signalling NaNs, 0x7F800001..0x7F807FFF have infinity and 0x7F808000..0x7F80FFFF zero, and
-    likewise with the sign set: there are more NaNs than bit patterns left for them.
+    For a NaN from arithmetic (a quiet NaN of any payload), `hi` is a NaN. For a finite number that
+    rounds beyond the largest bfloat16, `hi` is infinity, as in any rounding. Signalling NaNs are
+    different, because not enough bit patterns are left: for 0x7F800001..0x7F807FFF `hi` is
+    infinity, for 0x7F808000..0x7F80FFFF it is zero, and likewise with the sign set.
 
     Args:
         master: float32, dense in memory (its strides may be in any order).
-        hi: bfloat16 to write into, of the shape and strides of `master`; made if absent.
-        lo: int16 to write into, likewise.
+        hi: bfloat16 to write into, of the shape and strides of `master`; allocated if None.
+        lo: int16 to write into, of the same shape and strides; allocated if None.
     """
     hi = torch.empty_like(master, dtype=torch.bfloat16) if hi is None else hi
     lo = torch.empty_like(master, dtype=torch.int16) if lo is None else lo
@@ -50,12 +50,12 @@ def split(
 
 
 def join(hi: torch.Tensor, lo: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the float32 that `split` made `hi` and `lo` of.
+    """Return the float32 master that `split` divided into `hi` and `lo`.
 
     Args:
         hi: bfloat16, dense in memory.
-        lo: int16, of its shape and strides.
-        out: float32 to write into, likewise; made if absent.
+        lo: int16, of the shape and strides of `hi`.
+        out: float32 to write into, of the same shape and strides; allocated if None.
     """
     out = torch.empty_like(hi, dtype=torch.float32) if out is None else out
     for halves, high, low in _chunks(out, hi, lo):
@@ -69,10 +69,11 @@ def join(hi: torch.Tensor, lo: torch.Tensor, out: torch.Tensor | None = None) ->
 
 
 def _exchange(high: torch.Tensor, borrowed: torch.Tensor) -> None:
-    """Exchange the halves 0x8000 and 0x7F81, and 0x0000 and 0xFF81, where `borrowed` is -1.
+    """Where `borrowed` is -1, exchange 0x8000 with 0x7F81, and 0x0000 with 0xFF81, in `high`.
 
-    Rounding 0x7FFF8000..0x7FFFFFFF up carries into the sign, and 0x7FFFFFFF is the NaN that CUDA
-    makes: its `hi` would be minus zero. 0x7F81 is a NaN. Both pairs differ in the bits 0xFF81.
+    Rounding 0x7FFF8000..0x7FFFFFFF up carries into the sign bit. 0x7FFFFFFF is the NaN that CUDA
+    produces, and its `hi` would be minus zero. After the exchange it is 0x7F81, a NaN. The values
+    of each pair differ in the bits 0xFF81.
     """
     magnitude = high & 0x7FFF
     concerned = (magnitude == 0).logical_or_(magnitude == _NAN)
@@ -83,7 +84,7 @@ def _exchange(high: torch.Tensor, borrowed: torch.Tensor) -> None:
 def _chunks(
     master: torch.Tensor, hi: torch.Tensor, lo: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield as int16, of the elements in memory order: halves `[n, 2]`, `hi` `[n]`, `lo` `[n]`."""
+    """Yield chunks as int16 in memory order: halves of masters `[n, 2]`, `hi` `[n]`, `lo` `[n]`."""
     _check(master, "master", torch.float32, master)
     _check(hi, "hi", torch.bfloat16, master)
     _check(lo, "lo", torch.int16, master)
@@ -102,11 +103,12 @@ def _check(tensor: torch.Tensor, name: str, dtype: torch.dtype, master: torch.Te
         raise TypeError(message)
     if tensor.shape != master.shape or _order(tensor) != _order(master):
         message = (
-            f"{name} of a split master lies differently: shape {tuple(tensor.shape)} and strides "
-            f"{tensor.stride()} beside {tuple(master.shape)} and {master.stride()}"
+            f"{name} of a split master must have the layout of the master: it has shape "
+            f"{tuple(tensor.shape)} and strides {tensor.stride()}, the master "
+            f"{tuple(master.shape)} and {master.stride()}"
         )
         raise ValueError(message)
-    # A tensor made like another has its strides exactly where that one is dense.
+    # `empty_like` keeps the strides of a tensor only if that tensor is dense.
     if torch.empty_like(tensor, device="meta").stride() != tensor.stride():
         message = f"{name} of a split master has gaps or overlaps: strides {tensor.stride()}"
         raise ValueError(message)

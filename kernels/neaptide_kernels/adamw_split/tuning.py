@@ -1,4 +1,4 @@
-"""How AdamW over split masters is launched: a program of constants, then one launch for all."""
+"""Launches of AdamW over split masters: one for a step's constants, then one for all tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def configs(_: Query) -> Sequence[Mapping[str, Any]]:
 
 @takes(AdamWSplitStep)
 def adamw_split_step(call: AdamWSplitStep, *, chunk: int = 1024, num_warps: int = 4) -> None:
-    """Run `adamw_split_step` in Triton; nothing is read on the host."""
+    """Run `adamw_split_step` in Triton; the host reads no tensor."""
     if not call.hi:
         return
     from . import kernel  # noqa: PLC0415 - it needs Triton
@@ -54,7 +54,7 @@ def adamw_split_step(call: AdamWSplitStep, *, chunk: int = 1024, num_warps: int 
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the launches for gradients in bfloat16 and float32, in every config."""
+    """Yield the kernels to ship: gradients in bfloat16 and float32, in every config."""
     for config in CONFIGS:
         chunk, warps = config["chunk"], config["num_warps"]
         for dtype in (torch.bfloat16, torch.float32):

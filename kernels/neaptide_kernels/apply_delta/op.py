@@ -1,4 +1,4 @@
-"""The ops `apply_delta` and `apply_int8_delta`, and who provides them."""
+"""The ops `apply_delta` and `apply_int8_delta`, and their providers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _check(call: reference.FloatDeltas) -> None:
 def _check_int8(call: reference.Int8Deltas) -> None:
     params, codes, code_scales, scale, group, *_ = call
     if group < 1:
-        msg = f"a group has at least 1 element (got {group})"
+        msg = f"group must be at least 1 element (got {group})"
         raise ValueError(msg)
     _check(params, (), scale[:0] if scale.dim() else scale)
     _check_shapes("codes", params, codes, scale)
@@ -51,8 +51,8 @@ def _check_int8(call: reference.Int8Deltas) -> None:
         if each.dtype != torch.int8 or sizes.dtype != torch.float32 or sizes.shape != (groups,):
             msg = (
                 f"codes[{place}] and code_scales[{place}] are {each.dtype} and {sizes.dtype} "
-                f"{list(sizes.shape)}; {each.numel()} codes in groups of {group} are torch.int8 "
-                f"and have torch.float32 [{groups}]"
+                f"{list(sizes.shape)}; {each.numel()} codes in groups of {group} must be "
+                f"torch.int8 with scales of torch.float32 [{groups}]"
             )
             raise ValueError(msg)
 
@@ -65,15 +65,15 @@ def _check_shapes(
 ) -> None:
     sets, rest = divmod(len(deltas), len(params)) if params else (0, len(deltas))
     if rest:
-        msg = f"{len(deltas)} {name} are no whole number of sets for {len(params)} weights"
+        msg = f"{len(deltas)} {name} are not a whole number of sets for {len(params)} weights"
         raise ValueError(msg)
     if scale.dim() and scale.shape != (sets,):
-        msg = f"scale is 0-dim or one for each set (got {list(scale.shape)} for {sets} sets)"
+        msg = f"scale must be 0-dim or [sets] (got {list(scale.shape)} for {sets} sets)"
         raise ValueError(msg)
     for place, delta in enumerate(deltas):
         weight = params[place % len(params)]
         if delta.shape != weight.shape:
-            msg = f"{name}[{place}] is {list(delta.shape)}, its weight {list(weight.shape)}"
+            msg = f"{name}[{place}] is {list(delta.shape)}, its weight is {list(weight.shape)}"
             raise ValueError(msg)
 
 
@@ -174,16 +174,16 @@ def _supports(query: Query) -> Support:
         if facts is None or not facts.elements:
             continue
         if facts.dtype is None:
-            return f"{name} are of several dtypes"
+            return f"{name} have several dtypes"
         if facts.dtype == torch.float64:
-            return "float64 is left to the reference"
+            return "only the reference takes float64"
         if not facts.contiguous:
             return f"{name} are not contiguous"
         if not facts.aligned and name in {"params", "deltas", "codes"}:
             return f"{name} do not start at multiples of 16 bytes"
     group, elements = dict(query.options).get("group", 1), query["params"].elements
     if min(group, elements) > _LONGEST_GROUP:
-        return f"groups of more than {_LONGEST_GROUP} elements are left to the reference"
+        return f"only the reference takes groups of more than {_LONGEST_GROUP} elements"
     return True
 
 
@@ -232,4 +232,4 @@ TRITON = tuple(
         (apply_int8_delta, tuning.apply_int8_delta),
     )
 )
-"""For the plugin that brings Triton into a run."""
+"""Providers that the plugin `triton-kernels` adds to a run."""

@@ -1,4 +1,4 @@
-"""Weights plus scaled deltas, in plain torch: what the kernel must compute."""
+"""Weights plus scaled deltas in plain torch: the reference for the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neaptide_kernels.int8.reference import dequantize_int8
 from neaptide_kernels.registry import takes
 
 STRIDE_BITS = 40
-"""The random numbers of a tensor's elements begin at its place in the list times 2 to this."""
+"""The random numbers of tensor `place` in the list start at position `place << STRIDE_BITS`."""
 _SMALLEST_NORMAL = 2.0**-14
 _HALF_DROPS = 13
 _BFLOAT16_DROPS = 16
@@ -24,14 +24,14 @@ class FloatDeltas(NamedTuple):
     params: Sequence[torch.Tensor]
     """Floating, any shapes."""
     deltas: Sequence[torch.Tensor]
-    """Floating, of those shapes, `n` sets of them: all of one, then all of the next."""
+    """Floating, of the shapes of `params`: `n` sets, one set after the other."""
     scale: torch.Tensor
     """0-dim, or `[n]` with one for each set; floating."""
     stochastic: bool = False
-    """Round bfloat16 and float16 weights so that the mean of many roundings is the sum; by
-    `counter_random` at the element's place."""
+    """Round bfloat16 and float16 weights stochastically, by `counter_random` at the element's
+    place: the mean of many roundings is the exact sum."""
     seed: int = 0
-    """Of stochastic rounding."""
+    """Seed of stochastic rounding."""
 
 
 class Int8Deltas(NamedTuple):
@@ -40,9 +40,9 @@ class Int8Deltas(NamedTuple):
     params: Sequence[torch.Tensor]
     """Floating, any shapes."""
     codes: Sequence[torch.Tensor]
-    """int8, of those shapes, `n` sets of them: all of one, then all of the next."""
+    """int8, of the shapes of `params`: `n` sets, one set after the other."""
     code_scales: Sequence[torch.Tensor]
-    """float32 `[groups]` of each of the codes."""
+    """float32 `[groups]` for each tensor of `codes`."""
     scale: torch.Tensor
     """0-dim, or `[n]` with one for each set; floating."""
     group: int
@@ -50,17 +50,18 @@ class Int8Deltas(NamedTuple):
     stochastic: bool = False
     """As for `apply_delta`."""
     seed: int = 0
-    """Of stochastic rounding."""
+    """Seed of stochastic rounding."""
 
 
 @takes(FloatDeltas)
 def apply_delta(call: FloatDeltas) -> None:
     """Add `scale * delta` to every weight, in place.
 
-    Arithmetic is float32 (float64 where the weight is), set after set, product and sum rounded
-    each; then the weight is rounded once, to the nearest or stochastically: away from zero with
-    the probability of what is cut off, which float16 and bfloat16 take 13 and 16 bits of. NaN and
-    infinities spread as in any sum; what rounds beyond a dtype's largest number is infinite there.
+    Arithmetic is float32, or float64 for float64 weights. The sets are added one after the other;
+    each product and each sum is rounded. At the end the weight is rounded once, to the nearest or
+    stochastically. Stochastic rounding drops 13 bits for float16 and 16 bits for bfloat16; the
+    dropped part is the probability of rounding away from zero. NaN and infinities spread as in any
+    sum. A number that rounds beyond a dtype's largest number becomes infinite.
     """
     terms = _by_weight(call.params, call.deltas, call.scale)
     for place, (weight, deltas) in enumerate(terms):
@@ -69,10 +70,10 @@ def apply_delta(call: FloatDeltas) -> None:
 
 @takes(Int8Deltas)
 def apply_int8_delta(call: Int8Deltas) -> None:
-    """Add `scale * delta` to every weight in place, where deltas are symmetric int8 codes.
+    """Add `scale * delta` to every weight in place; deltas are symmetric int8 codes.
 
-    A delta is what `dequantize_int8(codes, code_scales, None, group)` returns, of which nothing is
-    stored; all else is as `apply_delta` has it.
+    A delta is the result of `dequantize_int8(codes, code_scales, None, group)`. A kernel does not
+    store it. Everything else is as in `apply_delta`.
     """
     deltas = [
         dequantize_int8(each, sizes, None, call.group)
@@ -109,10 +110,13 @@ def _add(
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
-    """Return float32 values that `dtype` (bfloat16 or float16) holds, rounded by 32 random bits."""
+    """Round `values` (float32) by 32 random bits to values of `dtype`; return them as float32.
+
+    `dtype` is bfloat16 or float16.
+    """
     dropped = _HALF_DROPS if dtype == torch.float16 else _BFLOAT16_DROPS
     magnitude = values.abs()
-    # float16 has one spacing below its smallest normal number: that of the binade above it.
+    # Below its smallest normal number, float16 has the spacing of the lowest normal binade.
     lifted = (magnitude < _SMALLEST_NORMAL) & (dtype == torch.float16)
     lift = lifted.to(values.dtype) * _SMALLEST_NORMAL
     raw = (magnitude + lift).view(torch.int32) + (bits >> (32 - dropped)).to(torch.int32)

@@ -1,4 +1,4 @@
-"""How deltas are applied: one launch over the chunks of all tensors."""
+"""Launches that apply deltas: one launch over the chunks of all tensors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def apply_int8_delta(call: Int8Deltas, *, chunk: int = 1024, num_warps: int = 4)
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the launches for bfloat16 weights in every config, and one for float16."""
+    """Yield the kernels to ship: bfloat16 weights in every config, and one for float16."""
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
     cases = [

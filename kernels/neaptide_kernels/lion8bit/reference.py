@@ -1,4 +1,4 @@
-"""Lion with an 8-bit momentum in plain torch: what the kernel must compute."""
+"""Lion with an 8-bit momentum in plain torch: the reference for the kernel."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Lion8bitStep(NamedTuple):
     params: Sequence[torch.Tensor]
     """float32 or bfloat16, any shapes."""
     grads: Sequence[torch.Tensor]
-    """float32 or bfloat16, of those shapes."""
+    """float32 or bfloat16, of the shapes of `params`."""
     exp_avg: Sequence[torch.Tensor]
-    """int8 `[elements]` each, codes of the momentum, in the order of `param.flatten()`; zeros
+    """int8 `[elements]` each: codes of the momentum, in the order of `param.flatten()`; zeros
     before the first step."""
     exp_avg_scale: Sequence[torch.Tensor]
-    """float32 `[blocks]`, a scale for 256 codes."""
+    """float32 `[blocks]`: a scale for each 256 codes."""
     steps: Sequence[torch.Tensor]
-    """0-dim float32, which update of its parameter this is, from 1."""
+    """0-dim float32 each: the number of this update of the parameter, from 1."""
     lr: torch.Tensor
     """Learning rate, 0-dim float32."""
     beta1: float = 0.9
@@ -32,9 +32,9 @@ class Lion8bitStep(NamedTuple):
     beta2: float = 0.99
     """Decay of the momentum, in [0, 1)."""
     weight_decay: float = 0.0
-    """Decoupled; times `lr` it is the share of a weight that goes."""
+    """Decoupled: an update shrinks each weight by the fraction `lr * weight_decay`."""
     seed: int = 0
-    """Of the rounding."""
+    """Seed of the stochastic rounding."""
 
 
 @takes(Lion8bitStep)
@@ -42,21 +42,21 @@ def lion8bit_step(call: Lion8bitStep) -> None:
     """Update weights and their 8-bit momentum in place; see `state_codes` for the codes.
 
     Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023). Arithmetic is
-    float32, with betas as float32 has them, in this order: the momentum is decoded; the weight
-    becomes `w (1 - lr weight_decay) - lr sign(m beta1 + g (1 - beta1))`; the momentum moves to
-    `m beta2 + g (1 - beta2)` and is encoded. It is rounded, and so is a bfloat16 weight, by random
-    numbers that seed, step, the tensor's place in the list and the element's in the tensor
-    determine: the same call gives the same bits.
+    float32, with the betas rounded to float32, in this order: the momentum is decoded; the weight
+    becomes `w (1 - lr weight_decay) - lr sign(m beta1 + g (1 - beta1))`; the momentum becomes
+    `m beta2 + g (1 - beta2)` and is encoded. The momentum and bfloat16 weights are rounded by
+    random numbers. These depend only on the seed, the step, the tensor's place in the list and the
+    element's place in the tensor: the same call gives the same bits.
 
-    A gradient that is NaN leaves NaN in its weight; with an inf or a NaN the momentum of its block
-    of 256 is NaN from then on.
+    After a NaN in a gradient, its weight is NaN. After an inf or a NaN, the momentum of its block
+    of 256 is NaN, and stays NaN.
     """
     by_pieces(*call, update=piece)
 
 
 @takes(Lion8bitStep)
 def by_pieces(call: Lion8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Do `lion8bit_step`, where `update` does what `piece` does."""
+    """Run `lion8bit_step` with `update` in place of `piece`, such as a compiled `piece`."""
     kept = 1 - call.lr * call.weight_decay
     factors = (kept, call.lr, *codes.as_float32(call.beta1, call.beta2))
     codes.update_by_pieces(call[:5], call.seed, update, lambda _: factors)
@@ -74,7 +74,7 @@ def piece(
     beta1: float,
     beta2: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the first three, a stretch of whole blocks of one tensor and its state, updated."""
+    """Return the first three arguments, updated: whole blocks of one tensor and of its state."""
     bits = stream.bits(start, len(weight))
     g = gradient.float()
     m = codes.decode_signed(mean, scale)

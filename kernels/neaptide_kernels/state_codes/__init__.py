@@ -1,9 +1,9 @@
-"""Optimizer state in 8 bits: blocks of 256 values on power maps, stored by stochastic rounding.
+"""Optimizer state in 8 bits: blocks of 256 values, coded by power maps, rounded stochastically.
 
-A slow average moves by less than half the distance of two codes in almost every step, and stands
-still where it is rounded to the nearest. Rounded up with the probability of the remainder, it is
-right in the mean. Powers spend the codes on small values: squares reach down to 6e-5 of a block's
-largest, fourth powers (whose square roots Adam divides by) to 2e-10.
+In almost every step a slow average moves by less than half the distance of two codes. Rounded to
+the nearest code, it would not change. Rounded up with a probability equal to the remainder, it is
+right in the mean. A power map gives many codes to small values: squares reach down to 6e-5 of a
+block's largest value, fourth powers (for Adam's second moment) to 2e-10.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 BLOCK = 256
-"""Values that share a scale, in the order of the parameter's elements."""
+"""Number of values that share a scale, in the order of the parameter's elements."""
 SIGNED, UNSIGNED = 127, 255
-"""The largest codes."""
+"""The largest signed and the largest unsigned code."""
 SIGNED_TOP = float(SIGNED**2)
 UNSIGNED_TOP = float(torch.tensor(float(UNSIGNED**2), dtype=torch.float32, device="cpu") ** 2)
-"""What the largest codes stand for at a scale of 1, in float32."""
+"""The float32 values of the largest codes at a scale of 1."""
 SIGNED_LEAST, UNSIGNED_LEAST = 2.0**-100, 2.0**-90
-"""Blocks whose largest value is less are coded as if it were this: no scale is denormal."""
+"""Lower bounds of a block's largest value when its scale is computed, so no scale is denormal."""
 TENSOR = 1 << 40
-"""Random positions that one tensor of a list has."""
+"""Number of random positions for each tensor of a list."""
 
 WINDOW = 64
-"""Steps between two random starts."""
+"""Steps after which the random bits start again from a random value."""
 TURN = 0x9E379E37
-"""What is added to 32 random bits at a step: the golden ratio in either half."""
+"""Added to the 32 random bits at each step: the golden ratio, in both 16-bit halves."""
 THIRD = 0x9E3779B1
+"""Multiplier that mixes both halves of random bits into 16 more (see `third`)."""
 
 PIECE = 1 << 16
-"""Elements worked on at a time on a CPU, where they are to fit in its caches."""
+"""Elements processed at a time on a CPU, so that they fit in its caches."""
 _LARGE_PIECE = 1 << 24
 
 
 def blocks_of(elements: int) -> int:
-    """Return how many blocks, and scales, a tensor has."""
+    """Return the number of blocks, and of scales, of a tensor."""
     return -(-elements // BLOCK)
 
 
 def pieces(elements: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Yield elements and blocks of a tensor, a few blocks at a time: float32 for a piece alone."""
+    """Yield slices of a tensor's elements and blocks, so that float32 copies stay small."""
     size = PIECE if device.type == "cpu" else _LARGE_PIECE
     for start in range(0, elements, size):
         stop = min(elements, start + size)
@@ -60,14 +61,14 @@ def update_by_pieces(
     update: Callable[..., tuple[torch.Tensor, ...]],
     factors: Callable[[torch.Tensor], tuple[Any, ...]],
 ) -> None:
-    """Update weights and their state, a stretch of whole blocks of one tensor at a time.
+    """Update weights and their state, a piece of whole blocks of one tensor at a time.
 
     Args:
-        lists: weights, gradients, codes, their scales, and last the step counts.
-        seed: of the rounding.
-        update: given weights, codes, scales, gradients, a `Stream`, where it starts, and factors,
-            returns new weights, codes and scales.
-        factors: of a tensor, by its step count.
+        lists: weights, gradients, codes, scales and step counts, in this order.
+        seed: seed of the stochastic rounding.
+        update: takes weights, codes, scales, gradients, a `Stream`, the piece's start in the
+            stream, and factors; returns new weights, codes and scales.
+        factors: returns the factors of a tensor for its step count.
     """
     kinds = (len(lists) - 3) // 2
     for place, (param, grad, *state, step) in enumerate(zip(*lists, strict=True)):
@@ -88,25 +89,24 @@ def update_by_pieces(
 def random_bits(seed: int, step: torch.Tensor, tensor: int, elements: slice) -> torch.Tensor:
     """Return 32 random bits, int64, for elements of a tensor at a step.
 
-    Over 64 steps the bits of an element go round by the golden ratio from a random start, so that
-    roundings up are spread evenly: their sum strays far less than that of independent ones, and is
-    as right in the mean.
+    For 64 steps the bits of an element advance by the golden ratio from a random start. This
+    spreads roundings up evenly: their sum has the same mean as with independent random bits, and
+    a much smaller variance.
 
     Args:
         seed: any integer of 64 bits.
         step: 0-dim float32, a whole number.
-        tensor: its place in the list.
-        elements: places in the tensor.
+        tensor: the tensor's place in the list.
+        elements: places of the elements in the tensor.
     """
     return stream(seed, step).bits(tensor * TENSOR + elements.start, elements.stop - elements.start)
 
 
 @attrs.frozen
 class Stream:
-    """The random numbers of one step of a seed."""
+    """The random numbers of one step of a seed: 0-dim int64 tensors, not read on the host."""
 
     first: torch.Tensor
-    """0-dim int64, and so are the others: nothing of it is read on the host."""
     second: torch.Tensor
     turned: torch.Tensor
 
@@ -123,17 +123,17 @@ def stream(seed: int, step: torch.Tensor) -> Stream:
 
 
 def as_float32(*numbers: float) -> list[float]:
-    """Return numbers as float32 has them."""
+    """Return `numbers` rounded to float32."""
     return torch.tensor(numbers, dtype=torch.float32, device="cpu").tolist()
 
 
 def fractions(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two float32 numbers in (0, 1) for 32 bits: of their upper and of their lower half."""
+    """Return two float32 numbers in (0, 1): from the upper and from the lower 16 of 32 bits."""
     return _fraction(bits >> 16), _fraction(bits & 0xFFFF)
 
 
 def third(bits: torch.Tensor) -> torch.Tensor:
-    """Return 16 bits more, int64, independent of either half alone."""
+    """Return 16 more bits, int64, independent of each of the two halves alone."""
     return ((bits * THIRD) >> 16) & 0xFFFF
 
 
@@ -162,14 +162,14 @@ def decode_unsigned(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def encode_signed(
     values: torch.Tensor, fraction: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 codes in [-127, 127] and the scales of blocks, values of a code kept exactly.
+    """Return int8 codes in [-127, 127] and the scales of blocks; values on a code stay exact.
 
-    A block with an inf or a NaN has NaN for its scale, and decodes to NaN.
+    The scale of a block with an inf or a NaN is NaN, and the block decodes to NaN.
 
     Args:
         values: float32 `[elements]`.
-        fraction: of each value, in (0, 1): it is rounded away from zero where its remainder,
-            as a share of the distance of the two codes around it, is more.
+        fraction: a random number in (0, 1) for each value. The value is rounded away from zero if
+            its remainder, as a share of the distance of the two codes around it, is larger.
     """
     scale, inverse = _scales(values.abs(), SIGNED_LEAST, SIGNED_TOP)
     scaled = values.abs() * _spread(inverse, len(values))
@@ -181,10 +181,10 @@ def encode_signed(
 def encode_unsigned(
     values: torch.Tensor, fraction: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uint8 codes and the scales of blocks, as `encode_signed` does, for values >= 0.
+    """Return uint8 codes and the scales of blocks for values >= 0, as `encode_signed` does.
 
-    Only 0 has the code 0: a smaller value than the code 1 stands for has the code 1. What is
-    divided by its root is never divided by a zero that rounding made.
+    Only the value 0 has the code 0; a value between 0 and the value of code 1 has the code 1. So a
+    division by the root of a decoded value never meets a zero that rounding made.
     """
     scale, inverse = _scales(values, UNSIGNED_LEAST, UNSIGNED_TOP)
     scaled = values * _spread(inverse, len(values))
@@ -196,17 +196,18 @@ def encode_unsigned(
 
 
 def root(values: torch.Tensor) -> torch.Tensor:
-    """Return square roots in float32, rounded correctly; those of torch on a CPU may not be."""
+    """Return correctly rounded float32 square roots; torch's on a CPU may be rounded wrongly."""
     return values.double().sqrt().float()
 
 
 def stored(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
-    """Return float32 values as a weight's dtype: as they are, or stochastically as bfloat16.
+    """Return `values` in a weight's dtype: unchanged as float32, stochastically as bfloat16.
 
     Args:
         values: float32.
         dtype: float32 or bfloat16.
-        bits: int64 below 2**16, of their shape: what is added below the last place that is kept.
+        bits: random int64 below 2**16, of the shape of `values`; added to the 16 bits that
+            bfloat16 drops.
     """
     if dtype == torch.bfloat16:
         raw = values.view(torch.int32)
@@ -216,14 +217,14 @@ def stored(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torc
 
 
 def _below(codes: torch.Tensor, top: int) -> torch.Tensor:
-    """Return the code at or below each; one less where it is whole, whose remainder is then 1."""
+    """Return the code at or below each value; for a whole code possibly one less, remainder 1."""
     return (codes - 0.5).round().nan_to_num(top - 1.0).clamp(max=top - 1.0)
 
 
 def _scales(
     magnitudes: torch.Tensor, least: float, top: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scale of each block, and its inverse: 0 for a block of zeros."""
+    """Return the scale of each block and its inverse; both are 0 for a block of zeros."""
     padded = torch.nn.functional.pad(magnitudes, (0, -len(magnitudes) % BLOCK))
     largest = padded.view(-1, BLOCK).amax(1)
     largest = torch.where(largest > 0, largest.clamp(min=least), largest)

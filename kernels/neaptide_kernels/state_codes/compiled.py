@@ -1,4 +1,4 @@
-"""Pieces of a reference compiled by torch for a CPU: the same bits in a fraction of the time."""
+"""A reference's update of a piece, compiled for a CPU: the same bits in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 
 def supports(query: Query) -> Support:
-    """Return whether there is a compiler for this device."""
+    """Return True if the call is on a CPU and there is a C++ compiler, else the reason."""
     if query.device != "cpu":
-        return "it is compiled for a CPU"
+        return "it is compiled for a CPU only"
     if not any(map(shutil.which, ("g++", "c++", "clang++"))):
         return "there is no C++ compiler: install g++"
     return True
 
 
 def whole_pieces(update: Update) -> Update:
-    """Return `update`, compiled for pieces of the usual size at its first call with one."""
+    """Return `update`, compiled for pieces of `PIECE` elements at its first call with such a piece.
+
+    Smaller pieces are updated by `update` itself.
+    """
     compiled: Any = torch.compile(update, dynamic=False, fullgraph=True)
 
     def chosen(weight: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:

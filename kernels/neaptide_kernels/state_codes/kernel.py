@@ -1,9 +1,9 @@
 """Optimizer state in 8 bits in Triton: tiles of whole blocks, `[blocks, 256]`.
 
-A GPU converts between integers and floats at an eighth of the speed at which it adds: codes become
-numbers, and numbers codes, through the bits of floats of a fixed exponent. Roots of codes are
-approximate: one too low or too high by them has a remainder of all or nothing, and rounds to the
-same value.
+A GPU converts between integers and floats at an eighth of the speed of additions. So codes are
+converted through the bits of floats with a fixed exponent. The roots that give the lower code are
+approximate. If such a root gives a code that is one too low or too high, the remainder is 1 or 0,
+and the value is rounded to the same code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FROM_SIGNED: tl.constexpr = tl.constexpr(2.0**23 + 128.0)
 
 @triton.jit
 def random_bits(first_key, second_key, step, tensor, start, offsets):
-    """`random_bits` of a tile that begins at the element `start`, int64; keys as `signed`."""
+    """`random_bits` of a tile that begins at element `start` (int64); keys are from `signed`."""
     step = step.to(tl.uint32)
     first, second = keys_at(first_key.to(tl.uint32), second_key.to(tl.uint32), step // _WINDOW)
     upper = (tensor.to(tl.uint32) << 8) + (start >> 32).to(tl.uint32)
@@ -52,19 +52,19 @@ def random_bits(first_key, second_key, step, tensor, start, offsets):
 
 @triton.jit
 def upper_fraction(bits):
-    """The first of `fractions`."""
+    """The first result of `fractions`."""
     return (0x3F800000 | ((bits >> 16) << 7)).to(tl.float32, bitcast=True) - _FRACTIONS
 
 
 @triton.jit
 def lower_fraction(bits):
-    """The second of `fractions`."""
+    """The second result of `fractions`."""
     return (0x3F800000 | ((bits & 0xFFFF) << 7)).to(tl.float32, bitcast=True) - _FRACTIONS
 
 
 @triton.jit
 def decode_signed(codes, scale):
-    """`decode_signed` of a tile, scales `[blocks]`."""
+    """`decode_signed` of a tile; `scale` is `[blocks]`."""
     shifted = (codes.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint32)
     code = (0x4B000000 | shifted).to(tl.float32, bitcast=True) - _FROM_SIGNED
     return (code * tl.abs(code)) * scale[:, None]
@@ -72,7 +72,7 @@ def decode_signed(codes, scale):
 
 @triton.jit
 def decode_unsigned(codes, scale):
-    """`decode_unsigned` of a tile, scales `[blocks]`."""
+    """`decode_unsigned` of a tile; `scale` is `[blocks]`."""
     code = (0x4B000000 | codes.to(tl.uint32)).to(tl.float32, bitcast=True) - _FROM_UNSIGNED
     square = code * code
     return (square * square) * scale[:, None]
@@ -80,7 +80,7 @@ def decode_unsigned(codes, scale):
 
 @triton.jit
 def _scales(magnitudes, least, top):
-    # The bits of numbers that are not negative are in their order, and NaN comes after infinity.
+    # Non-negative floats have the same order as their bits, with NaN after infinity.
     largest = tl.max(magnitudes.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
     largest = largest.to(tl.float32, bitcast=True)
     largest = tl.where(largest > 0, tl.maximum(largest, least, tl.PropagateNan.ALL), largest)
@@ -126,7 +126,7 @@ def encode_unsigned(values, roots, fraction):
 
 @triton.jit
 def rounded(values, bits, dtype: tl.constexpr):
-    """What `store` writes, of the weight's dtype, for the same 32 bits."""
+    """Return `values` as the weight's dtype, as `stored` does; `bits` are the 32 random bits."""
     if dtype == tl.bfloat16:
         raw = values.to(tl.uint32, bitcast=True)
         raw = (raw + ((bits * _THIRD) >> 16)) & 0xFFFF0000
@@ -137,14 +137,14 @@ def rounded(values, bits, dtype: tl.constexpr):
 
 @triton.jit
 def address(entry, dtype: tl.constexpr, alignment: tl.constexpr):
-    """Load a pointer from a table of tensors, known to be a multiple of `alignment` bytes."""
+    """Load a pointer from a table of tensors; it is a multiple of `alignment` bytes."""
     pointer = tl.load(entry).to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, alignment)
 
 
 @triton.jit
 def power(base, exponent):
-    """`base ** exponent` in float64, for an int32 exponent of at least 0."""
+    """Return `base ** exponent` in float64, for an int32 exponent of at least 0."""
     square = tl.full((), base, tl.float64)
     result = tl.full((), 1.0, tl.float64)
     while exponent > 0:
@@ -156,7 +156,7 @@ def power(base, exponent):
 
 @triton.jit
 def load(pointer, offsets, inside, WHOLE: tl.constexpr):
-    """Load without a mask where the tile is whole: one would keep loads from being wide."""
+    """Load a tile; a whole tile needs no mask, which would prevent wide loads."""
     if WHOLE:
         return tl.load(pointer + offsets)
     return tl.load(pointer + offsets, mask=inside, other=0)
@@ -164,7 +164,7 @@ def load(pointer, offsets, inside, WHOLE: tl.constexpr):
 
 @triton.jit
 def store(pointer, offsets, values, inside, WHOLE: tl.constexpr):
-    """Store as `load` loads."""
+    """Store a tile; a whole tile needs no mask."""
     if WHOLE:
         tl.store(pointer + offsets, values)
     else:

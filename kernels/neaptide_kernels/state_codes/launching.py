@@ -1,4 +1,4 @@
-"""How kernels over 8-bit state are launched: one program for some blocks of one tensor."""
+"""Launches of kernels over 8-bit state: each program updates some blocks of one tensor."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def launch(
     rows: int = 8,
     num_warps: int = 8,
 ) -> None:
-    """Step all tensors in one launch.
+    """Update all tensors in one launch.
 
     Args:
         kernel: takes a table, its owners, the rate, the numbers and the keys of the seed.
-        lists: weights, gradients, their state, and last the step counts.
-        lr: 0-dim float32.
-        numbers: the kernel's others, which it gets as float32 has them.
-        seed: of the rounding.
-        rows: blocks of a program.
-        num_warps: of a program.
+        lists: weights, gradients, state and step counts, in this order.
+        lr: learning rate, 0-dim float32.
+        numbers: the kernel's other numbers; they are rounded to float32.
+        seed: seed of the stochastic rounding.
+        rows: blocks per program.
+        num_warps: warps per program.
     """
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
@@ -67,7 +67,7 @@ def launch(
 
 
 def shipped(module: str, kernel: str, numbers: Sequence[str]) -> Iterator[ShippedKernel]:
-    """Yield a kernel's launches for bfloat16 weights in every config, and one for float32."""
+    """Yield the kernels to ship: bfloat16 weights in every config, and one for float32."""
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
     cases = [("bf16", tl.bfloat16, config) for config in CONFIGS]

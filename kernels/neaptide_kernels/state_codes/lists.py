@@ -1,4 +1,4 @@
-"""Lists of weights, gradients and 8-bit state: what goes together, and how results are judged."""
+"""Checks of lists of weights, gradients and 8-bit state, and the comparison of their results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _CODES_OFF = 0.01
 def check(
     op: str, names: Sequence[str], codes: Collection[torch.dtype], arguments: Sequence[Any]
 ) -> None:
-    """Raise ValueError for the first thing that does not go together.
+    """Raise ValueError for the first tensor or list that does not fit the others.
 
     Args:
-        op: its name.
-        names: of its arguments, in the order that `op.CodedOp` has.
-        codes: their dtypes.
-        arguments: all of them.
+        op: the op's name.
+        names: names of the op's arguments, in the order of `op.CodedOp`.
+        codes: dtypes of the codes.
+        arguments: all arguments of the call.
     """
     kinds, rate = len(codes), 3 + 2 * len(codes)
     params, lr = arguments[0], arguments[rate]
@@ -76,7 +76,7 @@ def _refuse(
 
 
 def check_numbers(op: str, **numbers: float) -> None:
-    """Raise ValueError where a beta is not in [0, 1), another is not 0 or more, or eps is 0."""
+    """Raise ValueError if a beta is not in [0, 1), another number is negative, or eps is 0."""
     for name, value in numbers.items():
         beta = name.startswith("beta")
         if not (0.0 <= value < 1.0 if beta else 0.0 <= value < float("inf")):
@@ -89,7 +89,7 @@ def check_numbers(op: str, **numbers: float) -> None:
 
 
 def supports(query: Query) -> Support:
-    """Return True where Triton steps these lists in one launch, else why not."""
+    """Return True if Triton can update these lists in one launch, else the reason."""
     reason = no_triton(query)
     if reason:
         return reason
@@ -99,7 +99,7 @@ def supports(query: Query) -> Support:
         if not facts.contiguous:
             return f"a tensor of {name} is not contiguous"
         if name in {"params", "grads"} and facts.dtype not in WEIGHTS:
-            return f"{name} are of several dtypes"
+            return f"{name} have several dtypes"
     return True
 
 
@@ -111,10 +111,10 @@ def aligned(*lists: Sequence[torch.Tensor]) -> bool:
 def disagreements(
     expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Yield what is wrong with results: weights by norm, decoded state by the distance of codes.
+    """Yield the errors of results: weights by norm, decoded state by the distance of codes.
 
-    A compiler's square root may be off by a bit, which changes a code that lies next to a boundary
-    by one. More than one code of a hundred must not change.
+    A compiler's square root may be wrong in the last bit, which changes a code next to a boundary
+    by one. This may happen to one code of a hundred at most.
     """
     right, found = dict(expected), dict(got)
     for name, tensor in right.items():
@@ -137,7 +137,7 @@ def _state_off(
     right, result = decode(codes, scale), decode(*got)
     known = ~right.isnan()  # the codes of a block that is NaN do not matter
     if not torch.equal(known, ~result.isnan()):
-        yield f"{name}: other places are NaN"
+        yield f"{name}: NaN is in other places than expected"
         return
     off = (codes.int() - got[0].int()).abs()[known]
     if int((off != 0).sum()) > 1 + _CODES_OFF * off.numel():
@@ -146,7 +146,7 @@ def _state_off(
     slack = 1e-5 * right.abs()
     inside = (result >= bounds[0] - slack) & (result <= bounds[1] + slack)
     if not bool(inside[known].all()):
-        yield f"{name}: decoded state is more than a code away"
+        yield f"{name}: decoded state differs by more than one code"
 
 
 def _range(codes: torch.Tensor) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""An op that steps weights with 8-bit state: all but its arithmetic follows from its arguments."""
+"""An op that updates weights with 8-bit state, built from its reference and its kernel."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True, eq=False)
 class CodedOp:
-    """What one op is made of.
+    """The parts of one op with 8-bit state.
 
-    Its arguments are, in this order: lists of `params`, `grads`, codes, scales (`<codes>_scale`
-    each) and `steps`; `lr`; numbers; `seed`.
+    The op's arguments are, in this order: lists of `params`, `grads`, codes, scales
+    (`<codes>_scale` each) and `steps`; `lr`; numbers; `seed`.
     """
 
     name: str
     summary: str
     codes: Mapping[str, torch.dtype]
-    """The lists of codes, with their dtypes."""
+    """Dtype of each list of codes, by the list's name."""
     reference: Callable[..., None]
     by_pieces: Callable[..., None]
     """`by_pieces(*arguments, update=piece)` is the reference."""
     piece: Callable[..., tuple[torch.Tensor, ...]]
+    """Updates one piece of a tensor and its state."""
     kernel: str
-    """`"module:function"`, which `launching.launch` launches."""
+    """`"module:function"` of the Triton kernel for `launching.launch`."""
     tried: tuple[float, ...]
-    """Numbers to try it with."""
+    """The numbers for trials."""
     names: tuple[str, ...] = attrs.field(init=False)
-    """The arguments, in order."""
+    """Names of the arguments, in order."""
 
     @names.default
     def _names(self) -> tuple[str, ...]:
         return tuple(signature(self.reference).parameters)
 
     def define(self) -> Op:
-        """Add the op, and a provider that compiles its pieces for a CPU."""
+        """Define the op, and add a provider that compiles `piece` for a CPU."""
         trials = StepTrials(self.reference, self.new_state, self.tried)
         op = define(
             OpSpec(
@@ -66,7 +67,7 @@ class CodedOp:
                 agree=lists.disagreements,
             )
         )
-        # Only where it was measured: its first call takes a C++ compiler's ten seconds.
+        # Priority -1: used only after a measurement, as compiling takes ten seconds at first.
         KERNELS.add(
             Provider(
                 op=self.name,
@@ -79,7 +80,7 @@ class CodedOp:
         return op
 
     def triton(self) -> Provider:
-        """Return the provider for the plugin that brings Triton into a run."""
+        """Return the provider that the plugin `triton-kernels` adds to a run."""
         return Provider(
             op=self.name,
             name="triton",
@@ -91,12 +92,12 @@ class CodedOp:
         )
 
     def shipped(self) -> Iterator[ShippedKernel]:
-        """Yield the launches."""
+        """Yield the Triton kernels to ship."""
         module, kernel = self.kernel.split(":")
         return launching.shipped(module, kernel, self.names[self._rate + 1 : -1])
 
     def new_state(self, param: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return codes, scales and the step count of a parameter before its first step."""
+        """Return zeros: codes, scales and the step count of a parameter before its first step."""
         number, zeros = param.numel(), partial(torch.zeros, device=param.device)
         return (
             *(zeros(number, dtype=dtype) for dtype in self.codes.values()),
@@ -105,13 +106,13 @@ class CodedOp:
         )
 
     def check(self, *arguments: Any) -> None:
-        """Raise ValueError for arguments that do not go together."""
+        """Raise ValueError for arguments that do not fit each other."""
         lists.check(self.name, self.names, self.codes.values(), arguments)
         numbers = zip(self.names[self._rate + 1 : -1], arguments[self._rate + 1 : -1], strict=True)
         lists.check_numbers(self.name, **dict(numbers))
 
     def traffic(self, params: Any, grads: Any, *_: Any) -> int:
-        """Return the bytes that a step must at least read and write."""
+        """Return the bytes that a step must read and write, at the least."""
         state = (2 + 8 / 256) * len(self.codes)
         return sum(
             round(param.numel() * (2 * param.element_size() + grad.element_size() + state))
@@ -125,5 +126,5 @@ class CodedOp:
     def _launch(self, *arguments: Any, **config: int) -> None:
         module, kernel = self.kernel.split(":")
         tensors, (lr, *numbers, seed) = arguments[: self._rate], arguments[self._rate :]
-        function = getattr(import_module(module), kernel)  # it needs Triton
+        function = getattr(import_module(module), kernel)  # this import needs Triton
         launching.launch(function, tensors, lr, numbers, seed, **config)

@@ -1,4 +1,4 @@
-"""A torch optimizer whose state is 8-bit codes: what Adam and Lion with such a state share."""
+"""A torch optimizer whose state is 8-bit codes: the base of `Adam8bit` and `Lion8bit`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _APART = 1 << 40
-"""Between the seeds of two calls of a step: their tensors must not share random bits."""
+"""Distance of the seeds of two calls in a step, so that their tensors share no random bits."""
 
 
 class CodedOptimizer(torch.optim.Optimizer, ABC):
-    """Updates all parameters of a group that are alike in one call of an op.
+    """Optimizer that updates all parameters of a group with equal dtypes and device in one op call.
 
-    Groups are live, as torch's are: `lr` may be a number or a 0-dim tensor, which a CUDA graph
-    follows. Weights are float32, or bfloat16 with stochastic rounding; gradients float32 or
-    bfloat16 and dense. Resuming from `state_dict` continues bit for bit.
+    Changes to `param_groups` have an effect, as in torch's optimizers. `lr` may be a number or a
+    0-dim tensor, whose value a CUDA graph reads at each replay. Weights are float32, or bfloat16
+    with stochastic rounding. Gradients are float32 or bfloat16, and dense. Resuming from
+    `state_dict` continues bit for bit.
 
     Raises:
-        ValueError: for a parameter or a gradient of another kind.
+        ValueError: a parameter or a gradient has another dtype or layout.
     """
 
     state_names: tuple[str, ...]
-    """The tensors of a parameter's state, in the order of the op; the last is its step count."""
+    """Names of a parameter's state tensors, in the order of the op; the last is the step count."""
 
     @abstractmethod
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -42,7 +43,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         group: dict[str, Any],
         seed: int,
     ) -> None:
-        """Call the op on parameters, gradients and the lists of their state."""
+        """Call the op on `lists`: parameters, gradients and one list for each state tensor."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; ValueError for a trainable parameter that cannot be updated."""
@@ -52,7 +53,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
             if param.requires_grad and param.dtype not in WEIGHTS:
                 self.param_groups.pop()
                 msg = (
-                    f"{type(self).__name__} updates float32 and bfloat16 parameters, and number "
+                    f"{type(self).__name__} updates float32 and bfloat16 parameters, but parameter "
                     f"{index} of group {place} is {param.dtype}; convert it, or freeze it"
                 )
                 raise ValueError(msg)
@@ -76,10 +77,10 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as it was saved: torch would make codes and scales the weights' dtype.
+        """Load a saved state with its dtypes; torch would convert codes to the weights' dtype.
 
         Raises:
-            ValueError: it is of another optimizer, or of parameters of other shapes.
+            ValueError: the state is from another optimizer, or for parameters of other shapes.
         """
         saved = state_dict["state"]
         groups = zip(state_dict["param_groups"], self.param_groups, strict=False)
@@ -110,8 +111,8 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         name = type(self).__name__
         if set(saved) != set(self.state_names):
             msg = (
-                f"the state of parameter {number} holds {', '.join(sorted(saved))}, and {name} "
-                f"keeps {', '.join(sorted(self.state_names))}; load what {name} saved"
+                f"the state of parameter {number} has {', '.join(sorted(saved))}, but {name} "
+                f"needs {', '.join(sorted(self.state_names))}; load a state saved by {name}"
             )
             raise ValueError(msg)
         made = dict(zip(self.state_names, self.new_state(param), strict=True))
@@ -120,13 +121,13 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
             if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
                 msg = (
                     f"{key!r} of parameter {number} is {value.dtype} {list(value.shape)} in the "
-                    f"state; {name} keeps {tensor.dtype} {list(tensor.shape)} for it"
+                    f"state; {name} needs {tensor.dtype} {list(tensor.shape)}"
                 )
                 raise ValueError(msg)
 
 
 def _alike(params: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the parameters that have gradients, those together that one call can step."""
+    """Return lists of parameters with gradients; one call can update a list."""
     lists: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for param in params:
         if param.grad is not None:
@@ -142,9 +143,9 @@ def _rate(lr: float | torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_rate(name: str, lr: float | torch.Tensor) -> None:
-    """Raise ValueError for a learning rate that is a negative number or no number.
+    """Raise ValueError for a learning rate that is negative, inf, NaN, or not a single number.
 
-    What a tensor holds is not looked at: it may be on a device.
+    The value of a tensor is not checked, because the tensor may be on a device.
     """
     if isinstance(lr, torch.Tensor):
         if lr.numel() != 1:

@@ -1,4 +1,4 @@
-"""Lists of weights and gradients on which steps with 8-bit state are tried."""
+"""Lists of weights and gradients for trials of steps with 8-bit state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHAPES = ((1,), (17, 15), (256,), (0,), (3, 5, 7), (4500,))
 
 
 def gradients(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Yield lists of gradients by name: of many magnitudes, one tensor, broken, not contiguous."""
+    """Yield (name, gradients): many magnitudes, one tensor, inf and NaN, not contiguous, large."""
     generator = torch.Generator().manual_seed(0)
     several = [_spread(shape, generator).to(dtype=dtype, device=device) for shape in _SHAPES]
     yield "several", several
@@ -34,7 +34,7 @@ def gradients(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, l
 
 
 def weights(dtype: torch.dtype, like: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return weights of these tensors' shapes and strides."""
+    """Return random weights with the shapes and strides of the tensors in `like`."""
     generator = torch.Generator().manual_seed(1)
     return [
         torch.empty_like(each, dtype=dtype).copy_(torch.randn(each.shape, generator=generator))
@@ -49,16 +49,16 @@ def _spread(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 @attrs.frozen
 class StepTrials:
-    """What one op over 8-bit state is tried on and timed on."""
+    """Sample arguments on which an op over 8-bit state is tried and timed."""
 
     step: Callable[..., None]
     """The op's reference."""
     new_state: Callable[[torch.Tensor], Sequence[torch.Tensor]]
     numbers: tuple[float, ...]
-    """Those between the rate and the seed."""
+    """The op's arguments between `lr` and `seed`."""
 
     def samples(self, device: torch.device) -> Iterator[Sample]:
-        """Yield small arguments, whose state has seen two steps already."""
+        """Yield small arguments, with a state after two steps."""
         for dtype, grad_dtype in (
             (torch.float32, torch.float32),
             (torch.bfloat16, torch.bfloat16),
@@ -69,7 +69,7 @@ class StepTrials:
                 yield Sample(name=f"{dtype} by {grad_dtype}, {name}", arguments=arguments)
 
     def large(self, device: torch.device) -> Iterator[Sample]:
-        """Yield 16 tensors of 2**20 elements, before their first step."""
+        """Yield arguments with 16 tensors of 2**20 elements, before their first step."""
         for dtype in (torch.float32, torch.bfloat16):
             grads = [torch.randn(1 << 20, device=device).to(dtype) for _ in range(16)]
             arguments = self._stepped(weights(dtype, grads), grads, times=0)

@@ -120,14 +120,14 @@ def test_tiny_updates_are_not_lost() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"lo": []}, "lo has 0 tensors beside 1 weights"),
-        ({"lo": [torch.zeros(3)]}, r"lo\[0\] is torch.float32 \[3\]; beside a weight of \[3\]"),
+        ({"lo": []}, "lo has 0 tensors for 1 weights"),
+        ({"lo": [torch.zeros(3)]}, r"lo\[0\] is torch.float32 \[3\]; for a weight of \[3\]"),
         ({"grads": [torch.zeros(4)]}, r"grads\[0\] is torch.float32 \[4\]"),
-        ({"grads": [torch.zeros(3).int()]}, r"it is floating of the same shape"),
-        ({"hi": [torch.zeros(3)]}, "upper halves of split masters are torch.bfloat16"),
-        ({"lr": torch.ones(1)}, "lr is a float32 or float64 without dimensions"),
-        ({"step": torch.ones(1)}, "lr is a float32 or float64 without dimensions"),
-        ({"beta2": 1.0}, r"beta1 and beta2 are in \[0, 1\) \(got 0.9, 1.0\)"),
+        ({"grads": [torch.zeros(3).int()]}, r"it must be floating of the same shape"),
+        ({"hi": [torch.zeros(3)]}, "upper halves of split masters, must be torch.bfloat16"),
+        ({"lr": torch.ones(1)}, "lr must be a 0-dim float32 or float64"),
+        ({"step": torch.ones(1)}, "lr must be a 0-dim float32 or float64"),
+        ({"beta2": 1.0}, r"beta1 and beta2 must be in \[0, 1\) \(got 0.9, 1.0\)"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change: dict[str, Any], says: str) -> None:

@@ -179,7 +179,7 @@ def test_what_cannot_be_updated_is_refused_in_one_line(cls: Any) -> None:
     sparse = nn.Embedding(4, 4, sparse=True)
     sparse(torch.tensor([1])).sum().backward()
 
-    assert "number 1 of group 0 is torch.float16" in refused(lambda: cls([plain, half]))
+    assert "parameter 1 of group 0 is torch.float16" in refused(lambda: cls([plain, half]))
     assert "complex64" in refused(lambda: cls([nn.Parameter(torch.ones(2, dtype=torch.cfloat))]))
     assert "takes a dense float32" in refused(lambda: cls(sparse.parameters()).step())
     assert "lr must be finite" in refused(lambda: cls([plain], lr=-1.0))
@@ -201,7 +201,7 @@ def test_state_of_another_optimizer_is_refused_before_anything_changes(cls: Any)
     kept = copy.deepcopy(optimizer.state_dict())
     own.load_state_dict(own.state_dict())
 
-    with pytest.raises(ValueError, match=r"holds exp_avg, exp_avg_sq, step, and \w+8bit keeps"):
+    with pytest.raises(ValueError, match=r"has exp_avg, exp_avg_sq, step, but \w+8bit needs"):
         optimizer.load_state_dict(foreign.state_dict())
     wrong = copy.deepcopy(kept)
     wrong["state"][0]["exp_avg"] = torch.zeros(3, dtype=torch.int8)

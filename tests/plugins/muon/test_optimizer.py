@@ -221,7 +221,7 @@ def test_what_cannot_be_updated_is_refused_in_one_line() -> None:
     assert "4 rows do not divide in proportions [2, 1]" in refused(
         lambda: Muon([matrix], split=(2, 1))
     )
-    assert "not real and floating" in refused(lambda: Muon(weights([(2, 2)], dtype=torch.cfloat)))
+    assert "no real floating dtype" in refused(lambda: Muon(weights([(2, 2)], dtype=torch.cfloat)))
     assert "dense gradients" in refused(lambda: Muon(sparse.parameters()).step())
     assert "lr is out of range (got -1.0)" in refused(lambda: Muon([matrix], lr=-1.0))
     assert "kind is out of range (got 'sgd')" in refused(lambda: Muon([matrix], kind="sgd"))

@@ -147,7 +147,7 @@ def test_empty_lists_change_nothing() -> None:
     ("change", "says"),
     [
         ({"deltas": [torch.zeros(3)] * 3}, "3 deltas are not a whole number of sets for 2 weights"),
-        ({"deltas": [torch.zeros(3), torch.zeros(4)]}, r"deltas\[1\] is \[4\], its weight is \[3\]"),
+        ({"deltas": [torch.zeros(3), torch.zeros(4)]}, r"deltas\[1\] is \[4\], its weight is \[3"),
         ({"scale": torch.ones(2)}, r"0-dim or \[sets\] \(got \[2\] for 1 sets\)"),
         ({"scale": torch.tensor(1)}, r"scale\[0\] is torch.int64, not a floating dtype"),
         ({"params": [torch.zeros(3).int()] * 2}, r"params\[0\] is torch.int32"),
@@ -167,7 +167,7 @@ def test_what_does_not_go_together_is_refused(change: dict[str, Any], says: str)
     ("change", "says"),
     [
         ({"group": 0}, "group must be at least 1 element"),
-        ({"group": 2}, r"have torch.float32 \[2\]"),
+        ({"group": 2}, r"scales of torch.float32 \[2\]"),
         ({"code_scales": []}, "there are 0 code_scales for 1 codes"),
         ({"codes": [torch.zeros(4).char()]}, r"codes\[0\] is \[4\], its weight is \[3\]"),
         ({"codes": [torch.zeros(3)]}, r"codes\[0\] and code_scales\[0\] are torch.float32"),

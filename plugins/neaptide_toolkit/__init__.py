@@ -1,1 +1,1 @@
-"""Public building blocks for plugins and verbs, those of other distributions included."""
+"""Public building blocks for plugins and verbs, including those of other distributions."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 COMMENTS = "comments are not carried over"
-"""Warning of a verb that converts a file to another format."""
+"""The warning of a verb that converts a file to another format."""
 
 
 def write_new(path: Path, text: str) -> None:

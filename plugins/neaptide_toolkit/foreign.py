@@ -1,8 +1,9 @@
-"""The settings of another framework, and the interface of their converters.
+"""Settings of another framework, and the interface for converters of such settings.
 
-A distribution adds a framework by an entry point of the group `neaptide.converters`: its name is
-the framework's name, its value a `Converter`. A plugin converts its own keys with the function
-`converts` of its manifest, which takes a `Source` and returns the plugin's table, or None.
+A distribution adds a framework by an entry point of the group `neaptide.converters`. The entry
+point's name is the framework's name, its value is a `Converter`. A plugin converts its own keys
+with the function `converts` of its manifest, which takes a `Source` and returns the plugin's table,
+or None.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Source:
         return called(self, f"{len(self.taken)} taken", f"{len(self.problems)} problems")
 
     def look(self, path: str, kind: type[T]) -> T | None:
-        """Return a value, or None if it is absent; a value of another type becomes a problem."""
+        """Return a value, or None if it is absent; record a problem if its type is wrong."""
         value = self._at(path)
         if value is None or value == AUTO:
             return None
@@ -80,7 +81,7 @@ class Source:
         self.problems.append(Problem(text, tuple(path.split("."))))
 
     def note(self, path: str, text: str) -> None:
-        """Record a difference, or why there is no counterpart, for a key or all keys below it."""
+        """Record why the result differs or has no counterpart, for a key and all keys below it."""
         self.notes[path] = text
 
 
@@ -95,6 +96,6 @@ class Converter:
     convert: Callable[[Source], dict[str, Any]]
     """Returns the core's sections; plugins convert their own keys."""
     signs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Top-level keys that only this framework's settings have."""
+    """Top-level keys that identify this framework: no other framework has them."""
 
     __repr__ = one_line

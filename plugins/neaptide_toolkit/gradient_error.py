@@ -1,6 +1,6 @@
 """Measure the error of approximate gradients against exact ones during a run.
 
-A middleware of `around_forward` calls it to compute a micro-batch's gradients in both ways.
+A middleware of `around_forward` computes the gradients of a micro-batch in both ways.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def sample(
 
     The choice depends on names and shapes alone, so a resumed run measures the same parameters. If
     not all fit, the chosen ones are spread over the depth of the model; at least the smallest is
-    taken. Parameters on another tier are left out: they are on the device only while their block
-    runs.
+    chosen. Parameters on another tier are excluded, because they are on the device only while
+    their block runs.
 
     Args:
         model: the model with these parameters.
@@ -110,9 +110,9 @@ _measured: ContextVar[bool] = ContextVar("measured", default=False)
 def is_measured() -> bool:
     """Return whether the current forward is part of a measurement.
 
-    Plugins that compute approximately then compute exactly and start no measurement of their own:
-    the measurement's backward runs outside `around_backward`, and only one approximation is
-    measured at a time.
+    During a measurement, a plugin that approximates must compute exactly and must not start its
+    own measurement: the measurement's backward runs outside `around_backward`, and only one
+    approximation is measured at a time.
     """
     return _measured.get()
 
@@ -136,8 +136,8 @@ def gradients(
         call: runs model and loss, like `next` of an `around_forward`. A context active at this
             call is active in its backward, too.
         parameters: as chosen by `sample`; parameters frozen since then count as unused.
-        parameters: as `sample` chooses them; those frozen since count as not depended on.
-        loss_scale: multiplies the loss, and is divided out; a power of two, for fp16 gradients.
+        loss_scale: multiplies the loss; the gradients are divided by it. A power of two, for
+            fp16 gradients.
 
     Returns:
         One tensor for each parameter, in its shape and dtype; None if the loss does not use it.
@@ -177,7 +177,7 @@ def _called(call: Callable[[], WeighedLoss]) -> WeighedLoss:
 
 @attrs.frozen
 class GradientError:
-    """Norms and inner product of approximate and exact gradients, over all tensors together."""
+    """Error of approximate gradients: norms and inner product, over all tensors together."""
 
     squared: float
     """Squared L2 norm of the difference."""
@@ -204,7 +204,7 @@ class GradientError:
 
     @property
     def cosine(self) -> float:
-        """Cosine between the two, in [-1, 1]; 1 if both are zero, 0 if one of them is."""
+        """Cosine between the gradients, in [-1, 1]; 1 if both are zero, 0 if only one is zero."""
         norms = math.sqrt(self.exact) * math.sqrt(self.approximate)
         if not norms:
             return 1.0 if self.exact == self.approximate else 0.0
@@ -214,9 +214,9 @@ class GradientError:
 def compare(
     exact: Gradients, approximate: Gradients, *, factors: Gradients | None = None
 ) -> GradientError:
-    """Return the error of `approximate`; a gradient that is None counts as zeros.
+    """Return the error of the gradients `approximate`; a gradient of None counts as zeros.
 
-    Sums are taken in float64 and read from the device once.
+    Sums are computed in float64 and copied to the host once.
 
     Args:
         exact: one tensor, or None, for each parameter.

@@ -41,7 +41,7 @@ class OptimizerPlugin(Plugin[NoConfig]):
     """Builds the optimizer of a run whose `[optimizer] name` is the plugin's.
 
     The manifest names the class of the optimizer's options under `"optimizer:<name>"`. A subclass
-    sets `spec` and `optimizer`; it overrides `build` or `started` if its optimizer needs more.
+    sets `spec` and `optimizer`; it may override `build` and `started`.
     """
 
     spec: ClassVar[PluginSpec]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SENSITIVE_WEIGHTS = ("*embed*", "lm_head.*", "*.lm_head.*", "head.*", "*.head.*", "*classifier*")
-"""Patterns of qualified names: layers next to the loss are few and the most sensitive."""
+"""Patterns of qualified names. They match the layers next to the loss, the most sensitive ones."""
 
 LARGE_ENOUGH = 1 << 18
-"""Elements below which rounding the factors costs more than a product in 8 bits saves."""
+"""In smaller matrices, rounding the factors costs more time than a product in 8 bits saves."""

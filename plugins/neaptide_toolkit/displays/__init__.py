@@ -29,14 +29,14 @@ __all__ = ["Budget", "Figures", "budget_of", "in_notebook", "on_stream", "progre
 def progress(
     config: RunConfig, *, style: str, stream: IO[str], device: Any = None
 ) -> Iterator[Display]:
-    """Give the display of a run on a stream, and take it down at the end.
+    """Yield the display of a run on a stream, and remove the display when the context ends.
 
     Args:
         config: the run's config.
         style: `auto` (a live line on a terminal, else plain lines), `plain` or `quiet`. With
             TERM=dumb, `auto` is plain; with NO_COLOR the live line has no colours.
-        stream: where to write. One that fails is given up; the run goes on.
-        device: the torch device of the run, whose memory is shown against all it has.
+        stream: where to write. If writing fails, the display stops and the run continues.
+        device: the torch device of the run; the display shows its used and its total memory.
     """
     if style == "quiet":
         yield Quiet()
@@ -44,7 +44,7 @@ def progress(
     figures = Figures(config.train.steps, budget_of(device))
     tolerant = Tolerant(stream)
     if style == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb":
-        from .live import live  # noqa: PLC0415 - what shows no live line starts faster
+        from .live import live  # noqa: PLC0415 - other displays start faster without it
 
         with live(figures, tolerant) as shown:
             yield shown
@@ -55,7 +55,7 @@ def progress(
 def on_stream(
     *, config: RunConfig, style: str, stream: IO[str] | None, device: Any
 ) -> AbstractContextManager[Display] | None:
-    """Return the display on a stream; None where there is none to write to."""
+    """Return the display on `stream`; None if `stream` is None."""
     if stream is None:
         return None
     return progress(config, style=style, stream=stream, device=device)
@@ -64,8 +64,8 @@ def on_stream(
 def in_notebook(
     *, config: RunConfig, style: str, stream: IO[str] | None, device: Any
 ) -> AbstractContextManager[Display] | None:
-    """Return the bar for a Jupyter notebook; None elsewhere, and for another style than `auto`."""
-    del stream  # the notebook's own channel is used
+    """Return the bar for a Jupyter notebook; None outside one, or if the style is not `auto`."""
+    del stream  # the bar is shown as the cell's output
     if style != "auto" or not _is_notebook():
         return None
     from .bar import bar  # noqa: PLC0415 - imports IPython, which only a notebook needs
@@ -74,7 +74,7 @@ def in_notebook(
 
 
 def _is_notebook() -> bool:
-    """Return whether this process is a kernel's; IPython is asked only where it is loaded."""
+    """Return whether this process is a Jupyter kernel, without importing IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

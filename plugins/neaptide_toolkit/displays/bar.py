@@ -1,7 +1,7 @@
 """The display of a run in a Jupyter notebook: one output with a bar that changes in place.
 
-It needs no widgets: the output is HTML that is replaced, and text for what shows no HTML. It stays
-in the saved notebook as it was at the end.
+It needs no widgets: each update replaces the output's HTML, or its text in a viewer without HTML.
+The saved notebook keeps the last output.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from .figures import Figures
 
 _EVERY = 0.1
-"""Least seconds between two changes: each is a message to the browser."""
+"""Least seconds between two updates of the bar: each update sends a message to the browser."""
 _LINES = 5
-"""Newest jumps and evaluations that stay in sight below the bar."""
+"""Number of the newest jumps and evaluations that are shown below the bar."""
 
 
 @contextmanager
 def bar(figures: Figures) -> Iterator[Bar]:
-    """Give the display; at the end it shows the last step."""
+    """Yield the display, and draw the last step when the context ends."""
     shown = Bar(figures)
     try:
         yield shown
@@ -43,7 +43,7 @@ def bar(figures: Figures) -> Iterator[Bar]:
 
 
 class Bar:
-    """Brings the output up to date."""
+    """The display: updates the output after steps and evaluations."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -71,7 +71,7 @@ class Bar:
             self.draw()
 
     def draw(self) -> None:
-        """Replace the output by the newest step's."""
+        """Replace the output by the figures of the newest step."""
         self._drawn = time.perf_counter()
         self._handle.update(self._bundle(), raw=True)
 

@@ -1,4 +1,4 @@
-"""The figures of a run as text: loss, memory against its budget, pace, what remains."""
+"""The figures of a run as text: loss, memory compared with its budget, pace, remaining time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMOOTHING = 0.9
 
 @attrs.frozen
 class Budget:
-    """What a run may use, in bytes; None where nobody knows."""
+    """The memory that a run may use, in bytes; None if unknown."""
 
     host: int | None = None
     """The smaller of the machine's memory and the cgroup's limit."""
@@ -31,12 +31,12 @@ class Budget:
 
 
 def budget_of(device: Any) -> Budget:
-    """Return the budget of this machine with a torch device, or with None for none."""
+    """Return the budget of this machine and a torch device; None means no device."""
     from neaptide_toolkit.machine import facts as machine  # noqa: PLC0415 - verbs that show no progress start faster
 
     total = None
     if device is not None and device.type == "cuda":
-        import torch  # noqa: PLC0415 - whoever has a device has imported it
+        import torch  # noqa: PLC0415 - already imported if there is a device
 
         total = int(torch.cuda.get_device_properties(device).total_memory)
     return Budget(machine.memory().limit, total)
@@ -44,31 +44,31 @@ def budget_of(device: Any) -> Budget:
 
 @attrs.define(eq=False)
 class Figures:
-    """What is shown of a run after each step."""
+    """The figures of a run that a display shows after each step."""
 
     total: int
     """Updates in the whole run."""
     budget: Budget = attrs.field(factory=Budget)
     _loss: float | None = attrs.field(init=False, default=None)
-    _averaged: int = attrs.field(init=False, default=0)  # the update last taken into it
+    _averaged: int = attrs.field(init=False, default=0)  # number of updates averaged
     _began: tuple[int, float] | None = attrs.field(init=False, default=None)
 
     __repr__ = one_line
 
     def take(self, step: int, history: History) -> None:
-        """Take in a step, and the newest loss that has reached the host."""
+        """Add a step, and the newest loss that has been copied to the host."""
         if self._began is None:
             self._began = (step, time.perf_counter())
         if history.updates == self._averaged:
             return
         self._averaged = history.updates
         newest = history.losses[-1]
-        # A loss that is not finite shows, and the average begins anew after it.
+        # A loss that is not finite is shown; the average restarts with the next loss.
         old = newest if self._loss is None or not math.isfinite(self._loss) else self._loss
         self._loss = _SMOOTHING * old + (1.0 - _SMOOTHING) * newest
 
     def text(self, result: StepResult, state: TrainState) -> str:
-        """Return the figures after a step in one line; `-` for one that is not known yet."""
+        """Return the figures after a step in one line; `-` stands for a figure not known yet."""
         times = state.history.seconds
         pace = duration(sum(times) / len(times)) if times else "-"
         parts = (
@@ -97,12 +97,12 @@ class Figures:
 
 
 def evaluation(loss: float) -> str:
-    """Return what is said of an evaluation."""
+    """Return the text that reports an evaluation."""
     return f"validation loss {loss:.4f}"
 
 
 def verdict(result: StepResult) -> str:
-    """Return what is said of the jump before a step."""
+    """Return the text that reports the jump before a step."""
     jump = result.jump
     assert jump is not None, "asked for a step with a jump"
     if jump.accepted:

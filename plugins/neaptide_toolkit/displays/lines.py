@@ -1,4 +1,4 @@
-"""The display of a run where there is no terminal to draw on: plain lines, or nothing."""
+"""The display of a run without a terminal: plain lines, or nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Quiet:
-    """Shows nothing."""
+    """A display that shows nothing."""
 
     def __call__(self, result: StepResult, state: TrainState) -> None:
         """Show nothing."""
@@ -25,7 +25,10 @@ class Quiet:
 
 
 class Plain:
-    """A line every `every` updates, and at each change of phase, jump and evaluation."""
+    """A display that writes a line every `every` updates.
+
+    It also writes one at each change of phase, jump and evaluation.
+    """
 
     def __init__(self, figures: Figures, every: int, stream: Tolerant) -> None:
         self._figures = figures
@@ -43,7 +46,7 @@ class Plain:
             self._line(result.step, self._phase, self._figures.text(result, state))
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Write a line."""
+        """Write a line about an evaluation."""
         self._line(step, self._phase, evaluation(loss))
 
     def _line(self, step: int, phase: str, text: str) -> None:

@@ -1,6 +1,6 @@
 """The display of a run on a terminal: one line that changes in place, a bar in the phase's colour.
 
-Jumps and evaluations leave a lasting line above it.
+Each jump and each evaluation also prints a line above it, which stays.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _WIDEST, _NARROWEST = 20, 4
 
 @contextmanager
 def live(figures: Figures, stream: Tolerant) -> Iterator[Live]:
-    """Give the display, drawn on a terminal until the block ends."""
+    """Yield the display, which is drawn on a terminal until the context ends."""
     console = Console(file=cast("IO[str]", stream))
     with Progress(
         TextColumn("[{task.fields[colour]}]{task.fields[phase]:<7}"),
         _PhaseBar(console),
         MofNCompleteColumn(),
-        # On a narrow terminal it wraps, and all of it can be read.
+        # On a narrow terminal the text wraps and is not cut off.
         TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=False)),
         console=console,
-        # Lines for the terminal go above the bar; those redirected to a file go there still.
+        # Other output to the terminal is printed above the bar; redirected output is unaffected.
         redirect_stdout=sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),
     ) as bar:
@@ -57,7 +57,7 @@ def live(figures: Figures, stream: Tolerant) -> Iterator[Live]:
 
 
 class Live:
-    """Brings the line up to date."""
+    """The display: updates the line after each step."""
 
     def __init__(self, figures: Figures, bar: Progress, task: TaskID) -> None:
         self._figures = figures
@@ -79,7 +79,7 @@ class Live:
         )
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Write a line."""
+        """Print a line above the bar about an evaluation."""
         self._line(step, evaluation(loss))
 
     def _line(self, step: int, text: str) -> None:
@@ -87,7 +87,7 @@ class Live:
 
 
 class _PhaseBar(BarColumn):
-    """A bar in the colour of the phase, as wide as the terminal of the moment allows."""
+    """A bar in the colour of the phase; its width depends on the terminal's current width."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ MULTIPLE = 16
 """Divisor that CUDA's kernel requires of K and N (see `fp8_product`)."""
 
 _SMALLEST = 2.0**-100
-"""Tensors whose largest magnitude is smaller become zeros, as `largest / extent` would overflow."""
+"""Tensors with a smaller largest magnitude become zeros: `largest / extent` would overflow."""
 
 
 def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

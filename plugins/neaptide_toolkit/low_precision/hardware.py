@@ -22,9 +22,9 @@ def int8_slower(device: torch.device) -> str | None:
 
 
 def fp8_missing(device: torch.device) -> str | None:
-    """Return why torch has no fp8 product on `device`, in one line; None if it may have one.
+    """Return why torch has no fp8 product on `device`, in one line; None if no reason is known.
 
-    torch's CUDA kernel refuses GPUs without fp8 tensor cores; other devices compute a slow product.
+    torch's CUDA kernel refuses GPUs without fp8 tensor cores. On others torch's product is slow.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -35,7 +35,7 @@ def fp8_missing(device: torch.device) -> str | None:
 def reason_by_capability(
     dtype: str, capability: tuple[int, int], needed: tuple[int, int]
 ) -> str | None:
-    """Return why a CUDA device of this compute capability is slower; None if it is not."""
+    """Return why 8-bit products are slower at a CUDA compute capability; None if they are not."""
     if capability >= needed:
         return None
     return (

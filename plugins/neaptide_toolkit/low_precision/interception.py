@@ -37,7 +37,7 @@ class Product:
     bias: torch.Tensor | None
     transposed: bool
     compute: Callable[[], torch.Tensor]
-    """Computes it, `[..., out]`, with the outer handlers, or with torch if there are none."""
+    """Computes the product, `[..., out]`, with the outer handlers, or with torch without one."""
 
     __repr__ = one_line
 
@@ -64,7 +64,7 @@ _installed: _StandIns | None = None
 
 @contextmanager
 def intercepting(handler: Handler) -> Iterator[None]:
-    """Call `handler` for each product on all threads; if it returns None, the next handler runs.
+    """Call `handler` for each product, on all threads; if it returns None, the next handler runs.
 
     A returned tensor has the shape, dtype and device of torch's product. Handlers nest: the
     innermost runs first, and its `product.compute()` runs the outer ones.

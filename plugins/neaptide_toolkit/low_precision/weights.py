@@ -20,12 +20,12 @@ _MATRIX = 2
 
 @attrs.frozen(eq=False)
 class Chosen:
-    """The chosen matrices, and how many were left out for which reason."""
+    """The chosen matrices, and the number of excluded matrices by reason."""
 
     names: dict[nn.Parameter, str]
     """Chosen parameters, with their qualified names."""
     left_out: dict[str, int]
-    """Number of matrices left out, by reason."""
+    """Number of excluded matrices, by reason."""
     largest: int
     """Elements of the largest chosen matrix."""
 
@@ -49,7 +49,7 @@ def choose_weights(
         model: the model with these parameters.
         include: patterns of qualified names, such as `blocks.*.weight`; at least one must match.
         exclude: patterns of which none may match.
-        min_elements: least elements of a matrix; smaller ones gain nothing.
+        min_elements: least number of elements of a matrix; smaller matrices gain nothing.
 
     Raises:
         ValueError: a pattern of `include` matches no parameter.

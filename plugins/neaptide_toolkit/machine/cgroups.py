@@ -107,7 +107,7 @@ def _memory_of(group: Path) -> tuple[int | None, int | None]:
         limit = _bytes(group / "memory.limit_in_bytes")
         used, unused_key = _bytes(group / "memory.usage_in_bytes"), "total_inactive_file"
     statistics = _statistics(group / "memory.stat")
-    # A container does not show the groups above its own; only this line has their limit.
+    # In a container the groups above its own are hidden; only this line states their limit.
     inherited = statistics.get("hierarchical_memory_limit", _UNLIMITED)
     smallest = min(_UNLIMITED if limit is None else limit, inherited)
     if smallest >= _UNLIMITED:

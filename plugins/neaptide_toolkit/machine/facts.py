@@ -1,6 +1,6 @@
 """Facts about this machine: processor, memory, Python, torch and its devices.
 
-A fact that cannot be found out is None, or missing from a list; it raises nothing. torch is
+An unknown fact is None, or missing from a list; no error is raised. torch is
 imported by `torch_facts` and `facts` only.
 """
 
@@ -60,7 +60,7 @@ class Memory:
     locked_limit: int | None
     """Bytes a process may lock (RLIMIT_MEMLOCK); None without a limit."""
     process_room: int | None = None
-    """Bytes that RLIMIT_DATA and RLIMIT_AS still allow this process; None without them."""
+    """Bytes that RLIMIT_DATA and RLIMIT_AS still allow this process; None without these limits."""
 
     @property
     def limit(self) -> int | None:
@@ -155,7 +155,7 @@ def driver_version(root: Path = cgroups.ROOT) -> str | None:
 def torch_facts(*, initialize: bool = True) -> Torch:
     """Import torch and return facts about it; raise any error of the import.
 
-    GPUs are counted if CUDA is initialized already, or if `initialize` permits to do it.
+    GPUs are counted if CUDA is initialized already, or if `initialize` permits to initialize it.
     """
     import torch  # noqa: PLC0415 - the other facts need no torch
 

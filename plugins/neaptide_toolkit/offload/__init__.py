@@ -1,4 +1,4 @@
-"""Host buffers below the device, and lanes that copy to and from it."""
+"""Host buffers for tensors evicted from the device, and lanes that copy between the two."""
 
 from typing import TYPE_CHECKING
 
@@ -63,5 +63,5 @@ __all__ = [
     "users",
 ]
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = missing_in(__name__)

@@ -22,7 +22,7 @@ _PORTABLE = 1
 
 
 class Cudart(Protocol):
-    """The functions used of `torch.cuda.cudart()`; a result other than 0 is an error."""
+    """Functions of `torch.cuda.cudart()`; they return 0, or the code of an error."""
 
     def cudaHostRegister(self, address: int, size: int, flags: int, /) -> Any:  # noqa: N802 - CUDA's name
         """Page-lock a range and register it with the driver."""
@@ -121,7 +121,7 @@ class _RegisteredPages(Pages):
         for end in ends:
             error = cudart.cudaHostRegister(address + start, end - start, _PORTABLE)
             if int(error):
-                # With only a part registered, every copy across its border would fail.
+                # If only a part were registered, every copy across its border would fail.
                 self._unregister()
                 return (
                     f"CUDA cannot pin {end - start} bytes after {start} of {ends[-1]}: "
@@ -143,12 +143,12 @@ class _RegisteredPages(Pages):
 
 
 def slab_bytes(beyond: Container[object] = ()) -> int:
-    """Return the bytes of all pages that are mapped now, except those in `beyond`."""
+    """Return the bytes of all slabs' pages that are mapped now, except those in `beyond`."""
     return sum(len(pages) for pages in mapped_slabs() if pages not in beyond)
 
 
 def lies_in_slab(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory is in pages that are mapped now."""
+    """Return whether a tensor's memory is in a slab's pages that are mapped now."""
     address = tensor.data_ptr()
     return any(pages.address <= address < pages.address + len(pages) for pages in mapped_slabs())
 

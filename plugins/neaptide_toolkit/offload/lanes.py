@@ -1,4 +1,4 @@
-"""Lanes that run copies beside the computation: a CUDA stream each, or a thread each on a CPU.
+"""Lanes that run copies in parallel with the computation: each is a CUDA stream, or a CPU thread.
 
 `submit` returns a ticket. Later computation and other copies wait for the ticket on the device; the
 host blocks only if it must read the data. The same code serves both kinds of machine.
@@ -29,10 +29,10 @@ class Ticket(Protocol):
     """A handle of submitted work."""
 
     def wait(self) -> None:
-        """Make all computation issued after this call wait until the work is done."""
+        """Make all computation issued after this call wait until the ticket's work is done."""
 
     def finish(self) -> None:
-        """Block the host until the work is done; raise the work's error, if any."""
+        """Block the host until the ticket's work is done; raise the work's error, if any."""
 
 
 class Lane(Protocol):
@@ -41,13 +41,13 @@ class Lane(Protocol):
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
     ) -> Ticket:
-        """Run `work` after the tickets in `after`; `what` is its name in a timeline."""
+        """Run `work` after the tickets in `after`; `what` is the work's name in a timeline."""
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Prevent reuse of a tensor's memory until the work submitted so far is done."""
 
     def close(self) -> None:
-        """Finish submitted work and end threads."""
+        """Finish the submitted work and end the lane's thread, if it has one."""
 
 
 class Done:
@@ -78,7 +78,7 @@ class _Submitted:
 
 
 class ThreadLane:
-    """A lane for CPU tensors: one thread, so that the order is kept."""
+    """A lane for CPU tensors: a single thread runs the copies in the order they were submitted."""
 
     def __init__(self, name: str, listener: Listener | None = None) -> None:
         self._name, self._listener = name, listener
@@ -92,7 +92,7 @@ class ThreadLane:
     ) -> Ticket:
         """Queue `work`; see `Lane.submit`."""
         tickets = [ticket for ticket in after if ticket is not None]
-        # Taken out of the list, `work` and its memory are freed before the ticket is done.
+        # `work` is removed from the list, so its memory is freed before the ticket is done.
         waiting = [work]
 
         def run() -> None:
@@ -119,7 +119,7 @@ class _Recorded:
         self._event, self._device = event, device
 
     def wait(self) -> None:
-        # The lane's device: another one may be the current device.
+        # The lane's device, which need not be the current device.
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def finish(self) -> None:

@@ -26,7 +26,7 @@ class Place:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the values alone."""
+        """Bytes of the values, without padding for alignment."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -43,11 +43,11 @@ class BufferLayout:
     def of(
         cls, tensors: Iterable[torch.Tensor], dtypes: Sequence[torch.dtype] | None = None
     ) -> BufferLayout:
-        """Lay tensors of any dtypes out, each aligned; dense strides are kept.
+        """Assign each tensor an aligned place; the strides of a dense tensor are kept.
 
         Args:
-            tensors: what to make room for; only shapes, strides and dtypes are looked at.
-            dtypes: those to store them in, one each, where they are not the tensors' own.
+            tensors: only their shapes, strides and dtypes are used.
+            dtypes: the stored dtype of each tensor; by default its own dtype.
         """
         places, offset = [], 0
         for index, tensor in enumerate(tensors):
@@ -59,7 +59,7 @@ class BufferLayout:
         return cls(tuple(places), offset)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return one typed view a place into `flat`, a uint8 tensor of at least `bytes`."""
+        """Return a typed view of `flat` per place; `flat` is uint8 `[n]`, n at least `bytes`."""
         return [_view(flat, place) for place in self.places]
 
 

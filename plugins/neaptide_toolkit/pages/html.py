@@ -80,9 +80,9 @@ def table(
 
     Args:
         header: the columns' names.
-        rows: cells; numbers are written with `figure`, None is `-`.
+        rows: cells; numbers are formatted by `figure`, None is shown as `-`.
         caption: the table's content, for screen readers.
-        fold: the plural of what a row is (`jumps`); a long table is folded under that name.
+        fold: the plural noun for the rows (`jumps`); a long table is folded under that name.
         left_out: number of further rows that are not shown, stated below the table.
     """
     if not rows:
@@ -128,7 +128,7 @@ def _cell(value: Any, right: bool, first: bool) -> str:  # noqa: FBT001 - mapped
 
 
 def legend(series: Iterable[Series]) -> str:
-    """Return the legend of the series that have lines or marks."""
+    """Return the legend of all series that have lines or marks."""
     entries = []
     for one in series:
         if not (one.lines or one.marks):

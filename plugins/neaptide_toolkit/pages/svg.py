@@ -99,7 +99,7 @@ def axis(low: float, high: float, *, kind: str = "", count: int = 5) -> Axis:
 
 
 def step_axis(first: int, last: int) -> Axis:
-    """Return the scale of the steps: it ends exactly at `first` and `last`, with whole ticks."""
+    """Return the scale of the steps, exactly from `first` to `last`, with integers as ticks."""
     if first >= last:
         return Axis(first - 1, first + 1, (first,), (f"{first:,}",))
     step = max(1.0, _round_step((last - first) / 5))

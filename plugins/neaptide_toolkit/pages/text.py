@@ -131,11 +131,11 @@ def aligned(rows: Sequence[Sequence[Any]], *, colour: bool = False) -> str:
 
 
 def bold(text: str, *, colour: bool) -> str:
-    """Return text in bold if `colour`."""
+    """Return `text` in bold if `colour`."""
     return f"\x1b[1m{text}\x1b[0m" if colour else text
 
 
 def paint(text: str, kind: str, *, colour: bool) -> str:
-    """Return text in the colour of a phase or status if `colour`."""
+    """Return `text` in the colour of a phase or status if `colour`."""
     code = _COLOURS.get(kind)
     return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text

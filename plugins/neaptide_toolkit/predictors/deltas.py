@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Deltas:
-    """The sum of the deltas of `count` jumps, which replace `horizon` updates together."""
+    """The sum of the deltas of `count` jumps; together these jumps replace `horizon` updates."""
 
     storage: Storage
     state: State
@@ -28,7 +28,7 @@ class Deltas:
     horizon: int = 0
 
     def reserve(self, name: str, shape: tuple[int, ...]) -> None:
-        """Allocate the delta of a weight; allocate it anew if the weight's shape has changed."""
+        """Allocate the sum of a weight's deltas, again if the weight's shape has changed."""
         held = self.sums.get(name)
         if held is None or not held.fits(shape, self.state):
             self.sums[name] = self.storage.zeros(shape, self.state)
@@ -54,7 +54,7 @@ class Deltas:
         self.horizon += horizon
 
     def total(self, name: str, scale: float) -> torch.Tensor | None:
-        """Return `scale` times the sum of a weight's deltas, float32; None without one."""
+        """Return `scale` times the sum of a weight's deltas, float32; None if there is no sum."""
         held = self.sums.get(name)
         return None if held is None else held.whole(self.storage.proposes_on) * scale
 

@@ -1,4 +1,4 @@
-"""A tensor held in float32, bfloat16 or int8 on a tier, and computed on in float32 by pieces."""
+"""Tensors stored in float32, bfloat16 or int8 on a tier; arithmetic is in float32, by pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GROUP = 256
 """Elements that share a scale in int8."""
 PIECE = 1 << 20
-"""Elements computed on at a time: the bound of temporary float32 memory."""
+"""Number of elements processed at a time, which bounds temporary float32 memory."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -100,7 +100,7 @@ class HeldTensor:
     """float32 `[groups]` for int8, else None."""
 
     def read(self, start: int, stop: int, on: torch.device) -> torch.Tensor:
-        """Return elements as float32 `[stop - start]` on `on`; a view if they are held so."""
+        """Return elements as float32 `[stop - start]` on `on`; a view if they are stored so."""
         part = self.values.view(-1)[start:stop].to(on)
         if self.scales is None:
             return part.float()
@@ -129,17 +129,17 @@ class HeldTensor:
             self.write(start, total, seed)
 
     def whole(self, on: torch.device) -> torch.Tensor:
-        """Return the whole tensor in float32 on `on`; a view if it is held so."""
+        """Return the whole tensor in float32 on `on`; a view if it is stored like that."""
         return self.read(0, self.values.numel(), on).view(self.values.shape)
 
     def clear(self) -> HeldTensor:
-        """Set all elements to zero and return itself."""
+        """Set all elements to zero and return this tensor."""
         for tensor in self.tensors():
             tensor.zero_()
         return self
 
     def fits(self, shape: tuple[int, ...], state: State) -> bool:
-        """Return whether it has this shape and format."""
+        """Return whether this tensor has the given shape and format."""
         return tuple(self.values.shape) == shape and self.values.dtype == DTYPES[state]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -189,7 +189,7 @@ def seed_of(*what: object) -> int:
 
 def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:
     """Return int16 `[n]`, uniform over all values, on the device of `like`, `[n]`."""
-    # Generators draw 64 bits in little more time than 16, and much faster than by position.
+    # A generator draws 64 bits almost as fast as 16, and much faster than `counter_random` does.
     generator = torch.Generator(like.device).manual_seed(seed)
     words = torch.empty(-(-len(like) // 4), dtype=torch.int64, device=like.device)
     return words.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(like)]
@@ -204,7 +204,7 @@ def _cut(values: torch.Tensor, seed: int) -> torch.Tensor:
 def _dithered(values: torch.Tensor, seed: int) -> torch.Tensor:
     """Return `values` plus noise of up to half an int8 step, so that rounding is stochastic.
 
-    The largest magnitude of a group, which sets the step, stays: it rounds to itself.
+    The largest magnitude of a group sets the step and is exactly representable, so it is unchanged.
     """
     missing = -len(values) % GROUP
     rows = torch.nn.functional.pad(values, (0, missing)) if missing else values

@@ -22,7 +22,7 @@ _FLAT = 1e-9  # least curvature of a parabola, with losses scaled to [0, 1]
 
 @attrs.define(eq=False)
 class LineSearch:
-    """Mean losses at `FACTORS` times a proposal, over the batches so far.
+    """Mean losses at `FACTORS` times a proposal, over the batches measured so far.
 
     The search starts at the averaged weights. At the current weights the noise of the last updates
     would hide whether the slow movement lowers the loss.
@@ -86,8 +86,9 @@ def _place(store: ParameterStore, base: NamedTensor, delta: NamedTensor, factor:
 def lowest(factors: Sequence[float], losses: Sequence[float]) -> float:
     """Return the factor at the minimum of a parabola fitted to the losses by least squares.
 
-    It lies between 0 and the largest factor with a finite loss. If the parabola is not convex, or
-    fewer than three losses are finite, it is the factor of the least loss; 0 without any.
+    The result lies between 0 and the largest factor with a finite loss. If the parabola is not
+    convex, or fewer than three losses are finite, the result is the factor of the least finite
+    loss, or 0 if no loss is finite.
     """
     finite = [
         (factor, loss) for factor, loss in zip(factors, losses, strict=True) if math.isfinite(loss)

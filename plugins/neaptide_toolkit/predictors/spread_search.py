@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class SpreadSearch:
-    """Measures a jump's best length on `batches` batches, from the mean of the last quarter."""
+    """Measures a jump's best length on `batches` batches.
+
+    The jump starts at the mean weights of the window's last quarter.
+    """
 
     batches: int
     store: ParameterStore
@@ -60,7 +63,7 @@ class SpreadSearch:
         return self.search.batches < self.batches
 
     def measure(self, window: Window, gains: Sequence[float] | None, batch: Any) -> None:
-        """Measure the losses on a batch not yet trained on; without gains the losses are equal."""
+        """Measure the losses on a batch not yet trained on; all losses are equal without gains."""
         if gains is None or self.level is None:
             self.search.add([0.0] * len(self.search.sums))
             return

@@ -1,4 +1,4 @@
-"""A window of sampled weights: its rows are weighted sums of the samples."""
+"""A window of sampled weights. Each of its rows is a weighted sum of the samples."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class WindowPlan:
 
 @attrs.define(eq=False)
 class Window:
-    """`rows[j] = sum_i coefficients(i, samples)[j] * w_i`, i from 0, of every weight.
+    """For each weight: `rows[j] = sum_i coefficients(i, samples)[j] * w_i`, where i starts at 0.
 
     Below float32 each row's coefficients must sum to zero, or select one sample. The rows then sum
-    `w_i - reference`, where the reference is the first sample in int8. The reference cancels in any
-    sum of weights whose coefficients sum to zero; the small differences need few digits.
+    `w_i - reference`, where the reference is the first sample in int8. In any
+    sum whose coefficients sum to zero the reference cancels; the small differences need few digits.
     """
 
     plan: WindowPlan
@@ -147,7 +147,7 @@ class Window:
         return finite
 
     def complete(self, name: str) -> bool:
-        """Return whether all samples of a weight are taken."""
+        """Return whether every sample of a weight has been added."""
         return self.counts.get(name, 0) == self.plan.samples
 
     def combined(self, name: str, gains: Sequence[float]) -> torch.Tensor | None:
@@ -183,8 +183,8 @@ class Window:
     def gram(self) -> torch.Tensor:
         """Return `[rows - 1, rows - 1]` inner products of the differences between adjacent rows.
 
-        They are summed over all complete weights, in float64 on the host, by sorted names: the
-        order of the weights changes no bit.
+        The products are summed over all complete weights, in float64 on the host, in the order of
+        sorted names. So the result does not depend on the order of the weights in the model.
         """
         count = max((len(rows) for rows in self.rows.values()), default=1) - 1
         total = torch.zeros(count, count, dtype=torch.float64)
@@ -226,7 +226,7 @@ class Window:
 
 
 _ROUNDING = 1e-9
-"""A sum of gains counts as zero up to this share of the largest gain."""
+"""A sum of gains counts as zero if it is at most this share of the largest gain."""
 
 
 def window_bytes(shape: tuple[int, ...], state: State, width: int) -> int:
@@ -235,5 +235,5 @@ def window_bytes(shape: tuple[int, ...], state: State, width: int) -> int:
     return width * held_bytes(shape, state) + reference
 
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = missing_in(__name__)

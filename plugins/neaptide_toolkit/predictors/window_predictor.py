@@ -61,7 +61,7 @@ class WindowPredictor(Plugin[S]):
     _window: Window | None = attrs.field(init=False, default=None)
     _searching: SpreadSearch | None = attrs.field(init=False, default=None)
     _updates: int = attrs.field(init=False, default=0)
-    _proposed: bool = attrs.field(init=False, default=False)  # this window's proposal is not judged
+    _proposed: bool = attrs.field(init=False, default=False)  # proposed, not yet judged
     _poisoned: bool = attrs.field(init=False, default=False)  # last sample not finite, and logged
     _pageable: bool = attrs.field(init=False, default=False)  # memory is pageable, and logged
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
@@ -70,7 +70,7 @@ class WindowPredictor(Plugin[S]):
     def plan(self, updates: int, stretch: float) -> WindowPlan:
         """Return the plan of the window that begins after `updates` updates.
 
-        `stretch` multiplies its usual length.
+        `stretch` multiplies the window's usual length.
         """
 
     @abstractmethod
@@ -81,7 +81,7 @@ class WindowPredictor(Plugin[S]):
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
         """Return the prediction of a full window, at most `horizon` updates ahead, or None.
 
-        `scale` is the setting's value, times the pace's if no search measures the length.
+        `scale` is the setting's value, times the pace's scale if no search measures the length.
         """
 
     @hookimpl
@@ -203,13 +203,13 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def propose_update(self, horizon: int) -> Update | None:
-        """Propose the prediction of a full window, once; a new window follows."""
+        """Propose the prediction of a full window, once per window."""
         window, deltas, pace = self._window, self._deltas, self._pace
         if window is None or not window.full:
             return None
         if self._searching is not None and self._searching.pending:
             return None
-        again, self._proposed = self._proposed, True  # again: the step before this one failed
+        again, self._proposed = self._proposed, True  # `again`: the previous step failed
         # A search measured the longest good jump: the pace may only shorten it.
         pace_scale = pace.scale if self._searching is None else min(1.0, pace.scale)
         scale = self.config.scale * pace_scale
@@ -246,7 +246,7 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the window's bytes after Warmup, and the copy of weights that a search makes."""
+        """After Warmup, add the bytes of the window and of the weights that a search copies."""
         tier: Tier = "device" if self.config.tier == "device" else "host"
         held = 0 if phase is WARMUP else self._bytes()
         ledger = ledger.add(self.name, "predictor", tier, held)

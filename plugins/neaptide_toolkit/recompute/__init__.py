@@ -32,5 +32,5 @@ __all__ = [
     "record",
 ]
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = missing_in(__name__)

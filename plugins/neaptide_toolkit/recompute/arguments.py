@@ -1,8 +1,9 @@
 """A block call's arguments, kept to repeat the call exactly.
 
-A tensor returned by an earlier block of the segment is kept as a reference to that output, at no
-cost. Every other tensor is kept detached from its graph. An object that the block may change, such
-as a key-value cache, is copied in structure: the copy shares its tensors but not its lists.
+A tensor returned by an earlier block of the segment is kept as a reference to that output, which
+needs no memory. Every other tensor is kept detached from its graph. An object that the
+block may change, such as a key-value cache, is copied in structure: the copy shares the object's
+tensors but not its lists.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class KeptArgument:
     requires_grad: bool
     version: int
     copied: bool
-    """Whether it is a copy from before the call, made because the block may change its input."""
+    """Whether the kept tensor is a copy made before the call, as the block may change its input."""
 
     __repr__ = one_line
 
@@ -62,7 +63,7 @@ class KeptArgument:
         return cls(held, tensor.requires_grad, held._version, copied)
 
     def share(self, tensor: torch.Tensor) -> None:
-        """Replace the copy by `tensor`, the original, which the call did not change."""
+        """Replace the copy by `tensor`, the original: the call did not change it."""
         self.tensor, self.copied = tensor.detach(), False
         self.version = self.tensor._version
 
@@ -74,7 +75,7 @@ class KeptArgument:
         return self.tensor.detach().requires_grad_(self.requires_grad)
 
     def again(self) -> torch.Tensor:
-        """Return a tensor for the repeated call."""
+        """Return the tensor to pass to the repeated call."""
         tensor = self.leaf()
         # A leaf that requires grad must not be changed in place; its clone may.
         return tensor.clone() if self.copied else tensor
@@ -104,7 +105,7 @@ class Arguments:
     leaves: list[Any]
     spec: TreeSpec
     passed: list[tuple[torch.Tensor, int, KeptArgument | Output]] = attrs.field(factory=list)
-    """Each passed tensor, its version and its kept form; for the duration of the call."""
+    """During the call: each passed tensor, its version and its kept form."""
 
     __repr__ = one_line
 
@@ -121,13 +122,13 @@ class Arguments:
         )
 
     def share(self) -> None:
-        """Free the copies: the call changed nothing."""
+        """Free the copies, because the call changed nothing."""
         for tensor, _, kept in self.passed:
             if isinstance(kept, KeptArgument):
                 kept.share(tensor)
 
     def settle(self) -> None:
-        """Drop the references to the passed tensors: the call is over."""
+        """Drop the references to the passed tensors after the call."""
         self.passed = []
 
     def again(

@@ -1,4 +1,4 @@
-"""Finds the repeated blocks of a model."""
+"""Find the repeated blocks of a model."""
 
 from __future__ import annotations
 

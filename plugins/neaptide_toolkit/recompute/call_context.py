@@ -30,7 +30,7 @@ class _Buffer:
 
 @attrs.define(eq=False)
 class Buffers:
-    """A block's buffers, and which of the large ones its calls have changed so far."""
+    """A block's buffers, and the names of the large buffers that its calls have changed so far."""
 
     module: nn.Module
     changing: set[tuple[nn.Module, str]] = attrs.field(factory=set)
@@ -41,7 +41,8 @@ class Buffers:
     def before(self) -> BuffersBefore:
         """Copy the buffers that the coming call may change.
 
-        Before the first call: all. Later: the small ones, and large ones known to change.
+        Before the first call these are all buffers. Before later calls these are the small buffers,
+        and the large buffers that an earlier call changed.
         """
         entries = []
         for owner in self.module.modules():
@@ -88,7 +89,7 @@ class BuffersBefore:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Show the module copies that it may change; its own buffers stay untouched."""
+        """Give the module clones of the copies as buffers; its own buffers stay unchanged."""
         live = [(entry, entry.owner._buffers[entry.name]) for entry in self.entries]
         for entry in self.entries:
             assert entry.copy is not None, "settled entries have one"
@@ -126,7 +127,7 @@ class CallContext:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore the recorded state inside the context, and the present one after it."""
+        """Set the recorded state while the context is open, then the state from before."""
         now = CallContext.now(self.buffers)
         with ExitStack() as stack:
             stack.callback(now.set_random)

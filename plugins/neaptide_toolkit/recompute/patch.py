@@ -1,4 +1,4 @@
-"""Replace a module's forward, and restore it without a trace."""
+"""Replace a module's forward, and restore the original exactly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Patch:
             self.module.__dict__["forward"] = self
 
     def apply(self, call: Callable[..., Any]) -> None:
-        """Call `call` in place of the forward from now on."""
+        """From now on, call `call` instead of the module's forward."""
         self._call = call
         if self._compiled is not None:
             self.module._compiled_call_impl = None

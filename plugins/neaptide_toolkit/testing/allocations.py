@@ -27,8 +27,8 @@ class _Event(NamedTuple):
 class Allocations:
     """Allocations, frees and marks in their order.
 
-    Counted are the calling thread's and autograd's; other threads are not seen. Memory allocated
-    before the count does not count, and neither does its release.
+    The calling thread and autograd's threads are counted, other threads are not. Memory allocated
+    before the count began is not counted, and neither is its release.
     """
 
     _events: list[_Event] = attrs.field(factory=list)
@@ -48,7 +48,7 @@ class Allocations:
         return marks
 
     def peaks_after_marks(self) -> dict[str, int]:
-        """Return, by mark, the most bytes held between it and the next mark."""
+        """Return, for each mark, the most bytes held between that mark and the next one."""
         peaks: dict[str, int] = {}
         name = ""
         for event, held in self._followed():
@@ -75,7 +75,10 @@ class Allocations:
 
 @contextmanager
 def counted() -> Iterator[Allocations]:
-    """Count inside the context; results are valid after it. No other torch profiler may run."""
+    """Count until the context ends; only then are the results valid.
+
+    No other torch profiler may run at the same time.
+    """
     events: list[_Event] = []
     with _MemoryProfile(profile_memory=True) as profiler:
         yield Allocations(events)

@@ -39,7 +39,7 @@ def check_plugin(
     Args:
         plugin: an installed plugin's name, or a manifest.
         settings: its settings, for a plugin whose defaults have no effect on a tiny model.
-        beside: plugins that it requires.
+        beside: plugins that `plugin` requires.
         laws: names from `LAWS`; by default all of them.
 
     Raises:
@@ -75,7 +75,7 @@ def _manifest(name: str) -> PluginSpec:
 
 
 def detach_leaves_no_trace(subject: Subject) -> None:
-    """After the run, the model's modules have their former attributes, hooks and forwards."""
+    """After the run, the model's modules have the attributes, hooks and forwards from before it."""
     task = tiny_task(steps=8)
     subject.attempt.tries("train 8 steps, close the run and look for traces in the model")
     before = _traces(task.model)

@@ -1,4 +1,4 @@
-"""The laws for `estimate_memory`: it must match held tensors and allocated bytes."""
+"""The laws for `estimate_memory`: its bytes must match held tensors and allocated bytes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.05
 FLOOR = 8 << 10
-"""Tolerated bytes: counters of a few bytes a parameter, and slabs' rounding to 256."""
+"""Tolerated bytes: counters of a few bytes per parameter, and slabs' rounding to 256."""
 
 
 def estimate_is_measured(subject: Subject) -> None:
-    """The bytes it states for the time between steps match its tensors, within 5 %."""
+    """The bytes stated for the time between steps match the plugin's tensors, within 5 %."""
     task = tiny_task()
     subject.attempt.tries(
         f"train {STEPS} steps, and after each step sum the tensors that the plugin holds"
@@ -51,7 +51,7 @@ def estimate_is_measured(subject: Subject) -> None:
 
 
 def estimate_is_allocated(subject: Subject) -> None:
-    """The bytes it adds and moves match the allocators' counts at the moments of each phase.
+    """The bytes that the estimate adds and moves match the allocators' counts in each phase.
 
     The law compares two runs, with and without the plugin. The difference in allocated bytes must
     equal the difference in the ledgers, within 5 % and a few KiB.
@@ -97,7 +97,7 @@ def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_sl
 @functools.cache
 def _plain(dtype: torch.dtype) -> Observed:
     """Return the counts of a run without plugins while `dtype` is torch's default."""
-    del dtype  # only a cache key: torch's default already has this value
+    del dtype  # only a key of the cache: torch's default dtype is already set to it
     return observed(Subject(STEADY_PREDICTOR, {}, ()))
 
 

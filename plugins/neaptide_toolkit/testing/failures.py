@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 PAGE = "docs/testing-plugins.md"
-"""Has a section for each law, with the law's name as its anchor."""
+"""The page with a section for each law, whose anchor is the law's name."""
 
 
 class ContractError(AssertionError):
-    """A plugin or a provider breaks a law. If the run raised an error, it is the `__cause__`.
+    """A plugin or a provider breaks a law. An error raised by the run is the `__cause__`.
 
     Args:
         subject: the plugin or provider, such as `"plugin 'ema'"`.
@@ -38,7 +38,7 @@ class ContractError(AssertionError):
 
     @property
     def see(self) -> str:
-        """The law's section in the documentation."""
+        """The page and section of the documentation that describe the law."""
         return f"{PAGE}#{self.law}"
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class _BrokenError(Exception):
 
 
 def require(holds: bool, came: str, change: str) -> None:  # noqa: FBT001 - reads as a sentence
-    """Raise unless the law `holds`, with the result `came` and the remedy `change`."""
+    """If the law does not hold, raise an error with the result `came` and the remedy `change`."""
     if not holds:
         raise _BrokenError(came, change)
 
@@ -88,7 +88,7 @@ class Attempt:
 def told_as(
     law: str, subject: str, attempt: Attempt, own: str = "", beside: Collection[str] = ()
 ) -> Iterator[None]:
-    """Turn every exception raised inside into a ContractError of `law`, except KeyboardInterrupt.
+    """Convert every exception raised inside, except KeyboardInterrupt, to a ContractError of `law`.
 
     Args:
         law: the law's name.
@@ -110,7 +110,7 @@ def told_as(
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first error of a group; at its end a run groups the errors of plugins."""
+    """Return the first error of a group. When a run ends, it groups the errors of its plugins."""
     while isinstance(error, BaseExceptionGroup) and _where(error) is None:
         error = error.exceptions[0]
     return error
@@ -128,7 +128,7 @@ def _where(error: BaseException | None) -> re.Match[str] | None:
 
 
 _ALLOCATOR = "DefaultCPUAllocator: can't allocate"
-"""On a CPU, torch has no error class for lack of memory."""
+"""The text of torch's error for lack of memory on a CPU, which has no class of its own."""
 _RAISED_BY = re.compile(
     r"raised by plugin '[^']*' (?:in hook '(?P<hook>\w+)'|while it was created)"
 )

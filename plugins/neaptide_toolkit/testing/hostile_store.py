@@ -1,4 +1,4 @@
-"""A store whose weights are unusable without a loan, for tests."""
+"""A parameter store for tests, whose weights are unusable without a loan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIERS: tuple[Tier, ...] = ("host", "device")
 
 
 class HostileStore(ParameterStore):
-    """Every weight, gradient and optimizer tensor is NaN outside its loan or `compute()`.
+    """A store whose weights, gradients and optimizer tensors are NaN outside loans and `compute()`.
 
     Loans are copies that become NaN when they end, tiers alternate, and spans come in reverse
     order. A plugin whose results are bitwise those of the resident store works with any store.
@@ -55,7 +55,7 @@ class HostileStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend a copy of the true value; the copy becomes NaN at the end."""
+        """Lend a copy of the true value; the copy becomes NaN when the loan ends."""
         with self._inner.loan(span, mode, of=of) as place:
             truth = self._hidden.get(place.data_ptr(), (place, place))[1]
             copy = truth.detach().to(on or truth.device, copy=True)
@@ -68,7 +68,7 @@ class HostileStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend copies of the true tensors; the copies become NaN at the end."""
+        """Lend copies of the true tensors; the copies become NaN when the loan ends."""
         with self._inner.loan(span, mode, of="state") as entry:
             truths: dict[int, torch.Tensor] = {}
 
@@ -96,7 +96,7 @@ class HostileStore(ParameterStore):
                 _poison(copy)
 
     def has_gradient(self, span: Span) -> bool:
-        """Return whether the parameter has a gradient, hidden or not."""
+        """Return whether the parameter has a gradient, whether hidden or visible."""
         return self._inner.has_gradient(span)
 
     def zero_gradients(self) -> None:
@@ -125,7 +125,7 @@ class HostileStore(ParameterStore):
             super().load_optimizer_state_dict(state)
 
     def release(self) -> None:
-        """Restore all values for good: the run is over."""
+        """Restore all values at the end of the run."""
         self._show()
         self._holders += 1
 
@@ -165,7 +165,7 @@ def _poison(tensor: torch.Tensor) -> None:
 
 @attrs.define(eq=False)
 class HostileStorePlugin(Plugin[NoConfig]):
-    """Provides the store."""
+    """A plugin that provides the store."""
 
     _store: HostileStore | None = attrs.field(init=False, default=None)
 

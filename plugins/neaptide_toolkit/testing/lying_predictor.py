@@ -1,4 +1,4 @@
-"""A predictor with bad proposals, which a run must survive: `LYING_PREDICTOR`."""
+"""`LYING_PREDICTOR`: a predictor with bad proposals, which a run must survive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class LyingConfig:
 
 @attrs.define(eq=False)
 class LyingPredictor(Plugin[LyingConfig]):
-    """Proposes at every Predict step. It holds two copies of the weights, which are not saved."""
+    """A predictor that makes a bad proposal at every Predict step.
+
+    It holds two copies of the weights, which are not saved.
+    """
 
     _first: Snapshot | None = attrs.field(init=False, default=None)
     _last: Snapshot | None = attrs.field(init=False, default=None)

@@ -50,7 +50,10 @@ def manifest_is_light(subject: Subject) -> None:
 
 
 def config_round_trips(subject: Subject) -> None:
-    """Its settings survive every file format bit for bit; each has a default and a help text."""
+    """The plugin's settings survive every file format bit for bit.
+
+    Each setting has a default and a help text.
+    """
     attempt, spec = subject.attempt, subject.spec
     form = "let `config` be an attrs.frozen(kw_only=True) class whose fields have defaults"
     attempt.tries(f"build its settings from {dict(subject.settings)}", form)

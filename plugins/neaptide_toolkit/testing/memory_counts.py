@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 WIDTH = 128
-"""Width of the network: 1.2 MB of weights, so 5 % of them exceed counters and rounding by far."""
+"""Width of the network: 5 % of its 1.2 MB of weights is far more than counters and rounding."""
 STEPS = 22
-"""Almost two cycles of the phases: the end of the second is left out."""
+"""Number of steps: almost two cycles of the phases."""
 
 
 @attrs.frozen
@@ -47,7 +47,7 @@ class HeldBytes:
 class Observed:
     """The bytes that a run held, and the bytes that its ledgers state.
 
-    For each moment it is the maximum during the run's last stay in the phase.
+    Each figure is the maximum at that moment while the run was in the phase for the last time.
     """
 
     device: torch.device
@@ -90,7 +90,7 @@ def observed(subject: Subject) -> Observed:
             for batch in task.batches[:STEPS]:
                 result = trainer.step(batch)
                 trainer.evaluate(task.batches[STEPS : STEPS + 1])
-                # The ledger of this time: the bytes that a plugin holds may grow later.
+                # Keep the ledger of now: the bytes that a plugin holds may grow later.
                 phases = [result.phase.name, *([PREDICT.name] if result.jump else [])]
                 ledgers.update((phase, trainer.estimate_memory(phase)) for phase in phases)
             beside = _state_beside_weights(trainer.store, task.model)
@@ -112,7 +112,7 @@ def _cuda_bytes() -> int:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Disable the garbage collector, whose times of collection would change the counts."""
+    """Disable the garbage collector: the moments at which it runs would change the counts."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -137,7 +137,7 @@ def _state_beside_weights(store: ParameterStore, model: nn.Module) -> int:
 class Marks(Plugin[NoConfig]):
     """Calls `mark` inside every other plugin, just before the core's own part.
 
-    A mark's name has the phase, the moment and the number of the stay in the phase.
+    A mark's name states the phase, the moment, and how often the run has entered the phase.
     """
 
     mark: Callable[[str], None] = attrs.field(init=False, default=lambda _: None)
@@ -147,7 +147,7 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Mark each update again where the optimizer begins, after a store has fetched weights."""
+        """Make each update set a second mark when the optimizer starts, after a store's fetches."""
 
         def begins(*_: Any) -> None:
             assert self._phase is not None, "updates are made in a phase"
@@ -163,7 +163,7 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Count the stay in the phase."""
+        """Count how often the run has entered the phase."""
         self._stays += 1
         self._phase = phase
 

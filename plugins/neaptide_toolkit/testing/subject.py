@@ -37,7 +37,7 @@ class Subject:
     """The current action of the law."""
 
     def plugins(self, *more: PluginSpec) -> list[str | PluginSpec]:
-        """Return the plugins to enable: this one, its company, and a predictor if it has none."""
+        """Return the plugins to enable; if none of them predicts, a predictor is added."""
         claims = self.spec.claims | {
             claim
             for other in self.beside

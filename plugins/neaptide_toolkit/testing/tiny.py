@@ -1,4 +1,4 @@
-"""A small task with difficult features: dropout, batch norm, tied and frozen parameters."""
+"""A small task that is hard for plugins: dropout, batch norm, tied and frozen parameters."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def tiny_task(
 ) -> TinyTask:
     """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples of `width`.
 
-    If not `coupled`, it has no batch norm and no dropout, so splitting a batch changes no result.
+    If not `coupled`, the network has no batch norm and no dropout, so splitting a batch changes
+    no result.
     """
     torch.manual_seed(seed)
     model = TinyNet(width, coupled=coupled)
@@ -103,7 +104,7 @@ def tiny_task(
 
 @attrs.define(eq=False)
 class SteadyPredictor(Plugin[NoConfig]):
-    """Proposes to shrink every weight by a thousandth: a proposal that is always possible."""
+    """A predictor that always proposes to shrink every weight by a thousandth."""
 
     @hookimpl
     def propose_update(self, store: ParameterStore) -> Update:
@@ -124,5 +125,5 @@ STEADY_PREDICTOR = PluginSpec(
     numerics="changes-training",
 )
 
-if not TYPE_CHECKING:  # where it would hide what is missing
+if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__ = missing_in(__name__)

@@ -45,7 +45,7 @@ def verify_(*paths: Path, json: AsJson = False) -> int:
     for path in paths:
         try:
             problems |= {str(directory): verify(directory) for directory in _found_in(path)}
-        except WrongCheckpointError as error:  # reported after the other paths are verified
+        except WrongCheckpointError as error:  # raised after the other paths are verified
             problems[str(path)] = [str(error)]
             absent.add(str(path))
     if json:

@@ -21,14 +21,14 @@ _T90 = (
 
 @attrs.frozen
 class Worth:
-    """The multiplier of the passes that the baseline needs for equal loss: mean, 90 % interval."""
+    """The baseline's passes for an equal loss, divided by the side's: mean and 90 % interval."""
 
     mean: float
     """nan if the mean loss lies outside the baseline's curve."""
     low: float | None
-    """0 if the curve does not bound it; None with one seed, which has no spread."""
+    """0 if the curve gives no lower bound; None for a single seed, which has no spread."""
     high: float | None
-    """inf if the curve does not bound it; None with one seed."""
+    """inf if the curve gives no upper bound; None for a single seed."""
     least: float
     """The smallest multiplier that the curve can measure."""
     most: float
@@ -71,7 +71,8 @@ class BudgetCurve:
     def reaching(self, loss: float, near: float | None = None) -> float | None:
         """Return the number of passes that reach the loss; None outside the measured losses.
 
-        On a flat part of the curve it is the number closest to `near`, or else the smallest.
+        On a flat part of the curve the result is the number closest to `near`, or the smallest
+        number without `near`.
         """
         logs = [math.log(budget) for budget in self.budgets]
         falling = [-known for known in self.losses]
@@ -106,9 +107,9 @@ def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget
     """Return the multiplier of losses after `budget` passes, from one difference for each seed.
 
     A difference is the loss minus that of the baseline's run of the same seed after `at` passes, a
-    budget of the curve. It cancels the effects of a seed's data and initialisation. The mean of the
-    differences and its Student interval are added to the curve's loss at `at`, so a seed whose own
-    loss lies outside the curve counts like the others. ValueError without differences, or if `at`
+    budget of the curve. The difference cancels the effects of a seed's data and initialisation.
+    The mean of the differences and its Student interval are added to the curve's loss at `at`, so
+    a seed whose own loss lies outside the curve counts like the others. ValueError without differences, or if `at`
     lies outside the curve.
     """
     middle = baseline.at(at)
@@ -136,7 +137,7 @@ def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget
 
 
 def paired(baseline: BudgetCurve, at: float, difference: float, budget: float) -> float | None:
-    """Return one seed's multiplier alone; None if it lies outside the curve."""
+    """Return the multiplier of one seed; None if it lies outside the curve."""
     middle = baseline.at(at)
     passes = None if middle is None else baseline.reaching(middle + difference, at)
     return None if passes is None else passes / budget
@@ -161,7 +162,10 @@ def _non_increasing(values: Sequence[float]) -> list[float]:
 
 
 def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Return y at x over ascending `xs`, None outside their range; at equal xs the first y."""
+    """Return y at x by linear interpolation; None outside the range of the ascending `xs`.
+
+    If several `xs` equal x, the result is the first y.
+    """
     slack = _slack(xs)
     if not xs[0] - slack <= x <= xs[-1] + slack:
         return None

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .runs import ComparedRun, Comparison
 
 KINDS = {"plain": "loss", "averaged": "averaged"}
-"""Evaluations of the final weights: as they are, and with their average in their place."""
+"""Evaluations: of the final weights, and of their average."""
 
 
 def findings(found: Comparison) -> dict[str, Any]:
-    """Return all figures. Losses are validation losses, passes backward passes of whole batches."""
+    """Return all figures. Losses are validation losses; passes are whole batches' backward passes."""
     return {
         "seeds": list(found.settings.seeds),
         "tuning_seeds": list(found.settings.tuning_seeds) if found.tuned else [],
@@ -113,8 +113,8 @@ def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
 def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
     """Return the time of a pass of the baseline divided by that of a side.
 
-    It is nan if a side made no pass, if both ended with bitwise equal losses (then the difference
-    is only noise of the machine), or if their numbers of threads differ.
+    The ratio is nan if a side made no pass, if both sides ended with bitwise equal losses (then the
+    difference in time is only noise of the machine), or if their numbers of threads differ.
     """
     if name == BASELINE:
         return 1.0
@@ -129,7 +129,7 @@ def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
 
 
 def _seconds_a_pass(runs: Sequence[ComparedRun]) -> float:
-    """Return the seconds of a pass in the fastest of `runs`, the least disturbed one.
+    """Return the seconds per pass of the fastest of `runs`, which was the least disturbed one.
 
     Both sides must have equally many runs, as the fastest of more runs is faster by chance; and all
     runs must have one budget, as shorter runs may make fewer jumps.
@@ -146,7 +146,7 @@ def _share(runs: Sequence[ComparedRun]) -> float:
 
 
 def _needed(points: Sequence[tuple[float, float]], loss: float, a_pass: float) -> dict[str, Any]:
-    """Return the budget that a side needs for a loss; `at_most` if its shortest runs reach it."""
+    """Return the budget that a side needs for a loss; `at_most` if its shortest runs suffice."""
     if not points:
         return {"passes": None, "seconds": None, "at_most": False}
     side = curve(points)
@@ -163,7 +163,7 @@ def _levels(found: Comparison) -> list[dict[str, Any]]:
         return []
     a_pass = {side.name: _seconds_a_pass(found.of(side.name, 1.0)) for side in found.sides}
     levels: list[dict[str, Any]] = []
-    losses = dict.fromkeys(curve(reference).losses)  # budgets of equal loss are one level
+    losses = dict.fromkeys(curve(reference).losses)  # budgets of equal loss form one level
     for loss in losses:
         needed = {}
         for side in found.sides:

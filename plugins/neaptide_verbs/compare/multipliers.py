@@ -32,7 +32,7 @@ class Multiplier:
 
 
 def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[float, float]]:
-    """Return (passes, loss) of a side's runs; `kind` is `loss`, `averaged` or `best`.
+    """Return (passes, loss) of each run of a side; `kind` is `loss`, `averaged` or `best`.
 
     A budget with a diverged seed is left out: the mean of its other seeds would be too good.
     """
@@ -48,7 +48,7 @@ def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[f
 def multiplier_of(runs: Sequence[ComparedRun], side: str, fraction: float, kind: str) -> Multiplier:
     """Return the multiplier of the runs of `side` at a budget, in passes of the baseline.
 
-    Each seed counts by its difference from the baseline's run of that seed at the same budget.
+    Each seed contributes its difference from the baseline's run of that seed at the same budget.
     """
     mine = _runs_at(runs, side, fraction)
     reference = _runs_at(runs, BASELINE, fraction) or _runs_at(runs, BASELINE, 1.0)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Train = Callable[[Sequence[TrainingTrial]], Sequence[Result]]
 
 _LONGEST = 4.0
-"""Longest training of a baseline to reach a candidate's loss, as a multiple of its budget."""
+"""Limit for extending the baseline to reach a candidate's loss, as a multiple of its budget."""
 KNOBS = (LEARNING_RATE, INIT, WARMUP, DECAY)
 
 
@@ -75,8 +75,8 @@ def _with_common(
 ) -> Mapping[str, Any]:
     """Apply the baseline's tuned settings to a side, except those of its optimizer.
 
-    Settings in which the side differs from the baseline as configured (`plain`) stay: they are
-    what the comparison measures. A different model keeps its own options.
+    Settings in which the side differs from the configured baseline (`plain`) are kept, because the
+    comparison measures their effect. A different model keeps its own options.
     """
     if baseline is None:
         return values
@@ -124,7 +124,7 @@ def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Compar
 
 
 def _lies_beyond(runs: Sequence[ComparedRun], settings: ComparisonSettings) -> bool:
-    """Return whether a side beats the baseline's longest runs in either evaluation."""
+    """Return whether a side is better than the baseline's longest runs in either evaluation."""
     sides = {run.side for run in runs} - {BASELINE}
     return any(
         multiplier_of(runs, side, fraction, kind).outside == "above"

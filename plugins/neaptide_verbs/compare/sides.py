@@ -44,9 +44,10 @@ class Side:
 def sides_of(config: RunConfig, against: RunConfig | None) -> list[Side]:
     """Return the sides to train: baseline, candidate and, given two configs, the parts alone.
 
-    Without `against`, the baseline is `config` without its predictor, so the candidate's gain is
-    that of the jumps alone. With it, the two may differ in anything; two more sides then move the
-    predictor from one to the other. ConfigError if there is nothing to compare.
+    Without `against`, the baseline is `config` without its predictor, so only the jumps cause the
+    candidate's gain. With `against`, the two configs may differ in anything. Two more sides then
+    separate the effects: `config` without its predictor, and `against` with that predictor.
+    ConfigError if there is nothing to compare.
     """
     candidate = Side(CANDIDATE, _prepared(config))
     if against is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEARNING_RATE, INIT, WARMUP, DECAY = "learning rate", "initialisation", "warmup", "decay"
 _FACTOR = 2.0  # ratio of two rates of the first grid
-_EDGES = 5  # how often the grid may be extended when the best rate is at its edge
+_EDGES = 5  # how often the grid may be extended if the best rate is at its edge
 _SWEPT = "sweep"
 """In a model option's metadata: the factors by which to multiply its value."""
 INIT_ARGUMENT = "init_scale"
@@ -45,7 +45,7 @@ def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
     `ask` trains with each of several changes and returns their losses, inf for a diverged run. The
     learning rate is tried at 0.5, 1 and 2 times its value, further while the best is at the edge,
     and then at sqrt(2) times and 1 / sqrt(2) times the best. If another knob changed, the rate is
-    tuned once more.
+    tuned again.
     """
     tried: list[tuple[Changes, float]] = []
 
@@ -67,7 +67,7 @@ def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
             best = [best, *changed][_least(measured([best, *changed]))]
             swept.append(knob)
     if LEARNING_RATE in knobs and set(best) - set(_with_rate(1.0)):
-        # Other sides tune their rate with these settings, so the baseline does, too.
+        # Other sides tune their rate with these settings, so the baseline must do so, too.
         best = _rate(values, best, measured)
     return Tuned(best, tuple(swept), tuple(tried))
 

@@ -93,8 +93,9 @@ def level_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def headline(side: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the figures that decide the verdict on a side, at the configured budget.
 
-    Of the two evaluations it is the one with the smaller multiplier, so that a gain from averaging
-    is not credited to the side; `kind` names the evaluation, and `at` has both at that budget.
+    The figures are those of the evaluation with the smaller multiplier, so that a gain from
+    averaging is not credited to the side. `kind` names this evaluation; `at` has the figures of
+    both evaluations at that budget.
     """
     at = min(side["budgets"], key=lambda at: abs(math.log(at["fraction"])))
     kinds = [kind for kind in ("plain", "averaged") if at[kind] is not None]
@@ -103,7 +104,7 @@ def headline(side: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """Return a line for each side but the baseline: its multiplier, or why there is none."""
+    """Return a line for each side except the baseline: its multiplier, or why there is none."""
     word = "speedup" if found["baseline_is_tuned"] else "against an untuned baseline"
     return "\n".join(
         f"{name}: {_said(headline(side), word)}{_jumped(side)}"

@@ -44,7 +44,7 @@ def train(trial: TrainingTrial, directory: Path) -> Result:
 def _alone(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".trial").open("w") as file:
-        lock(file, wait=True)  # without a lock, two comparisons could train the same trial
+        lock(file, wait=True)  # two comparisons must not train the same trial
         yield
 
 
@@ -57,7 +57,7 @@ def _afresh(trial: TrainingTrial, directory: Path) -> Result:
     except DivergedError:
         result = _diverged(directory)
     write_result(directory, trial, result)
-    # The result holds all a comparison needs; checkpoints of all trials would fill the disk.
+    # A comparison needs only the result; checkpoints of all trials would fill the disk.
     with suppress(FileNotFoundError):
         shutil.rmtree(directory / "checkpoints")
     return result
@@ -86,7 +86,7 @@ def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Resu
 
 
 def _repeatable(batches: Iterable[Any] | None) -> Iterable[Any]:
-    """Return the validation batches; DataError if there are none, or none in a second pass."""
+    """Return the validation batches; DataError if a first or second pass over them yields none."""
     wanted = "give a list, or another iterable that starts anew each time"
     if batches is None:
         msg = f"the data has no validation batches to compare losses on; {wanted} @ data.name"
@@ -141,7 +141,7 @@ def _times(directory: Path) -> tuple[float, float]:
 
 
 def _events(directory: Path, event: str) -> list[dict[str, Any]]:
-    path = directory / "events.jsonl"  # does not exist in a run without events
+    path = directory / "events.jsonl"  # the file is missing if the run had no events
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines if f'"{event}"' in line]
     return [entry for entry in found if entry.get("event") == event]

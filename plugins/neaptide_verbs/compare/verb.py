@@ -89,7 +89,7 @@ def compare(
         sweeps=baseline == "tuned",
     )
     _check_apart(settings)
-    # Makes `my_module:factory` beside the config importable, like python -m.
+    # Makes `my_module:factory` importable from the current folder, like python -m.
     sys.path.insert(0, str(Path.cwd()))
     root = out or Path("runs") / f"{name}-compare"
     many, threads = _shares(sides, jobs)

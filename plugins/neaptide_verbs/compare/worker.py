@@ -46,7 +46,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
             text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
             traceback.print_exc()  # to the workers' log, which the error message names
             answer = {"error": " ".join(text.split()), "exit_code": 1, "logged": True}
-        with suppress(BrokenPipeError):  # the comparison is gone; the result is in its file
+        with suppress(BrokenPipeError):  # the comparison has ended; the result is in its file
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
         if "stopped" in answer:
@@ -54,7 +54,9 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
-    """Make this process save and stop, as at a signal, once `parent` is gone; `look` in seconds.
+    """Make this process save and stop, as after a signal, when the process `parent` has ended.
+
+    `look` is the number of seconds between two checks.
 
     A killed comparison cannot stop its workers, and a trial could train on for hours.
     """
@@ -72,7 +74,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     stop_when_orphaned(os.getppid())
-    # Makes `my_module:factory` beside the config importable, like python -m.
+    # Makes `my_module:factory` importable from the current folder, like python -m.
     sys.path.insert(0, str(Path.cwd()))
     serve(sys.stdin, answers)
 

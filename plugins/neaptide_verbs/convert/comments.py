@@ -1,4 +1,4 @@
-"""Whether a configuration file has comments, which a converted one lacks."""
+"""Whether a configuration file has comments, which a conversion loses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _in_yaml(text: str) -> bool:
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.ScalarToken):
             before, begin, end = end, token.start_mark.index, token.end_mark.index
-            # A block's first line holds its indicator, and after that nothing but a comment.
+            # The first line of a block scalar has its indicator, and then at most a comment.
             header = text[begin:end].partition("\n")[0] if token.style in {"|", ">"} else ""
             between += text[before:begin] + header
     return "#" in between + text[end:]

@@ -25,7 +25,7 @@ SIGNS = frozenset(
         "zero_optimization",
     }
 )
-"""Top-level keys that only DeepSpeed's configurations have."""
+"""Top-level keys that identify DeepSpeed's configurations: no other framework has them."""
 _SHAPES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 _NONE = "no counterpart in this version"
 _NOTES = {
@@ -62,7 +62,7 @@ def convert(source: Source) -> dict[str, Any]:
     steps = source.take("scheduler.params.total_num_steps", int) if schedule else None
     if steps is not None:
         train["steps"] = steps
-    # Schedules with a warmup set the rate themselves and ignore the optimizer's.
+    # Schedules with a warmup set the learning rate and ignore the optimizer's.
     if schedule and schedule["name"] != "cosine":
         optimizer["lr"] = _peak(source, optimizer.get("lr"))
     sections: dict[str, Any] = {

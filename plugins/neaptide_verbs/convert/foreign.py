@@ -83,10 +83,10 @@ def translate(
 
 
 def framework_of(settings: Mapping[str, Any]) -> str | None:
-    """Return the framework with most of its own top-level keys in the settings, or None."""
+    """Return the framework that has the most identifying keys in the settings, or None."""
     found: dict[str, int] = {}
     for name, entry in shipped(GROUP).items():
-        with suppress(PluginError):  # reported when the user names that framework
+        with suppress(PluginError):  # the error is reported when the user names that framework
             found[name] = len(_load(entry).signs & settings.keys())
     best = max(found, key=found.__getitem__, default=None)
     return best if best is not None and found[best] else None

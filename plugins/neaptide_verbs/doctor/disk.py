@@ -36,9 +36,9 @@ class Speed:
     """Bytes per second of a short sequential write and of a short sequential read."""
 
     write: float
-    """With fsync after every 8 MiB, like a checkpoint's files."""
+    """With fsync after every 8 MiB, as checkpoints are written."""
     read: float
-    """Without the page cache, if the system allows a program to drop it."""
+    """Without the page cache, if the system allows a program to drop the cache."""
 
 
 @attrs.frozen
@@ -101,7 +101,7 @@ def kind_of(path: Path, mounted: list[Mount]) -> str | None:
     """Return the type of the file system that holds the absolute `path`."""
     place = path.resolve()
     kind, longest = None, -1
-    for mount in mounted:  # of two mounts on one point, the later hides the earlier
+    for mount in mounted:  # of two mounts at one path, the later one hides the earlier one
         if place.is_relative_to(mount.point) and len(mount.point) >= longest:
             kind, longest = mount.kind, len(mount.point)
     return kind

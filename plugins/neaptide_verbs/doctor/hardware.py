@@ -66,7 +66,7 @@ def _gpu(gpu: Gpu) -> Finding:
 def runs_on(capability: str, built_for: Iterable[str]) -> bool:
     """Return whether kernels built for `sm_80`, `compute_90`, … run on a GPU of `capability`.
 
-    Machine code (`sm`) runs on GPUs of the same major version and an equal or higher minor one;
+    Machine code (`sm`) runs on GPUs of the same major version and an equal or higher minor version;
     `compute` is compiled for any later GPU.
     """
     major, minor = map(int, capability.split("."))

@@ -54,7 +54,7 @@ def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Ite
 
 
 def _tried(found: Installed, spec: PluginSpec, patience: float) -> Iterable[Finding]:
-    """Import the plugin and call its `diagnose` in a thread, which is abandoned if it hangs."""
+    """Import the plugin and call its `diagnose` in a thread; a thread that hangs is abandoned."""
     answers: list[tuple[Finding, ...]] = []
     thread = Thread(target=lambda: answers.append(_heard(found, spec)), daemon=True)
     thread.start()
@@ -71,7 +71,7 @@ def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
     try:
         try:
             plugin = load_class(spec)(spec.config())
-        except ConfigError as error:  # the plugin works, and states what it needs to run
+        except ConfigError as error:  # the plugin works; the error states its requirements
             return (_lacking(found, error),)
         hooks = HookManager([(spec, plugin)], defaults=object(), log=None)
     except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything

@@ -44,7 +44,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """Return the last line: whether training can work here, and on what."""
+        """Return the last line: whether training can work here, and on which device."""
         errors, warnings = (_counted(self.count(level), level) for level in LEVELS[:1:-1])
         problems = " and ".join(filter(None, (errors, warnings)))
         if errors:

@@ -23,7 +23,7 @@ class Requirement:
     extra: str | None
     """The extra that includes it; None if it is always required."""
     conditional: bool
-    """Whether it applies only to some systems or Pythons."""
+    """Whether the requirement applies only to some systems or Python versions."""
 
     @property
     def text(self) -> str:
@@ -32,7 +32,7 @@ class Requirement:
 
     @property
     def is_missing(self) -> bool:
-        """Return whether no version of it is installed."""
+        """Return whether no version of the distribution is installed."""
         return installed(self.name) is None
 
 
@@ -51,7 +51,7 @@ def pinned(distribution: str, part: str) -> Requirement | None:
 
 
 def missing_extras(distribution: str, leaving_out: frozenset[str]) -> dict[str, list[str]]:
-    """Return, by extra, its distributions that are not installed."""
+    """Return, for each extra, its distributions that are not installed."""
     missing: dict[str, list[str]] = {}
     for need in requirements_of(distribution):
         if need.extra and need.extra not in leaving_out and need.is_missing:

@@ -114,7 +114,7 @@ def _neaptide(problem: str | None) -> Finding:
     version = installed("neaptide")
     if problem is not None:
         detail = f"{version}: its training modules cannot be imported: {problem}"
-        missing = not Path("/proc/self").exists()  # psutil reads the process's memory from it
+        missing = not Path("/proc/self").exists()  # psutil reads the process's memory from /proc
         advice = "mount -t proc proc /proc" if missing else "pip install --force-reinstall neaptide"
         return Finding("error", "Neaptide", detail, advice)
     if version is None:
@@ -123,7 +123,7 @@ def _neaptide(problem: str | None) -> Finding:
 
 
 def triton(torch: Torch) -> Finding:
-    """Return the finding on Triton: its version against torch's pin, and a trial import."""
+    """Return the finding on Triton: its version compared with torch's pin, and a trial import."""
     pin = pinned("torch", "triton")
     name = pin.name if pin else "triton"
     version = installed(name)
@@ -168,13 +168,13 @@ def extras() -> Iterator[Finding]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect a run's results or cost."""
+    """Return the environment variables that affect a run's results or cost."""
     ours = sorted(name for name in environ if name.startswith(_OURS))
     return {name: environ[name] for name in (*_SHOWN, *ours) if name in environ}
 
 
 def environment(environ: Mapping[str, str], torch: Torch | None) -> Iterator[Finding]:
-    """Yield the findings on these variables."""
+    """Yield the findings on the environment variables."""
     shown = variables(environ)
     for name, value in shown.items():
         yield _variable(name, value)

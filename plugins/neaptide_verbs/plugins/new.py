@@ -65,7 +65,7 @@ def write_new(name: str, kind: str, directory: Path) -> list[str]:
             msg = f"{directory} exists already; name another directory with --dir, or move this one"
             raise ConfigError(msg)
         with TemporaryDirectory(prefix=f".{name}-", dir=directory.parent) as beside:
-            written = Path(beside) / "new"  # only its owner can read `beside`
+            written = Path(beside) / "new"  # `beside` itself is readable only by its owner
             for place, text in files.items():
                 path = written / place
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def _check_package(package: str, name: str) -> None:
 
 def _is_installed(package: str) -> bool:
     found = find_spec(package)
-    # A folder without __init__.py is a package, too, but may be any folder beside the user.
+    # Any folder on the path without __init__.py counts as a package; such a folder is ignored.
     return found is not None and found.origin is not None
 
 
@@ -124,7 +124,7 @@ def _files(name: str, package: str, kind: str) -> dict[str, str]:
     """Return the text of each file by its path in the distribution."""
     chosen = KINDS[kind]
     words = {
-        "target": chosen.target,  # first, because it contains @package@
+        "target": chosen.target,  # replaced first, because its value contains @package@
         "name": name,
         "package": package,
         "Class": "".join(word.capitalize() for word in name.split("-")),

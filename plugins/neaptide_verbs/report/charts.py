@@ -38,7 +38,7 @@ def loss_chart(run: RunFacts) -> str:
 
 
 def memory_charts(run: RunFacts) -> list[str]:
-    """Return a chart for each tier of each source: plugins' files, or else steps.csv."""
+    """Return a chart per tier and source. Sources are the plugins' files, or else steps.csv."""
     sources = run.memory[1:] or run.memory
     return [
         drawn(

@@ -37,7 +37,7 @@ def names_of(runs: Sequence[RunFacts]) -> list[str]:
 
 
 def comparison_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
-    """Return the key figures of all runs, one row a figure."""
+    """Return the key figures of all runs, one row per figure."""
     columns = [_column(run) for run in runs]
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [(label, *(column.get(label, "-") for column in columns)) for label in labels]

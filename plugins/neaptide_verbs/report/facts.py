@@ -69,7 +69,7 @@ def _peaks(run: RunFacts) -> list[tuple[str, str, str]]:
 
 
 def peak_bytes(run: RunFacts) -> dict[str, dict[str, float]]:
-    """Return the peaks by phase and tier, from the summary or else from the records."""
+    """Return the peaks by phase and tier, from the summary, or from the records if it has none."""
     from_summary = run.summary.get("peak_bytes")
     found: dict[str, dict[str, float]] = {}
     if isinstance(from_summary, dict):
@@ -92,14 +92,14 @@ def shown_path(run: RunFacts) -> str:
 
 
 def setting(value: Any) -> str:
-    """Format a setting's value as in a configuration."""
+    """Format a setting's value as a configuration file does."""
     if isinstance(value, bool):
         return str(value).lower()
     return clean(value) if value != "" else '""'
 
 
 def loss_rows(run: RunFacts) -> list[tuple[Any, ...]]:
-    """Return the figures of LOSS_COLUMNS, one row a phase."""
+    """Return the figures of LOSS_COLUMNS, one row per phase."""
     return [
         (phase, f.count, f.mean, f.low, f.high)
         for phase, f in run.steps.loss.spreads.items()
@@ -127,7 +127,7 @@ def memory_rows(run: RunFacts) -> list[tuple[Any, ...]]:
 
 
 def time_rows(run: RunFacts) -> list[tuple[Any, ...]]:
-    """Return the figures of TIME_COLUMNS, one row a phase."""
+    """Return the figures of TIME_COLUMNS, one row per phase."""
     return [
         (
             phase,
@@ -143,7 +143,7 @@ def time_rows(run: RunFacts) -> list[tuple[Any, ...]]:
 
 
 def jump_rows(run: RunFacts) -> list[tuple[Any, ...]]:
-    """Return the figures of JUMP_COLUMNS, one row a Predict step."""
+    """Return the figures of JUMP_COLUMNS, one row per Predict step."""
     keys = ("verdict", "horizon", "scale", "loss_before", "loss_after", "norm", "confidence")
     return [
         (

@@ -1,4 +1,4 @@
-"""Read a run's files, which may be damaged, torn or still growing: whole lines are used."""
+"""Read a run's files, which may be damaged, torn or still growing. Only whole lines are used."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LARGEST_FILE = 1 << 24  # bytes of a file that is read at once
-_DIGITS = 15  # of a step: the largest integers that floats represent exactly
+_DIGITS = 15  # largest step: floats represent integers up to here exactly
 
 
 def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
     """Yield the complete lines of a file, one at a time; none if the file does not exist.
 
-    A last line without a newline is being written or was torn. It counts in `damage`, by file name,
-    and so does a line longer than any that a run writes.
+    A last line without a newline is still being written or was torn. Such a line, and a line longer
+    than any that a run writes, is counted in `damage` under the file's name.
     """
     if not path.is_file():
-        damage[path.name] += path.exists()  # for example, a folder of that name
+        damage[path.name] += path.exists()  # for example, `path` is a folder
         return
     try:
         with path.open("rb") as file:
@@ -64,7 +64,7 @@ def _cells(line: str) -> list[str]:
 
 
 def objects(path: Path, damage: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file with one JSON object a line."""
+    """Yield the objects of a file that has one JSON object per line."""
     for line in lines(path, damage):
         value = _json(line)
         if isinstance(value, dict):

@@ -73,7 +73,7 @@ def _read(path: Path, damage: Counter[str]) -> MemoryTable | None:
     header = next(lines, [])
     columns = tiers(header)
     if not columns or not set(_KEYS) <= set(header):
-        damage.pop(path.name, None)  # another kind of file: its lines are not damaged
+        damage.pop(path.name, None)  # this is another kind of file, not a damaged one
         if not "".join(header).isprintable():
             damage[path.name] += 1  # not a table
         return None

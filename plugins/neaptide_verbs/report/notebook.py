@@ -28,7 +28,7 @@ class RunPage:
         return self.summary
 
     def _repr_html_(self) -> str:
-        # A frame keeps the page's style from the notebook's. `sandbox` lets nothing in it run.
+        # A frame separates the page's style from the notebook's. `sandbox` forbids scripts in it.
         return (
             f'<iframe srcdoc="{escape(self.page)}" sandbox title="{escape(repr(self))}" '
             f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
@@ -38,9 +38,9 @@ class RunPage:
 def inline(run: str | Path, *others: str | Path, height: int = 600) -> RunPage:
     """Return the report of a run directory, or a comparison of several, for a notebook to show.
 
-    As the last line of a cell it is the cell's output. Nothing is written.
+    If the call is the last line of a cell, the report is the cell's output. No file is written.
 
-    Raises RunDirectoryError where a directory is no run's.
+    Raises RunDirectoryError if a directory is not a run directory.
     """
     from .comparison import comparison_page, comparison_summary  # noqa: PLC0415 - help does without
     from .reading import read_run  # noqa: PLC0415 - likewise

@@ -93,7 +93,7 @@ def read_run(path: Path) -> RunFacts:
         last_step=steps.last,
         summary=summary,
         ending=events.ending,
-        # A row after the last skipped update belongs to an applied update, which ends the series.
+        # A row after the last skipped update is an applied update, so no skipped ones precede it.
         in_a_row=events.skipped[1] if events.skipped[0] >= steps.last else 0,
         max_skipped=config.get("train.max_skipped"),
     )

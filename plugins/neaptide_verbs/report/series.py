@@ -52,14 +52,14 @@ class Spread:
 
 @attrs.define
 class Bucket:
-    """Neighbouring points: the first, the last, the lowest and the highest."""
+    """A summary of neighbouring points: the first, the last, the lowest and the highest."""
 
     first: Point
     last: Point
     low: Point
     high: Point
     begins: int
-    """Number of the first point's stretch; `ends` is that of the last point's."""
+    """The stretch of the first point; `ends` is the stretch of the last point."""
     ends: int
 
     def take(self, later: Bucket) -> None:
@@ -69,7 +69,7 @@ class Bucket:
         self.high = max(self.high, later.high, key=_value)
 
     def points(self) -> list[Point]:
-        """Return its distinct points, by step."""
+        """Return the distinct points of the bucket, by step."""
         return sorted(dict.fromkeys((self.first, self.low, self.high, self.last)), key=_step)
 
 
@@ -79,11 +79,11 @@ class StepSeries:
 
     limit: int = BUCKETS
     width: int = 1
-    """Steps in one bucket; doubled whenever there are more than `limit` buckets."""
+    """Steps per bucket; doubled whenever there are more than `limit` buckets."""
     buckets: dict[int, Bucket] = attrs.field(factory=dict)
 
     def add(self, step: int, value: float, stretch: int = 0) -> None:
-        """Add a finite value. Points of one stretch are drawn connected."""
+        """Add a finite value. Points of the same stretch are connected by a line."""
         bucket = self.buckets.get(step // self.width)
         if bucket is None:
             point = (step, value)

@@ -30,14 +30,14 @@ class Status:
     """`finished`, `closed`, `running`, `stopped`, `failed`, `diverged`, `interrupted` or
     `not started`."""
     text: str
-    """The same as a short text."""
+    """The status as a short text."""
 
 
 def locked(directory: Path) -> bool:
     """Return whether a process is training in the directory, if the system has file locks."""
     try:
         with (directory / ".lock").open("rb") as file:
-            # A brief shared lock: two simultaneous reports do not see each other as a run.
+            # A shared lock, so that two simultaneous reports do not take each other for a run.
             lock(file, shared=True)
     except BlockingIOError:
         return True

@@ -24,7 +24,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @attrs.frozen
 class _Part:
-    """One plugin's part: its own table, and the options of everything it builds."""
+    """One plugin's part of the schema: its own table, and the options of everything it builds."""
 
     table: Schema
     built: dict[tuple[str, str], Schema]
@@ -35,7 +35,7 @@ def json_schema(specs: Mapping[str, PluginSpec]) -> tuple[Schema, dict[str, str]
     """Return the schema of configurations, and the reasons for left-out plugins by their names.
 
     A plugin whose manifest or settings cannot be read is left out. The schema accepts every file
-    that Neaptide reads, and effective configurations; it lacks rules that join several keys.
+    that Neaptide reads, and effective configurations; it does not express rules about several keys.
     """
     parts: dict[str, _Part] = {}
     left_out: dict[str, str] = {}
@@ -93,7 +93,7 @@ def _merged(parts: Mapping[str, _Part]) -> Schema:
         if kind != "optimizer":
             _add_names(sections[kind], built)
         _add_options(sections[kind], built)
-    # Editors find a JSON file's schema by this key; JSON has no comments.
+    # Editors find a JSON file's schema by this key.
     sections["$schema"] = {"type": "string", "description": "for editors; not a setting"}
     return {"$schema": DIALECT, "title": "Neaptide configuration", **schema}
 

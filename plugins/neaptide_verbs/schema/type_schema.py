@@ -82,7 +82,7 @@ def _array(origin: type[Any], arguments: tuple[Any, ...]) -> Schema:
 def _field_schema(field: attrs.Attribute[Any]) -> Schema:
     schema = type_schema(Any if field.type is None else field.type)
     for constraint in constraints(field.validator, schema):
-        # Two validators may set the same bound, and it is unknown which one is narrower.
+        # Two validators may set the same bound; both must hold.
         clash = schema.keys() & constraint.keys() - {"enum", "items"}
         both = {"allOf": [*schema.get("allOf", ()), constraint]}
         schema |= both if clash else constraint
@@ -100,5 +100,5 @@ def _default(field: attrs.Attribute[Any]) -> Any:
     if not made:
         return unstructured(field.default)
     value = None if field.default.takes_self else field.default.factory()
-    # The defaults of a section are at its own keys.
+    # The schema states a section's defaults at the section's own keys.
     return None if value is None or attrs.has(type(value)) else unstructured(value)

@@ -1,4 +1,4 @@
-"""Describe the validators of attrs in JSON Schema; plain functions are left out."""
+"""Describe the validators of attrs in JSON Schema; plain functions as validators are skipped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random bits by position: equal numbers in torch and in a kernel, in any order of work.
+"""Random bits by position: equal numbers in torch and in a kernel, in any order of computation.
 
-They come from the 32-bit finalizer `lowbias32` (Chris Wellons, "Prospecting for Hash Functions",
-2018) of the position, with a key mixed in before its first and its second round.
+The bits are the 32-bit finalizer `lowbias32` (Chris Wellons, "Prospecting for Hash Functions",
+2018) of the position. A key is mixed in before the finalizer's first and second round.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def keyed_bits(
 
 
 def keys_at(seed: int, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys of one step of a seed, 0-dim int64; `step` is int64, not copied to host."""
+    """Return a seed's keys of one step, 0-dim int64; `step` is int64 and stays on the device."""
     first, second = keys(seed)
     mixed = finalized((step * GOLDEN + first) & _MASK)
     return mixed, finalized(mixed ^ second)
@@ -61,7 +61,7 @@ def uniform(seed: int, positions: torch.Tensor) -> torch.Tensor:
 
 
 def finalized(bits: Bits) -> Bits:
-    """Mix 32 bits, an int or an int64 tensor."""
+    """Return the finalizer `lowbias32` of 32 bits, given as an int or an int64 tensor."""
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = ((bits ^ (bits >> 15)) * SECOND) & _MASK
     return bits ^ (bits >> 16)

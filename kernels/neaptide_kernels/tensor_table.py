@@ -1,4 +1,4 @@
-"""A table on the device of many tensors' addresses and chunks, to process them in one launch.
+"""A table on the device with the addresses and chunks of many tensors, for a single launch.
 
 The table has one int64 row per tensor: its elements, its first chunk, and the addresses of the
 corresponding tensors in the lists. A chunk is the work of one program; a second table maps each
@@ -31,19 +31,19 @@ class TensorTable:
     """int32 `[chunks]`: the row of each chunk."""
     chunks: int
     stream: int
-    """The CUDA stream of the copy to the device; 0 elsewhere."""
+    """The CUDA stream that copied the table to the device; 0 on a CPU."""
 
 
 _lock = Lock()  # for the variables below: optimizers of several devices step in threads
 _tables: OrderedDict[tuple[object, ...], TensorTable] = OrderedDict()
-_captured: list[TensorTable] = []  # a CUDA graph reads them at every replay
+_captured: list[TensorTable] = []  # a CUDA graph reads these tables at every replay
 
 
 def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable:
     """Return the table of lists of contiguous tensors with equal sizes at equal positions.
 
-    A new table is copied to the device without waiting. It is cached by addresses and stream, so
-    the same tensors need no further copy. Empty tensors have no chunk.
+    A new table is copied to the device without waiting, and cached by addresses and stream, so
+    that the same tensors need no further copy. Empty tensors have no chunk.
 
     Raises:
         RuntimeError: a CUDA graph is captured and the tensors have no cached table.

@@ -1,6 +1,6 @@
 """Ops, each with a reference; providers that make them fast; and the choice between providers.
 
-`KERNELS` is the registry of this process; `define` adds an op to it. Runs find the registry by an
+`KERNELS` is the registry of this process; `define` adds an op to it. A run finds the registry by an
 entry point of the group `neaptide.kernels`.
 """
 

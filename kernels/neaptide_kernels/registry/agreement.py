@@ -32,7 +32,7 @@ def disagreements(
     Results are the returned tensors and the mutated arguments: their values, dtypes, shapes and
     devices. A provider must not write to other arguments, and its results must not share memory
     with arguments. The given arguments stay as they are. An exception of the provider is a fault;
-    an exception of the reference is raised, and so is an out-of-memory error.
+    an exception of the reference and an out-of-memory error are raised.
     """
     arguments = spec.complete(arguments)
     expected = outcome(spec, spec.reference, [copied(each) for each in arguments])
@@ -41,7 +41,7 @@ def disagreements(
         got = outcome(spec, provider.run, copies, config)
     except Exception as error:
         if is_out_of_memory(error):
-            raise  # not a fault of the provider
+            raise  # lack of memory is not a fault of the provider
         return [f"raised {type(error).__name__}: {' '.join(str(error).split())}"]
     if len(expected) != len(got):
         return [f"returned {len(got)} tensors instead of {len(expected)}"]
@@ -65,7 +65,7 @@ def first_disagreement(
 ) -> str | None:
     """Try a provider on the op's samples; return the first fault, or None.
 
-    Of the supported samples, only those of the call's dtypes are tried, or all if there are none.
+    Only supported samples of the call's dtypes are tried; if there are none, all supported ones.
     """
     device = torch.device("cuda" if query.device == "mixed" else query.device)
     with isolated(device):
@@ -99,10 +99,10 @@ def outcome(
 
 
 def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Return `|got - expected| / |expected|`, in float64 over finite elements; 0 for two zeros.
+    """Return `|got - expected| / |expected|`, in float64 over finite elements; 0 if both are zero.
 
-    Both must have the same shape and device, of any dtype. If an element is inf or NaN in only one
-    of them, the error is infinite.
+    Both tensors must have the same shape and device; their dtypes may differ. If an element is
+    inf or NaN in only one of the tensors, the error is infinite.
     """
     right, result = expected.double(), got.double()
     finite = right.isfinite()
@@ -177,7 +177,8 @@ def _memory(value: Any) -> set[int]:
 def copied(value: Any, *, precise: bool = False) -> Any:
     """Return a copy of an argument with the same strides; for a list, a list of copies.
 
-    `precise` converts floating tensors to float64. Arguments that are not tensors are returned.
+    `precise` converts floating tensors to float64. Arguments that are not tensors are
+    returned as they are.
     """
     if isinstance(value, torch.Tensor):
         if precise and value.is_floating_point():

@@ -35,12 +35,12 @@ class Judged:
 
     provider: str
     reason: str
-    """Why it is refused; empty if it is usable."""
+    """Why the provider is refused; empty if it is usable."""
     priority: int
     seconds: float | None
     """Measured time for calls of this size; None if not measured."""
     workspace_bytes: int | None
-    """Bytes allocated beside the results; None if refused."""
+    """Bytes allocated in addition to the results; None if refused."""
 
     __repr__ = one_line
 
@@ -52,7 +52,7 @@ class Judged:
 
 @attrs.frozen
 class Explanation:
-    """The provider that would run a call, and for each other one why it would not."""
+    """The provider that would run a call, and each other provider with the reason against it."""
 
     op: str
     chosen: str

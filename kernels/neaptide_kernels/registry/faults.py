@@ -12,4 +12,4 @@ class KernelError(NeaptideError):
 
 
 class KernelWarning(RuntimeWarning):
-    """A kernel or its timings are not used; the replacement is correct but slower."""
+    """A kernel or its timings are not used; the provider used instead is correct but slower."""

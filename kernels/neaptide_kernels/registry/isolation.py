@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Set torch's defaults inside the context, and restore the random generators after it.
+    """Set torch's defaults while the context is open; afterwards restore settings and generators.
 
     A run must draw the same numbers whether or not a kernel was tried in it, and a trial's result
     must not depend on autocast or `inference_mode`.

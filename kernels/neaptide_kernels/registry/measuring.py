@@ -32,9 +32,9 @@ def time_providers(
 ) -> tuple[tuple[Timing, ...], dict[str, str]]:
     """Time each provider in each of its configs; return timings, fastest first, and refusals.
 
-    A provider is refused if it disagrees with the reference on the op's samples, or fails on these
-    arguments, also for lack of memory. Repeated calls write to the same copies; only the time
-    counts, not the result.
+    A provider is refused if it disagrees with the reference on the op's samples, or if it fails on
+    these arguments, for example for lack of memory. Repeated calls write to the same copies,
+    because only the time is measured, not the result.
     """
     device = _device(arguments)
     timings: list[Timing] = []
@@ -75,7 +75,7 @@ def tuned(
 
 
 def median_seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the median seconds of one call; a GPU is idle before each call and timed by events."""
+    """Return the median seconds of one call; events time a GPU, which is idle before each call."""
     for _ in range(_WARM_UP):
         run()
     once = _timed(run, device)

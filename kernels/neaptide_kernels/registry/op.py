@@ -1,4 +1,4 @@
-"""An op registered with torch: a custom op with fake, autograd and FLOP formulas."""
+"""An op registered with torch: a custom op with a fake kernel, a backward and a FLOP formula."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Support = Literal[True] | str
 """True, or the reason why a call is not supported."""
 
 REFERENCE = "reference"
-"""The name of the provider that every op has; it supports everything."""
+"""The name of the provider that every op has and that supports every call."""
 
 
 def _always(_: Query) -> Support:
@@ -51,9 +51,10 @@ class Provider:
     priority: int = 0
     """Without timings, the supporting provider of highest priority is chosen."""
     version: str = "1"
-    """Must change when old timings become invalid; contains the compiler's version."""
+    """The provider's version, which must change when old timings become invalid; it includes the
+    compiler's version."""
     workspace_bytes: Callable[[Query], int] = _no_bytes
-    """Returns the device bytes allocated beside the results."""
+    """Returns the device bytes allocated in addition to the results."""
     configs: Callable[[Query], Sequence[Mapping[str, Any]]] = _one_way
     """Returns the candidate keyword arguments of `run` for tuning; the first is the default."""
 

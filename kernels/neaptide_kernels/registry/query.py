@@ -23,7 +23,7 @@ class TensorFacts:
     dtype: torch.dtype | None
     """None for a list that is empty or has several dtypes."""
     shape: tuple[int, ...]
-    """For a list `(elements,)`, the total."""
+    """For a list: `(elements,)`, its total number of elements."""
     contiguous: bool
     aligned: bool
     """Whether its address is a multiple of 16 bytes."""

@@ -65,9 +65,9 @@ class Kernels:
         return op
 
     def add(self, provider: Provider) -> None:
-        """Add a provider; ValueError if the op is unknown or has another one of that name.
+        """Add a provider; ValueError if the op is unknown or has another provider of that name.
 
-        A provider added twice, for example by two runs, stays until it is removed twice.
+        A provider added twice, for example by two runs, is kept until it is removed twice.
         """
         known = self._providers.get(provider.op)
         if known is None:
@@ -108,7 +108,7 @@ class Kernels:
 
     @contextmanager
     def using(self, *, tuning: Tuning | None = None, **providers: str) -> Iterator[None]:
-        """Request providers by op (`quantize_int8="triton"`), or a tuning mode, inside the context.
+        """Request providers by op (`quantize_int8="triton"`), or a tuning mode, for the context.
 
         If a requested provider cannot run a call, KernelError is raised; no other provider
         silently replaces it.
@@ -192,7 +192,8 @@ class Kernels:
                 f"{', '.join(sorted(spec.mutates))}: continue from a checkpoint; it is disabled"
             )
             raise KernelError(msg) from failure
-        result = spec.reference(*arguments)  # if it fails, too, the caller's arguments are wrong
+        # If the reference fails, too, the caller's arguments are wrong.
+        result = spec.reference(*arguments)
         self._quarantine(provider, said)
         return result
 
@@ -220,8 +221,8 @@ class Kernels:
         return measured, refused | wrong
 
     def _admitted(self, query: Query, arguments: Sequence[Any]) -> Choice:
-        """Choose a provider, with tuning if requested; a provider is tried before its first run."""
-        # A trial waits for its results, which the capture of a CUDA graph does not permit.
+        """Choose a provider, tuning first if requested; try a provider before its first run."""
+        # Trials and tuning wait for results, which the capture of a CUDA graph does not permit.
         waits = query.device == "cuda" and torch.cuda.is_current_stream_capturing()
         if not waits and self._requests.tuning == "tune" and self._key(query) not in self._timings:
             usable = self._usable(query).values()

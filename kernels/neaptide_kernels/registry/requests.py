@@ -20,7 +20,7 @@ class _Request:
 
 
 class Requests:
-    """The open requests; of several, the newest applies."""
+    """The open requests; if several are open, the newest one applies."""
 
     def __init__(self) -> None:
         self._open: list[_Request] = []

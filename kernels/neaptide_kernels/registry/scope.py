@@ -27,7 +27,7 @@ class KernelScope:
         return self._kernels.ops
 
     def add(self, provider: Provider) -> None:
-        """Add a provider; ValueError if the op is unknown or has another one of that name."""
+        """Add a provider; ValueError if the op is unknown or has another provider of that name."""
         self._kernels.add(provider)
         self._stack.callback(self._kernels.remove, provider)
 
@@ -36,5 +36,5 @@ class KernelScope:
         self._stack.enter_context(self._kernels.using(tuning=tuning, **providers))
 
     def close(self) -> None:
-        """Remove all additions and requests."""
+        """Remove all providers and requests made through this scope."""
         self._stack.close()

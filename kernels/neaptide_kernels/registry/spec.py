@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "neaptide"
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
-# torch's functionalization has parameters of these names, and passes every argument by name.
+# torch's functionalization passes every argument by name, and has parameters of these names.
 _TAKEN = frozenset({"mode", "self"})
 _EMPTY = Parameter.empty
 
@@ -32,10 +32,11 @@ def _names(names: Iterable[str]) -> frozenset[str]:
 def takes(
     arguments: Callable[..., A],
 ) -> Callable[[Callable[Concatenate[A, ...], R]], Callable[..., R]]:
-    """Return a decorator: a function of an op's NamedTuple of arguments takes them by position.
+    """Return a decorator that lets a function of a NamedTuple take its fields by position.
 
-    So the reference, `check` and each provider's `run` need not repeat the arguments. A decorated
-    reference gives the op's schema the NamedTuple's fields, annotations and defaults.
+    The NamedTuple lists an op's arguments once, for its reference, `check` and each provider's
+    `run`. A decorated reference gives the op's schema the NamedTuple's fields, annotations and
+    defaults.
     """
     hints = get_type_hints(arguments)
     fields = [
@@ -90,7 +91,7 @@ class OpSpec:
     setup_context: Callable[..., None] | None = None
     """`setup_context(ctx, inputs, output)`, see `torch.library.register_autograd`."""
     backward: Callable[..., Any] | None = None
-    """`backward(ctx, *gradients)`; without one the op has no derivative."""
+    """`backward(ctx, *gradients)`; None if the op has no derivative."""
     flops: Callable[..., int] | None = None
     """`flops(*shapes, out_shape)` for `torch.utils.flop_counter`."""
     traffic: Callable[..., int] | None = None
@@ -144,7 +145,7 @@ class OpSpec:
         return tuple(name for name, _ in _parameters(self.reference))
 
     def complete(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return all arguments by position: the given ones, then the reference's defaults."""
+        """Return all arguments by position: the given arguments, then the reference's defaults."""
         left_out = _parameters(self.reference)[len(arguments) :]
         missing = [name for name, default in left_out if default is _EMPTY]
         if missing:

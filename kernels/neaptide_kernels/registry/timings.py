@@ -42,7 +42,7 @@ class Timing:
 
 
 class Table:
-    """The timings of a process: those of the file, read at first use, and its own."""
+    """The timings of a process: its own, and those of the file, which is read at first use."""
 
     def __init__(self, path: Callable[[], Path]) -> None:
         self._path = path
@@ -103,8 +103,8 @@ def default_path() -> Path:
 def key_of(query: Query, timed_by: Container[str]) -> str:
     """Return the key of a query's timings.
 
-    It leaves out the exact shape, so that timings of one batch size serve the next. Of the numeric
-    arguments it contains only those in `timed_by`.
+    The key does not contain the exact shape, so that timings of one batch size apply to similar
+    ones. Of the numeric arguments it contains only those in `timed_by`.
     """
     machine = torch.cuda.get_device_name() if query.device == "cuda" else "cpu"
     options = [
@@ -117,7 +117,7 @@ def key_of(query: Query, timed_by: Container[str]) -> str:
 
 
 def read(path: Path) -> dict[str, tuple[Timing, ...]]:
-    """Return a file's timings, none if it does not exist; NeaptideError if it is damaged."""
+    """Return a file's timings, empty if no file exists; NeaptideError if the file is damaged."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -63,7 +63,7 @@ class ProviderTrials:
         return provider.name != REFERENCE and _kind(provider, query) not in self._passed
 
     def hold(self, provider: Provider, query: Query, spec: OpSpec) -> str | None:
-        """Try a provider on the op's samples; return the first fault, or record that it passed."""
+        """Try a provider on the op's samples; return its first fault, or record its success."""
         wrong = first_disagreement(spec, provider, query)
         if wrong is not None:
             return wrong

@@ -109,8 +109,9 @@ def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget
     A difference is the loss minus that of the baseline's run of the same seed after `at` passes, a
     budget of the curve. The difference cancels the effects of a seed's data and initialisation.
     The mean of the differences and its Student interval are added to the curve's loss at `at`, so
-    a seed whose own loss lies outside the curve counts like the others. ValueError without differences, or if `at`
-    lies outside the curve.
+    a seed whose own loss lies outside the curve counts like the others.
+
+    ValueError if there are no differences, or if `at` lies outside the curve.
     """
     middle = baseline.at(at)
     if not differences or middle is None:

@@ -24,7 +24,7 @@ KINDS = {"plain": "loss", "averaged": "averaged"}
 
 
 def findings(found: Comparison) -> dict[str, Any]:
-    """Return all figures. Losses are validation losses; passes are whole batches' backward passes."""
+    """Return all figures; losses are validation losses, passes whole batches' backward passes."""
     return {
         "seeds": list(found.settings.seeds),
         "tuning_seeds": list(found.settings.tuning_seeds) if found.tuned else [],

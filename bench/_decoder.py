@@ -47,11 +47,12 @@ class Shape:
     def operations(self, tokens: int, sequence: int) -> float:
         """Return the floating-point operations of a training step with full recomputation.
 
-        A multiply-add counts as two; each is done in forward, recomputation and both gradients.
-        Attention covers the causal half.
+        A multiply-add counts as two operations. Each one is done four times: in the forward, in
+        the recomputation, and for the gradients of inputs and of weights. Attention covers the
+        causal half.
         """
         matrices = 4 * self.width**2 + 3 * self.width * self.hidden
-        attention = self.width * sequence  # scores and their sum over values: 2 * 2 * s / 2 * h / 2
+        attention = self.width * sequence  # scores and weighted values: 2 * 2 * s / 2 * h / 2
         head = self.width * self.vocabulary
         return 8.0 * tokens * (self.blocks * (matrices + attention) + head)
 
@@ -117,7 +118,7 @@ class Decoder(nn.Module):
     """Predicts the next token.
 
     Args:
-        shape: its sizes.
+        shape: the decoder's sizes.
         dtype: dtype of all parameters.
         device: device of the parameters, which are created block by block.
         source: device that draws the random numbers; a GPU is many times faster.

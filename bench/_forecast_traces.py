@@ -1,4 +1,4 @@
-"""Losses and gradient norms of small runs, the input of forecasts; trained once, stored as JSON."""
+"""Losses and gradient norms of small runs, as input of forecasts: trained once, stored as JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config_of(task: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
 
 
 def trace(task: str, seed: int, kept: Path) -> dict[str, list[float]]:
-    """Return `losses` and `grad_norms` of a run by update; train it if `kept` has none."""
+    """Return `losses` and `grad_norms` of a run by update; train the run if `kept` lacks it."""
     path = kept / f"{task.replace(', ', '-')}-{seed}.json"
     if not path.exists():
         found = _trained(config_of(task, seed))

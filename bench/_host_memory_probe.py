@@ -83,7 +83,7 @@ def pin(size: int, device: torch.device, *, touch: bool, huge: bool) -> Finding:
 
 
 def copy_rate(memory: torch.Tensor, device: torch.device) -> float:
-    """Return bytes a second from up to 4 GiB of the memory to the device."""
+    """Return the bytes per second of a copy of up to 4 GiB of the memory to the device."""
     target = torch.empty(PIECE, dtype=torch.uint8, device=device)
     target.copy_(memory[:PIECE], non_blocking=True)
     torch.cuda.synchronize(device)
@@ -96,7 +96,7 @@ def copy_rate(memory: torch.Tensor, device: torch.device) -> float:
 
 
 class Budget:
-    """Skips measurements for which memory or time is too small, and reports them."""
+    """Skips and reports measurements for which there is too little memory or time."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.perf_counter() + seconds
@@ -128,7 +128,7 @@ class Budget:
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Yield a check for each form and each size, growing."""
+    """Yield a check for each form and each size, in ascending order of size."""
     torch.zeros(1, device=device)
     budget = Budget(BUDGET_SECONDS)
     for gibibytes in QUICK_SIZES_GIB if quick else SIZES_GIB:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Absent(Exception):  # noqa: N818 - not an error: the rival is not installed here
-    """Why a rival cannot be timed."""
+    """The reason why a rival cannot be timed."""
 
 
 def rivals(op: str, *, compiled: bool) -> Iterator[tuple[str, Build]]:
@@ -97,7 +97,7 @@ def _torchao_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
 
 
 def _stepping(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> Build:
-    """Return a builder for an optimizer's step over copies of the op's parameters."""
+    """Return a function that builds an optimizer's step over copies of the op's parameters."""
 
     def build(params: Sequence[torch.Tensor], *rest: Any) -> Action:
         grads = next(

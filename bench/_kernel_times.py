@@ -19,7 +19,7 @@ _CACHE = 256 * 2**20
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call; on a GPU with a cold L2 cache, timed by events."""
+    """Return the seconds of one call; on a GPU, events time it with a cold L2 cache."""
     if device.type != "cuda":
         start = time.perf_counter()
         action()

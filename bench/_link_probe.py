@@ -1,4 +1,4 @@
-"""Rates of the link between host and device, alone and beside other work."""
+"""Rates of the link between host and device, alone and in parallel with other work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIGA, TERA = 1e9, 1e12
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Work that a stream can repeat: bytes to copy or operations to compute."""
+    """Repeatable work on a stream: a copy of bytes, or a computation of operations."""
 
     stream: torch.cuda.Stream
     issue: Callable[[], object]
@@ -68,9 +68,9 @@ def seconds_alone(work: Work) -> float:
 
 
 def rate(work: Work, beside: Sequence[Work] = ()) -> float:
-    """Return bytes or operations per second of `work` while all of `beside` runs throughout.
+    """Return bytes or operations per second of `work` while all of `beside` runs in parallel.
 
-    RuntimeError if the other work never lasts longer than `work`.
+    RuntimeError if the other work never runs for as long as `work` does.
     """
     calls = math.ceil(TIMED_SECONDS / seconds_alone(work))
     cover = COVER * calls * seconds_alone(work)
@@ -132,7 +132,7 @@ def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
 
 
 def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
-    """Return how much longer `work` takes while the rest runs throughout."""
+    """Return how much longer `work` takes while the other work runs in parallel."""
     alone = statistics.median(rate(work) for _ in range(REPEATS))
     longer = [alone / rate(work, beside) - 1 for _ in range(REPEATS)]
     middle = statistics.median(longer)

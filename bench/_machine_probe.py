@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _checks import Check, Finding
 
 CGROUPS = Path("/sys/fs/cgroup")
-UNLIMITED = 2**60  # cgroups of version 1 report at least this number if there is no limit
+UNLIMITED = 2**60  # without a limit, cgroups of version 1 report at least this number
 GPU_FIELDS = (
     "driver_version",
     "pcie.link.gen.current",
@@ -35,7 +35,7 @@ def number_in(path: Path) -> int | None:
     """Return the number in a file; None if the file does not exist or contains "max"."""
     try:
         text = path.read_text().strip()
-    except OSError:  # absent in this kernel or this version of cgroups
+    except OSError:  # this kernel or version of cgroups has no such file
         return None
     return int(text) if text.isdigit() else None
 

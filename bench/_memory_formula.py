@@ -1,7 +1,7 @@
-"""Bytes of a float32 decoder under AdamW by formula: the ledger's statement, for any size.
+"""Bytes of a float32 decoder with AdamW for any size: a formula for the figures of the ledger.
 
-Like the ledger, it leaves out activations, small buffers of each parameter tensor and temporary
-memory of updates.
+Like the ledger, the formula leaves out activations, small buffers of each parameter tensor and the
+temporary memory of updates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KNOWN = frozenset(
         "optimizer-offload",
     }
 )
-"""Plugins in the formula; those that affect only activations have no term."""
+"""Plugins that the formula covers; plugins that affect only activations have no term."""
 SLOTS = 2
 """layer-streaming's default number of slots, for weights and for gradients in transfer."""
 
@@ -34,7 +34,7 @@ class Decoder:
     layers: int
     width: int
     rest: int
-    """Parameters of embeddings, head and norms."""
+    """Number of parameters of embeddings, head and norms."""
 
     @property
     def block(self) -> int:
@@ -48,7 +48,7 @@ class Decoder:
 
 
 def gpt(layers: int, width: int, *, vocabulary: int = 50_257, context: int = 1024) -> Decoder:
-    """Return a decoder with token and position embeddings, and a head tied to the former."""
+    """Return a decoder with position embeddings, and a head tied to the token embedding."""
     return Decoder(layers=layers, width=width, rest=(vocabulary + context) * width)
 
 
@@ -77,7 +77,7 @@ def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, i
     if "optimizer-offload" in plugins:
         device -= state
         host += state
-        # The host copy remains until the state is back; the first forward does not wait for that.
+        # The host copy remains until the state is copied back, in parallel with the first forward.
         train_host += state
     if "int8" in plugins:
         codes = blocks + 4 * 9 * model.width * model.layers  # plus one scale per channel

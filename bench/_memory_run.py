@@ -34,7 +34,7 @@ CYCLE: dict[str, Any] = {
     "correct": {"steps": 1},
 }
 STEPS = 7
-"""Two cycles, so that the second one includes everything allocated at first use."""
+"""Number of steps: two cycles, so that the second includes all memory allocated at first use."""
 BYTES = 256
 
 
@@ -61,7 +61,8 @@ class Size:
 def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each phase: the ledger by moment and tier, and the measured peaks.
 
-    Raises assembly's errors: conflicting plugins, or settings that this machine cannot satisfy.
+    Raises the errors of building the run: conflicting plugins, or settings that this machine
+    cannot satisfy.
     """
     gc.collect()  # free garbage of the previous run
     slabs_before, slabs = mapped_slabs(), dict.fromkeys(PHASES, 0)
@@ -86,7 +87,7 @@ def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
             for _ in range(STEPS):
                 trainer.step(tokens)
             ledgers = {name: trainer.estimate_memory(name) for name in PHASES}
-    # The end of the run also ended the last phase.
+    # The last phase ended with the run.
     peaks = watch.cuda if device.type == "cuda" else allocations.peaks_after_marks()
     return [
         {
@@ -123,7 +124,7 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Start the count for the new phase; in Predict after plugins have moved tensors."""
+        """Start the count for the new phase, in Predict only after plugins have moved tensors."""
         self._begin("between" if phase.applies_prediction else phase.name)
 
     @hookimpl
@@ -148,7 +149,7 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_exit(self, phase: Phase) -> None:
-        """Count, and end the phase: the run may be over."""
+        """Count, and end the phase, because the run may end here."""
         self.look(phase)
         self._begin("between")
 

@@ -70,7 +70,7 @@ def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
 
 
 def markdown(comparisons: Sequence[Entry]) -> str:
-    """Return tables with a row for each idea and side and a column for each task.
+    """Return tables with a row per idea and side, and a column per task.
 
     The tables show multipliers in passes, in time, and the losses from which both are derived.
     """

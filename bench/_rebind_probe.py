@@ -65,11 +65,11 @@ class Moving:
 
 
 def rounds(device: torch.device, *, used_on_host: bool) -> Finding:
-    """Bind to the device, run backward, return to the host, several times; count hook calls."""
+    """Several times bind to the device, run backward and bind to the host; count calls of hooks."""
     moving = Moving(device)
     node_calls: list[Any] = []
     if used_on_host:
-        # A held accumulator node (data-parallel wrappers hold it) keeps the host's node alive.
+        # This reference keeps the host's accumulator node alive, as data-parallel wrappers do.
         node: Any = moving.parameter.view_as(moving.parameter).grad_fn
         node = node.next_functions[0][0]
         node.register_hook(lambda *gradients: node_calls.append(gradients))

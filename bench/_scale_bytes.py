@@ -13,7 +13,7 @@ PROCESS = 4 * 2**30
 """RAM used by Python, torch and a CUDA context."""
 STEPPED_AT_ONCE = 2**25
 STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Numbers that the optimizer stores for each parameter."""
+"""How many numbers each optimizer stores per parameter."""
 BF16, FP32 = 2, 4
 
 
@@ -44,7 +44,7 @@ def inputs(configuration: Configuration) -> int:
 
 
 def host(configuration: Configuration) -> dict[str, int]:
-    """Return the RAM by purpose."""
+    """Return the bytes of RAM by purpose."""
     shape, state = configuration.shape, state_bytes(configuration)
     blocks = shape.blocks * shape.block_parameters
     parts = {"process": PROCESS}
@@ -63,7 +63,7 @@ def host(configuration: Configuration) -> dict[str, int]:
 
 
 def device(configuration: Configuration, pieces: int) -> dict[str, int]:
-    """Return the device memory by purpose, with the batch in `pieces` parts.
+    """Return the bytes of device memory by purpose, with the batch in `pieces` micro-batches.
 
     Temporary memory (`activations`, `logits`, `stepping`) is an estimate.
     """
@@ -103,7 +103,7 @@ def pieces(configuration: Configuration, room: int | None) -> int:
         if configuration.samples % number == 0
     ]
     if configuration.subject == "torchao":
-        return 1  # it offloads gradients during the backward, so it cannot accumulate them
+        return 1  # gradients are offloaded during the backward and cannot accumulate
     if room is None:
         return choices[0]
     fitting = (one for one in choices if sum(device(configuration, one).values()) <= 0.9 * room)
@@ -111,7 +111,7 @@ def pieces(configuration: Configuration, room: int | None) -> int:
 
 
 def shortage(configuration: Configuration, room: int | None) -> str | None:
-    """Return, in one line, why it does not fit into RAM; None if it does."""
+    """Return, in one line, why the configuration does not fit into RAM; None if it does."""
     parts = host(configuration)
     total = sum(parts.values())
     if room is None or total <= room:

@@ -19,7 +19,7 @@ SHAPES = {
 }
 TINY = Shape(4, 64, 2, 128, 256)
 BATCHES = ((16_384, 2048), (32_768, 4096))
-"""Tokens in a step, and in one sequence."""
+"""Number of tokens in a step, and in one sequence."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Configuration:
 
     @property
     def samples(self) -> int:
-        """Return the sequences in a step."""
+        """Return the number of sequences in a step."""
         return self.batch[0]
 
     @property
     def batch(self) -> tuple[int, int]:
-        """Return sequences in a step, and the tokens of each."""
+        """Return the number of sequences in a step, and the number of tokens in a sequence."""
         samples = self.tokens // self.sequence
         return (samples, 16) if self.tiny else (samples, self.sequence)
 

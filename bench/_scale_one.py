@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _scale_subjects import Made
 
 WARM_UP = 2
-"""Steps before the order of blocks is known and the allocator is stable."""
+"""Number of steps until the order of blocks is known and the allocator is stable."""
 
 
 def plan(configuration: Configuration, room: int | None = None) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def refused(configuration: Configuration, device: torch.device) -> dict[str, Any
 
 
 def measure(configuration: Configuration, device: torch.device) -> dict[str, Any]:
-    """Return the row of one configuration, also if it fails."""
+    """Return the row of one configuration, even if the measurement fails."""
     found = {**plan(configuration), "device": name_of(device)}
     try:
         return {**found, **trained(configuration, device, found["micro_batches"])}
@@ -121,7 +121,7 @@ def bounds(
     seconds: list[float],
     shape: torch.Size,
 ) -> dict[str, Any]:
-    """Return the least time of a step by the machine's rates, and the share reached."""
+    """Return a step's least time by the machine's rates, and its share of the measured time."""
     if configuration.subject not in ("streamed", "resident"):
         return {"lanes_s": None, "binding_lane": None, "share_of_roofline": None}
     h2d = d2h = 0.0

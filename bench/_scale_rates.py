@@ -1,4 +1,4 @@
-"""Rates of the machine, and the least time of a step that follows from them."""
+"""Rates of the machine, and the least time of a step, computed from these rates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
 
 
 def rates(device: torch.device, *, tiny: bool) -> dict[str, float]:
-    """Return bfloat16 TFLOP/s of a matmul, and GB/s in each direction, alone and together."""
+    """Return a matmul's bfloat16 TFLOP/s, and the link's GB/s by direction, alone and together."""
     side, size = (TINY_SIDE, TINY_COPY) if tiny else (SIDE, COPY)
     one, other = (torch.ones(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = torch.empty_like(one)
@@ -86,8 +86,8 @@ def roofline(
     Args:
         found: the result of `rates`; busy directions use the rate of both together.
         operations: floating-point operations of a step.
-        h2d: bytes of a step to the device.
-        d2h: bytes of a step to the host.
+        h2d: bytes that a step copies to the device.
+        d2h: bytes that a step copies to the host.
     """
     together = found["together_gbs"]
     in_rate, out_rate = (

@@ -1,4 +1,4 @@
-"""Subjects that train the decoder: streamed blocks, plain PyTorch, FSDP2's and torchao's."""
+"""Subjects that train the decoder: streamed blocks, plain PyTorch, FSDP2 and torchao offload."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with their ratio to resident training and to FSDP2's offload, if known."""
+    """Return the rows with their ratios to resident training and to FSDP2's offload, if known."""
     return [
         {
             **row,

@@ -1,4 +1,4 @@
-"""A minimal form of streaming blocks through fixed device slots, to test CUDA's behaviour.
+"""A minimal form of streaming of blocks through fixed device slots, to test CUDA's behaviour.
 
 A block runs inside one autograd Function: forward without a graph, backward with recomputation. Its
 weights are in host memory, and bound to a slot on the device only while it runs. The backward also
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LEARNING_RATE = 0.1
-ALIGNMENT = 64  # float32 elements: 256 bytes like resident weights, as it affects kernel choice
+# In float32 elements: 256 bytes like resident weights, because it affects the choice of kernels.
+ALIGNMENT = 64
 LONGEST_DELAY = 5_000_000  # clock cycles, a few milliseconds
 
 Event = torch.cuda.Event | None
 
 
 class Lane:
-    """Ordered work beside the computation: a CUDA stream, or immediate execution on the CPU."""
+    """Ordered work in parallel with the computation, on a CUDA stream; immediate on a CPU."""
 
     def __init__(self, device: torch.device, delays: random.Random | None) -> None:
         self.stream: torch.cuda.Stream | None = None
@@ -37,7 +38,7 @@ class Lane:
         self.delays = delays
 
     def run(self, action: Callable[[], None], after: Sequence[Event]) -> Event:
-        """Issue `action` after the events; return the event of its end."""
+        """Run `action` after the events in `after`; return an event that marks its end."""
         if self.stream is None:
             action()
             return None
@@ -87,7 +88,7 @@ class StreamedBlock:
             parameter.data = view
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return the parameters' parts of a flat buffer."""
+        """Return the view of a flat buffer for each parameter."""
         return [
             flat[offset : offset + parameter.numel()].view(parameter.shape)
             for parameter, offset in zip(self.parameters, self.offsets, strict=True)
@@ -197,7 +198,7 @@ def rng_state(device: torch.device) -> Tensor:
 
 
 def set_rng_state(device: torch.device, state: Tensor) -> None:
-    """Restore a state of that generator."""
+    """Restore a state of the generator of dropout."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
@@ -209,7 +210,7 @@ class _Streamed(torch.autograd.Function):
     def forward(ctx: Any, streamer: Streamer, index: int, x: Tensor) -> Tensor:
         ctx.streamer, ctx.index = streamer, index
         ctx.rng = rng_state(x.device)
-        # Autocast caches casts by tensor, but a rebound parameter soon holds another block.
+        # Autocast caches casts by tensor, but a slot's memory soon holds another block's weights.
         ctx.autocast = partial(
             torch.autocast,
             x.device.type,

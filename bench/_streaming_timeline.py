@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 COMPUTE = "compute"
 LEARNING = 2
-"""Steps before the order of blocks and the optimizer state are known."""
+"""Number of steps until the order of blocks and the optimizer state are known."""
 
 
 def timeline(
     shape: Shape, samples: int, sequence: int, settings: StreamingSettings, steps: int
 ) -> list[Span]:
-    """Return the spans of `steps` steps, of all copies and all uses of blocks, by start."""
+    """Return the spans of all copies and all uses of blocks in `steps` steps, sorted by start."""
     torch.manual_seed(0)
     model = Decoder(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -60,7 +60,7 @@ def timeline(
 
 
 def watch(streaming: Streaming, spans: list[Span]) -> None:
-    """Record every use of a block on the device, without the preceding wait for its weights."""
+    """Record every use of a block on the device; the wait for its weights is not included."""
     use = streaming.residency.use
 
     @contextmanager

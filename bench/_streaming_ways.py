@@ -127,7 +127,7 @@ class Subject:
         self._slabs |= mapped_slabs() - before
 
     def fetched(self) -> tuple[int, int]:
-        """Return the number of fetches so far, and of those that had to be waited for."""
+        """Return the number of fetches so far, and how many of them delayed the computation."""
         if self._streaming is None:
             return 0, 0
         return self._streaming.residency.fetches, self._streaming.residency.waited_for

@@ -1,4 +1,4 @@
-"""A run that branches, with and without a jump, judged like `delayed-verdict` does."""
+"""A run that branches, with and without a jump, and is judged as `delayed-verdict` judges."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 KINDS = ("drift", "noise", "reverse")
 HALF = 50
-"""Updates in each half of the window of a drift."""
+"""Number of updates in each half of the window that measures a drift."""
 SCALE = 0.5
 AFTER, AVERAGE, BATCHES = 50, 25, 4
 FRESH = 64
-"""Batches never trained on, for the true difference."""
+"""Number of batches never trained on, for the true difference."""
 POINTS = (250, 450, 650, 850, 1050, 1250)
 """Updates at which the run branches."""
 
@@ -39,7 +39,7 @@ class Proposer(Plugin[Any]):
     newest: dict[str, list[torch.Tensor]] = attrs.field(init=False, factory=dict)
     kept: TrialWeights = attrs.field(init=False)
     seen: int = 0
-    """Updates since the branch."""
+    """Number of updates since the branch."""
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
@@ -90,9 +90,9 @@ class Judged:
     update: int
     kind: str
     truth: list[float]
-    """For each fresh batch: the mean weights' loss without the jump minus that with it."""
+    """For each fresh batch: the loss of the mean weights without the jump, minus that with it."""
     losses: list[list[float]]
-    """For each batch: losses of the mean weights, of these minus the jump, and plus the jump."""
+    """For each batch: losses of the mean weights m, of m - jump, and of m + jump."""
 
 
 def judged(task: str, seed: int) -> Iterator[Judged]:

@@ -2,7 +2,7 @@
 
     python bench/cuda_facts.py --json docs/benchmarks/cuda-facts.json
 
-Each section runs in its own process under a time limit, and each check is caught: every failure
+Each section runs in its own process under a time limit, and every failed check
 becomes a line of the report. Needs only torch >= 2.11; takes under 5 minutes.
 """
 
@@ -65,7 +65,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run one section in its own process and return its results, also if it fails."""
+    """Run one section in its own process and return its results, even if the section fails."""
     section = SECTIONS[name]
     command = [sys.executable, __file__, "--section", name, "--device", options.device]
     if options.quick:

@@ -2,9 +2,9 @@
 
     python bench/forecast.py --traces DIR [--json PATH] [--seeds N N …]
 
-Missing runs in DIR are trained first. Every forecast uses only what was known at its update; the
-model learns nothing before the run. Two answers are scored: the one given, which is the current
-loss when the plugin makes no forecast, and the forecast that it would have made.
+Missing runs in DIR are trained first. Every forecast uses only losses up to its own update; the
+model learns nothing before the run. Two answers are scored: the given answer, which is the current
+loss when the plugin makes no forecast, and the forecast that the plugin would have made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EVERY = 7
 """Updates between two scored forecasts; not a multiple of the plugin's own sampling."""
 FIRST = 60
 PERSISTENCE = (8, 16, 32, 64)
-"""Numbers of newest losses whose mean is tried as the current loss; the best one counts."""
+"""Numbers of newest losses whose mean is tried as the current loss; the best number counts."""
 
 
 def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Every op beside its rivals and the machine's peak rates: medians with spread, in one run.
+"""Time every op, its rivals and the machine's peak rates: medians with spread, in one run.
 
     python bench/kernels.py [--op NAME] [--device cpu|cuda] [--rounds N] [--json PATH] [--quick]
                             [--no-compile]

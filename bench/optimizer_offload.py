@@ -3,8 +3,8 @@
     python bench/optimizer_offload.py [--json PATH] [--rounds N] [--width N] [--device cpu]
 
 An MLP of four square layers with Adam in float32. Bytes are those of torch's allocator, for weights
-and state, with the state on the device and with the state offloaded; times are medians, relative to
-a training step of the same model.
+and state: once with the state on the device, once with the state offloaded. Times are medians,
+relative to a training step of the same model.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python bench/overhead.py [--json PATH] [--rounds N] [--steps N]
 
-Needs `pip install lightning accelerate transformers` beside Neaptide; missing trainers are left out
-and listed. Every subject trains the same net of 7,000 parameters with AdamW on the same batches, so
-nearly all of a step is bookkeeping. In each round every subject makes the same number of steps, in
-an order that changes from round to round. A figure is the median over the rounds of the difference
-to the bare loop in the same round.
+Needs `pip install lightning accelerate transformers` in addition to Neaptide; missing trainers are
+left out and listed. Every subject trains the same net of 7,000 parameters with AdamW on the same
+batches, so nearly all of a step is bookkeeping. In each round every subject makes the same
+number of steps, in an order that changes from round to round. A figure is the median over all
+rounds of the difference to the bare loop in the same round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHIPPED: dict[str, dict[str, Any]] = {
     "predictor-drift": {},
     "ema": {},
 }
-"""Plugins whose own work is small beside a step; recomputation and casts would not be overhead."""
+"""Plugins whose own work is small; plugins that recompute or cast do more than bookkeeping."""
 
 
 def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Stepper:
@@ -66,7 +66,7 @@ def eight() -> tuple[PluginSpec, ...]:
 def subjects(directory: str) -> dict[str, Stepper]:
     """Return the subjects by name; trainers that cannot be imported are left out.
 
-    One of them records its steps in `directory`.
+    One of the subjects records its steps in `directory`.
     """
     found: dict[str, Stepper] = {
         "bare loop": looped(bare()),
@@ -99,7 +99,9 @@ def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, 
 
 
 def row(name: str, taken: list[float], base: list[float]) -> dict[str, Any]:
-    """Return the median, and median and quartiles of the time added to the bare loop, in us."""
+    """Return the median of a step, and median and quartiles of the time added to the bare loop.
+
+    All times are in microseconds."""
     over = [one - other for one, other in zip(taken, base, strict=True)]
     low, middle, high = statistics.quantiles(over, n=4)
     return {

@@ -2,8 +2,8 @@
 
     python bench/plugin_cost.py [--json PATH] [--rounds N]
 
-The task is the contract kit's (a few thousand parameters), so nearly all of a step is bookkeeping.
-The figures are microseconds per step, to be compared with the steps of a real model.
+The task is that of `check_plugin` (a few thousand parameters), so nearly all of a step is
+bookkeeping. The figures are microseconds per step; compare them with the step of a real model.
 """
 
 from __future__ import annotations

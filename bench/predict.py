@@ -1,12 +1,12 @@
-"""The worth of prediction: every idea on every task, each side tuned, by the protocol.
+"""The worth of prediction: every idea on every task, measured like `neaptide compare`.
 
-    python bench/predict.py                                  # everything reported: hours
+    python bench/predict.py                                  # all ideas and tasks: takes hours
     python bench/predict.py --ideas drift --tasks photo      # one of them
     python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --whole   # a quick look
 
-An idea is a configuration added to a task, and the opponent of the comparison. Tasks and ideas are
-the files of bench/predict/. Trials are stored below --out and trained once; after an interruption
-the same command continues. --json keeps the file's results of other ideas.
+An idea is a configuration that is added to a task, and the opponent to compare with. Tasks and
+ideas are the files of bench/predict/. Trials are stored below --out and trained once; after an
+interruption the same command continues. --json keeps the file's results of other ideas.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SEEDS = (10, 11, 12, 13, 14)
 
 @attrs.frozen
 class Idea:
-    """Files added to a task, and to its opponent (None: the same without prediction)."""
+    """Files added to a task, and files added to the opponent (None: no prediction)."""
 
     candidate: tuple[str, ...]
     against: tuple[str, ...] | None = None
@@ -66,7 +66,7 @@ JUMPS = (
     "dmd",
 )
 BASE = ("adamw", "pace")
-"""The opponent of jumps on AdamW; all of them share its trials."""
+"""The opponent of all jumps on AdamW, which share its trials."""
 IDEAS = {
     **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
     **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},

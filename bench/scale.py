@@ -1,10 +1,10 @@
-"""Models of 124M to 50B under a cap on device memory, streamed and beside other programs, on a GPU.
+"""Models of 124M to 50B with limited device memory on a GPU: streamed, and by other programs.
 
     python bench/scale.py --json docs/benchmarks/scale.json --page docs/benchmarks/scale.md
 
 Every configuration runs in its own process, smallest model first. Its row is stored beside the JSON
-(PATH.lines), and a rerun measures only what is missing or has failed. Whether it fits into RAM is
-computed first. `--plan` prints the planned runs, and runs nothing.
+(PATH.lines), and a rerun measures only what is missing or has failed. Whether a configuration fits
+into RAM is computed first. `--plan` prints the planned runs, and runs nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def kept(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the rows of earlier runs by key; an incomplete line is ignored."""
+    """Return the rows of earlier runs by key; ignore an incomplete line."""
     rows = {}
     if path is not None and path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -70,7 +70,7 @@ def kept(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def keep(path: Path, row: dict[str, Any]) -> None:
-    """Append a row on a new line, also after an incomplete line."""
+    """Append a row on a new line, even after an incomplete line."""
     with path.open("a+b") as file:
         file.seek(max(0, file.tell() - 1))
         torn = file.read() not in (b"", b"\n")
@@ -78,7 +78,7 @@ def keep(path: Path, row: dict[str, Any]) -> None:
 
 
 def run(configuration: Configuration, limit: float) -> dict[str, Any]:
-    """Measure one configuration in its own process; return its row, also if it fails."""
+    """Measure one configuration in its own process; return its row, even if it fails."""
     command = [sys.executable, __file__, "--one", configuration.key]
     if configuration.tiny:
         command.append("--tiny")

@@ -5,9 +5,10 @@
 
 Every subject trains the same decoder with AdamW on one thread. In each round every subject makes
 the same number of steps, in an order that changes from round to round; ratios are computed for each
-round. "Device" is the CPU here, and RAM its other tier: the figures show the cost of streaming, not
-its gain on a GPU. Peaks are counted by torch's profiler, not read from the process. `--large` uses
-one larger model and the README's subjects; `--page` writes that table into the page.
+round. The CPU serves as the device, and RAM as its other tier: the figures show the cost of
+streaming, not its gain on a GPU. Peaks are counted by torch's profiler, not read from the
+process. `--large` uses one larger model and the README's subjects; `--page` writes that table into
+the page.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, lis
 def row(
     size: Size, name: str, taken: dict[str, list[float]], subject: Subject, share: float | None
 ) -> dict[str, Any]:
-    """Return a subject's figures on one size; counts are those of one more step."""
+    """Return a subject's figures for one size; one more step gives the counts."""
     low, _, high = statistics.quantiles(taken[name], n=4, method="inclusive")
     held, before = subject.held(), subject.fetched()
     peak = held + most(subject.step)
@@ -107,7 +108,7 @@ def ratio(base: Sequence[float], taken: Sequence[float]) -> dict[str, Any]:
 
 
 def measured(size: Size, names: Collection[str], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Return the rows of the named subjects on one size."""
+    """Return the rows of the named subjects for one size."""
     found = subjects(size, names)
     taken = measure(found, rounds, steps)
     shape = size.shape

@@ -3,9 +3,9 @@
     python bench/verdict.py [--json PATH] [--tasks NAME …] [--seeds N N …]
 
 At six updates of a run, four branches continue over the same batches: without a jump, with half of
-a window's drift, with noise of that size, and with the reversed drift. Each is averaged over
-updates 26-50 after. The truth is the difference to the branch without a jump, over 64 batches never
-trained on; the verdict is that of one branch alone, on its next four batches.
+a window's drift, with noise of that size, and with the reversed drift. The weights of each branch
+are averaged over its updates 26-50. The truth is the difference in loss to the branch without a
+jump, over 64 batches never trained on. The verdict uses one branch alone and its next four batches.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def summed(gains: Sequence[float]) -> dict[str, float]:
 
 
 def row(task: str, kind: str, contrast: str, jumps: Sequence[Judged]) -> str:
-    """Return a line of the table."""
+    """Return one line of the table."""
     truths = [statistics.fmean(jump.truth) for jump in jumps]
     gains, verdicts = zip(*(said(jump, contrast) for jump in jumps), strict=True)
     off = [gain - truth for gain, truth in zip(gains, truths, strict=True)]

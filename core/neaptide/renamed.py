@@ -6,10 +6,12 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 @cache
@@ -37,17 +39,36 @@ def attribute(owner: str, name: str, error: type[Exception] = AttributeError) ->
     return error(_line(f"{owner.rpartition('.')[2]}.{name}", new))
 
 
-def missing_in(owner: str, error: type[Exception] = ImportError) -> Callable[..., Any]:
-    """Return a `__getattr__` that raises `error` with the new name of a renamed attribute.
+def missing_in(module: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module; it raises ImportError with the new name.
 
-    A module raises ImportError, because `from module import name` drops the text of an
-    AttributeError. A class raises AttributeError.
+    `from module import name` would drop the text of an AttributeError.
     """
 
-    def missing(*arguments: Any) -> Any:
-        raise attribute(owner, arguments[-1], error)
+    def missing(name: str) -> Any:
+        raise attribute(module, name, ImportError)
 
     return missing
+
+
+def with_old_names(cls: type[T]) -> type[T]:
+    """Let the old attributes of a class raise AttributeError with the new name.
+
+    Only the old names cost anything: a `__getattr__` would slow down every attribute of the class.
+    """
+    owner = f"{cls.__module__}.{cls.__name__}"
+    for old in names("attributes"):
+        if old.rpartition(".")[0] == owner:
+            setattr(cls, old.rpartition(".")[2], _Old(owner, old.rpartition(".")[2]))
+    return cls
+
+
+class _Old:
+    def __init__(self, owner: str, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, instance: object, cls: type | None = None) -> Any:
+        raise attribute(self._owner, self._name)
 
 
 def _line(old: str, new: str) -> str:

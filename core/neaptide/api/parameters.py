@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from neaptide.renamed import missing_in
+from neaptide.renamed import with_old_names
 from neaptide.tensors import mapped
 
 from .memory import named_by_bytes
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@with_old_names
 class ParameterStore(ABC):
     """Lends weights, gradients and optimizer state by span.
 
@@ -61,8 +62,6 @@ class ParameterStore(ABC):
         self._on_update: list[OnUpdate] = []
         self._on_write: list[Callable[[Span], None]] = []
 
-    if not TYPE_CHECKING:  # so that type checkers report unknown names
-        __getattr__ = missing_in(f"{__name__}.ParameterStore", AttributeError)
     __repr__ = named_by_bytes
 
     @abstractmethod

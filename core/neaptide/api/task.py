@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.renamed import missing_in
+from neaptide.renamed import with_old_names
 from neaptide.text import one_line
 
 from .stash import Stash
@@ -72,6 +72,7 @@ class DataSpec:
     __repr__ = one_line
 
 
+@with_old_names
 @attrs.frozen(eq=False)
 class Run:
     """The frozen facts of a run: the argument `run` of hooks."""
@@ -87,8 +88,6 @@ class Run:
     timeline: Timeline = attrs.field(factory=Timeline, repr=False)
     """Gives a profiler the names of the running parts: `run.timeline.listen(opener)`."""
 
-    if not TYPE_CHECKING:  # so that type checkers report unknown names
-        __getattr__ = missing_in(f"{__name__}.Run", AttributeError)
     __repr__ = one_line
 
     def plugin_directory(self, name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""The summed deltas of several jumps, held compactly until one jump applies them."""
+"""The sum of the deltas of several jumps, stored compactly until one jump applies the sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of predictors with a window: it samples updates and proposes once it is full."""
+"""Base class of predictors that sample updates in a window and propose once the window is full."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class KeptArgument:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copied: bool) -> KeptArgument:
-        """Keep `tensor`, or a copy of it if `copied`."""
+        """Return the kept form of `tensor`, which is a copy if `copied`."""
         held = tensor.detach().clone() if copied else tensor.detach()
         return cls(held, tensor.requires_grad, held._version, copied)
 
@@ -159,7 +159,7 @@ def _revived(leaf: Any, outputs: list[list[Any]], memo: dict[int, Any]) -> Any:
 def record(
     args: tuple[Any, ...], kwargs: dict[str, Any], origin: Any, *, copied: bool
 ) -> tuple[Arguments, bool]:
-    """Return a call's arguments, and whether a changeable object is among them.
+    """Return a call's arguments, and whether any of these is an object that the block may change.
 
     `origin(tensor)` returns the tensor's Output, or None; `copied` keeps copies of tensors.
     """

@@ -1,4 +1,4 @@
-"""Count the memory that torch's CPU allocator hands out, whichever object holds it."""
+"""Count the memory that torch's CPU allocator allocates, for any object."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _events(nodes: Iterable[Any]) -> Iterator[_Event]:
 
 
 def peak_of(action: Callable[[], Any]) -> int:
-    """Return the most bytes held at once during `action`, above those held before it."""
+    """Return the most bytes held at once during `action`, minus the bytes held before."""
     with counted() as allocations:
         kept = action()
     del kept

@@ -38,7 +38,7 @@ def check_plugin(
 
     Args:
         plugin: an installed plugin's name, or a manifest.
-        settings: its settings, for a plugin whose defaults have no effect on a tiny model.
+        settings: the plugin's settings, if its defaults have no effect on a tiny model.
         beside: plugins that `plugin` requires.
         laws: names from `LAWS`; by default all of them.
 
@@ -264,7 +264,7 @@ def _traces(model: nn.Module) -> dict[str, dict[str, Any]]:
 def _differences(
     before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> Iterable[str]:
-    """Yield the differences between two traces of a module; None means it does not exist."""
+    """Yield the differences between two traces of a module; a missing module has None."""
     if before is None or after is None:
         yield "new" if before is None else "gone"
         return

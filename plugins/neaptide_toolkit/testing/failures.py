@@ -27,7 +27,7 @@ class ContractError(AssertionError):
         subject: the plugin or provider, such as `"plugin 'ema'"`.
         law: the law's name.
         tried: the law's current action, such as `"train 8 steps"`.
-        came: the result; for an error of the run, its type, its text and the plugin's hook.
+        came: the result; for an error of the run: the error's type and text, and the plugin's hook.
         change: the remedy.
     """
 

@@ -36,7 +36,7 @@ STEPS = 22
 
 @attrs.frozen
 class HeldBytes:
-    """Bytes held at one moment above those before the run, by allocator."""
+    """Bytes held at one moment, minus the bytes held before the run, by allocator."""
 
     cpu: int
     cuda: int

@@ -73,7 +73,7 @@ def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
 
 
 def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the alternatives to the present setting of `knob`; none if it has no effect."""
+    """Return the alternatives to the present setting of `knob`; empty if `knob` has no effect."""
     schedule = values["schedule"]
     if knob == WARMUP:
         now = schedule["warmup_steps"]

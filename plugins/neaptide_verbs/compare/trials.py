@@ -95,7 +95,7 @@ def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
 
 
 def write_result(directory: Path, trial: TrainingTrial, result: Result) -> None:
-    """Write the result atomically, with the configuration that it belongs to."""
+    """Write the result and its configuration atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     kept = {key: _text(value) for key, value in attrs.asdict(result).items()}
     document = json.dumps({**kept, "values": trial.values}, indent=1)

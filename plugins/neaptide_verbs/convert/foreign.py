@@ -52,7 +52,7 @@ def frameworks() -> list[str]:
 def translate(
     framework: str, settings: Mapping[str, Any], specs: Mapping[str, PluginSpec]
 ) -> Translation:
-    """Convert settings with the framework's converter and with every plugin that has one for it.
+    """Convert settings with the framework's converter and the plugins' converters for it.
 
     Raises:
         ConfigError: for an unknown framework, or values of the wrong type, one line each.
@@ -137,6 +137,6 @@ def _remarks(source: Source) -> tuple[Remark, ...]:
 
 
 def _nearest(notes: Mapping[str, str], path: KeyPath) -> str:
-    """Return the note on a key, or on the innermost table around it that has one."""
+    """Return the note on a key, or on the innermost table around the key that has a note."""
     prefixes = (".".join(map(str, path[:end])) for end in range(len(path), 0, -1))
     return next((notes[prefix] for prefix in prefixes if prefix in notes), "")

@@ -25,7 +25,7 @@ def examine(directory: Path, *, trial: bool) -> Report:
 
     Args:
         directory: where runs are stored; it need not exist, and is not created.
-        trial: whether to measure its disk's speed, which writes to it for a second.
+        trial: whether to measure the disk's speed, which takes a second of writing.
     """
     imported = software.import_all()
     torch = imported.torch

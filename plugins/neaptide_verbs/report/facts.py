@@ -69,7 +69,7 @@ def _peaks(run: RunFacts) -> list[tuple[str, str, str]]:
 
 
 def peak_bytes(run: RunFacts) -> dict[str, dict[str, float]]:
-    """Return the peaks by phase and tier, from the summary, or from the records if it has none."""
+    """Return the peaks by phase and tier, from the summary, or else from the records."""
     from_summary = run.summary.get("peak_bytes")
     found: dict[str, dict[str, float]] = {}
     if isinstance(from_summary, dict):

@@ -1,7 +1,7 @@
 """Memory of a run by tier, phase and moment, from all files that follow the convention.
 
-A plugin's file follows it if it is `plugins/<name>/<file>.csv` and has columns `step`, `phase`,
-`moment` and one or more named `<tier>_bytes`.
+A plugin's file follows the convention if it is `plugins/<name>/<file>.csv` and has columns
+`step`, `phase`, `moment` and one or more columns named `<tier>_bytes`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activation checkpointing in segments of blocks, exact to the bit."""
+"""Activation checkpointing in segments of blocks, with bitwise exact results."""
 
 from .config import SPEC
 

@@ -11,10 +11,10 @@ _SECTION = "activation_checkpointing"
 
 
 def convert(source: Source) -> dict[str, Any] | None:
-    """Return the settings of the plugin, or None if the section is absent.
+    """Return the settings of the plugin, or None if the source has no such section.
 
-    The section's values are not converted: they tune the checkpoint calls in the model's own code,
-    but this plugin finds the blocks itself.
+    The section's values are not converted, because they tune checkpoint calls that the model's code
+    contains. This plugin needs no such calls.
     """
     if not source.look(_SECTION, dict):
         return None

@@ -86,6 +86,6 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the bytes of activations dropped and of inputs kept in the last forward."""
+        """Return the bytes of activations dropped, and of inputs kept, by the last forward."""
         dropped, kept = self._saved
         return {"dropped_bytes": float(dropped), "kept_bytes": float(kept)}

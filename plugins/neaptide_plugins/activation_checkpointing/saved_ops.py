@@ -1,8 +1,9 @@
-"""Keeps the outputs of chosen ops in a forward; a replay of the forward returns these outputs.
+"""Keeps the outputs of chosen ops in a forward, and uses these outputs in replays of the forward.
 
-Unlike in torch's selective checkpointing, forward and replay may differ in all other ops. Autocast,
-for example, casts a shared weight once in the forward, but again in each replay. A forward may be
-replayed several times.
+A replay runs the forward again, to recompute the dropped tensors. A forward may be replayed several
+times. Unlike in torch's selective checkpointing, only the chosen ops must be the same in the forward
+and in a replay. Other ops may differ. Autocast, for example, casts a shared weight once in the
+forward, but again in each replay.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _UNTRACKED = {
 
 
 def selective_contexts(save_ops: Sequence[str]) -> Callable[[], tuple[Any, Any]]:
-    """Return a function that makes two contexts: one for a forward, one for its replays.
+    """Return a function that makes two contexts: for a forward, and for its replays.
 
-    In the first context the outputs of `save_ops` are kept. In the second context these ops are not
-    run: each call returns the kept output. `matmul` and `attention` each stand for a family of
-    ops; any other name is an aten op. ValueError for an unknown op.
+    The first context keeps the outputs of `save_ops`. In the second context a call of one of these
+    ops does not run the op, but returns the kept output. `matmul` and `attention` each stand for a
+    family of ops. Any other name is the name of an aten op. ValueError for an unknown op.
     """
     if not save_ops:
         return lambda: (nullcontext(), nullcontext())

@@ -39,12 +39,15 @@ if TYPE_CHECKING:
 
 
 class _Enough(BaseException):
-    """Ends a replay: all dropped tensors are recomputed."""
+    """Raised in a replay when all dropped tensors are recomputed, to end the replay."""
 
 
 @attrs.define(eq=False)
 class _CheckpointedBlock:
-    """A patched block; `changes_inputs`: whether it changes inputs in place, None if unknown."""
+    """A patched block.
+
+    `changes_inputs` is whether the block changes its inputs in place, or None if this is unknown.
+    """
 
     name: str
     index: int
@@ -55,7 +58,7 @@ class _CheckpointedBlock:
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """The block's unpatched forward."""
+        """The block's original forward."""
         return self.patch.forward
 
 
@@ -65,7 +68,7 @@ class _CheckpointedCall:
     arguments: Arguments
     context: CallContext
     again: Any
-    """The context of a replay; in it, `save_ops` return the outputs kept in the forward."""
+    """The context of a replay: the ops of `save_ops` return the outputs that the forward kept."""
 
 
 @attrs.define(eq=False, slots=True)
@@ -76,7 +79,7 @@ class _Holder:
 
 @attrs.define(eq=False)
 class _Segment:
-    """The calls of consecutive blocks in one forward; only the graph keeps a segment alive."""
+    """The calls of consecutive blocks in one forward. Only the autograd graph owns a segment."""
 
     key: tuple[str, int]
     last: int = -1
@@ -86,9 +89,9 @@ class _Segment:
     outputs: dict[int, tuple[Any, Output, int]] = attrs.field(factory=dict)
 
     def origin(self, tensor: torch.Tensor) -> Output | None:
-        """Return the block output that `tensor` is.
+        """Return the number of the call that returned `tensor`, and of the output of this call.
 
-        None if `tensor` is not a block's output, or was changed in place.
+        None if no call of this segment returned `tensor`, or if it was changed in place since.
         """
         reference, output, version = self.outputs.get(id(tensor), (None, None, 0))
         if reference is None or reference() is not tensor or tensor._version != version:
@@ -105,7 +108,7 @@ class _Segment:
         return value
 
     def replay(self) -> None:
-        """Run the calls again and collect the tensors that they save."""
+        """Run the block calls again and collect the tensors that the calls save."""
         seen = 0
         name = self.calls[0].block.name
 
@@ -141,10 +144,10 @@ class Segments:
     Args:
         interval: number of consecutive blocks in a segment; only the inputs of the first block are
             kept.
-        ratio: share of the segments that are checkpointed; they are evenly spread. At least one
-            segment is checkpointed.
+        ratio: share of the segments that are checkpointed, at least one segment. The checkpointed
+            segments are evenly spread.
         save_ops: ops whose outputs are kept; see `saved_ops.selective_contexts`.
-        enabled: called at each call of a block; returns whether to checkpoint it.
+        enabled: called before each block call; returns whether to checkpoint this call.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class Segments:
         self._current: Callable[[], _Segment | None] = lambda: None
 
     def attach(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-        """Patch the blocks' forwards. A segment has blocks of one parent, in the given order."""
+        """Patch the forwards of `blocks`. All blocks of a segment have the same parent module."""
         places: dict[str, int] = {}
         keys: list[tuple[str, int]] = []
         for name, module in blocks:
@@ -197,7 +200,7 @@ class Segments:
         self.dropped_bytes = self.kept_bytes = 0
 
     def call(self, block: _CheckpointedBlock, *args: Any, **kwargs: Any) -> Any:
-        """Run a block's forward and drop the tensors that it saves."""
+        """Run the forward of `block` and drop the tensors that the forward saves."""
         key = (block.group, block.index // self._interval)
         if (
             self._inside

@@ -1,4 +1,4 @@
-"""Activations saved for the backward as int8."""
+"""Stores the activations that the backward needs as int8."""
 
 from .config import SPEC
 

@@ -1,8 +1,9 @@
 """Encodes a flat tensor as int8 codes with one scale per group.
 
-A tensor whose elements have only two values is encoded as one bit per element. For codes,
-`|decoded - value| <= max / 254` plus the rounding to the dtype, where max is the largest magnitude
-of the group. A group whose magnitudes are all below 2**-120 is decoded as 0.
+The error `|decoded - value|` is at most `max / 254` plus the error of rounding to the dtype. Here
+max is the largest magnitude of the group. A group whose magnitudes are all below 2**-120 is decoded
+as zeros. If the elements of a tensor have only two values, the tensor is encoded exactly, with one
+bit per element.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
 _MINUS_INFINITY = -128
-"""Code of minus infinity, frequent in masked attention scores. All other codes are above -128."""
+"""Code of minus infinity, which masks attention scores. All other codes are larger."""
 _TINY = -1
 """Code of a positive value that rounds to zero, in a tensor without negative values."""
 _LARGEST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2.0**-23)
@@ -33,7 +34,7 @@ class ActivationCodes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
+        """Bytes of the codes and the scales."""
         return self.codes.nbytes + self.scale.nbytes
 
 
@@ -43,13 +44,14 @@ def encode(
     """Encode a float32, bfloat16 or float16 tensor `[N]` in groups of `group`.
 
     Args:
-        flat: the tensor; minus infinity is decoded as minus infinity and does not change the rest
-            of its group.
+        flat: the tensor. Minus infinity is decoded as minus infinity and does not change the other
+            elements of its group.
         group: elements that share a scale.
-        look: whether to read the scales; this synchronises with the device. If True, the result is
-            None for a tensor with NaN or plus infinity. If False, the whole group of such a value
-            is decoded as NaN.
-        never_negative: whether the tensor has no negative value; then `positive` is exact.
+        look: whether to check the scales on the host, which waits for the device. If True, return
+            None for a tensor with NaN or plus infinity. If False, every group that contains NaN
+            or plus infinity is decoded as NaN.
+        never_negative: whether the tensor has no negative values. The method `positive` of the
+            result is exact only in this case.
     """
     codes, scale = None, None
     if look:
@@ -79,12 +81,12 @@ def decode(encoded: ActivationCodes) -> torch.Tensor:
 
 
 def positive(encoded: ActivationCodes) -> torch.Tensor:
-    """Return 1 where the encoded value is positive, else 0; `encode` needs `never_negative`."""
+    """Return 1 where the encoded value is positive, else 0. Needs `never_negative` in `encode`."""
     return (encoded.codes != 0).to(encoded.dtype)
 
 
 def with_signs(flat: torch.Tensor, signs: Bits) -> torch.Tensor:
-    """Where a positive value was decoded as zero, write the least positive value into `flat`."""
+    """Write the least positive number into `flat` where a positive value was decoded as zero."""
     lost = decode_bits(attrs.evolve(signs, dtype=torch.bool)).logical_and_(flat <= 0)
     return flat.masked_fill_(lost, 2.0**-24 if flat.dtype is torch.float16 else 2.0**-126)
 
@@ -101,10 +103,10 @@ class Bits:
 
 
 def encode_mask(flat: torch.Tensor) -> Bits | None:
-    """Encode a bool tensor, or a tensor of zeros and one other value (dropout's noise), exactly.
+    """Encode exactly a bool tensor, or a tensor of zeros and one other value (a dropout mask).
 
-    Return None for any other tensor. This check reads the values, so a floating tensor must be on
-    the host.
+    Return None for any other tensor. A floating tensor must be on the host, because the function
+    reads all values.
     """
     if flat.dtype is torch.bool:
         return _packed(flat, flat.dtype)
@@ -117,7 +119,7 @@ def encode_mask(flat: torch.Tensor) -> Bits | None:
 
 
 def encode_signs(flat: torch.Tensor) -> Bits:
-    """Encode positive values and NaN as 1, all others as 0."""
+    """Encode positive values and NaN as 1, all other values as 0."""
     return _packed((flat <= 0).logical_not(), flat.dtype)
 
 

@@ -64,7 +64,7 @@ SPEC = PluginSpec(
     config=ActivationCompressionConfig,
     summary="Stores activations for the backward as int8: a quarter of float32, half of bfloat16.",
     claims={"saved-tensors"},
-    # A measurement runs backward passes, which must be outside of autocast.
+    # A measurement runs backwards, and a backward must run outside of autocast.
     before={"mixed-precision", "activation-checkpointing"},
     phases=TRAINED,
     numerics="changes-training",

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class GradientErrorMeter:
-    """The relative errors so far, and whether the next forward is measured."""
+    """Decides which forwards are measured, and stores the relative errors measured so far."""
 
     every: int
-    """Steps from one measurement to the next; 0 disables them."""
+    """Steps from one measurement to the next; 0 disables the measurements."""
     run: Run
     store: ParameterStore
     due: bool = False
@@ -35,7 +35,7 @@ class GradientErrorMeter:
     _sampled: Sampled | None = attrs.field(init=False, default=None)
 
     def step(self) -> None:
-        """Count a step when it begins; set `due` if the step's forward is to be measured."""
+        """Count a step that begins; set `due` if the forward of this step is to be measured."""
         self.due = self.every > 0 and self._steps % self.every == 0
         self._steps += 1
 
@@ -48,8 +48,8 @@ class GradientErrorMeter:
     ) -> None:
         """Compare the gradients of `exact()` with those of `compressed()`, within `context`.
 
-        On a GPU, `exact()` stores its saved tensors on the host, because without compression they
-        may not fit on the device.
+        On a GPU, the tensors that `exact()` saves are stored on the host, because the uncompressed
+        tensors may not fit on the device.
         """
         self.due = False
         if self._sampled is None:
@@ -66,7 +66,7 @@ class GradientErrorMeter:
         self._note(compare(wanted, found))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of steps and the errors so far."""
+        """Return the number of steps and the errors measured so far."""
         names = ("steps", "last", "worst", "count")
         return dict(zip(names, (self._steps, self.last, self.worst, self.count), strict=True))
 

@@ -22,7 +22,7 @@ class StridedLayout:
     order: tuple[int, ...]
     """Dimensions from the widest stride to the narrowest."""
     packed: tuple[int, ...]
-    """Strides without gaps, for the same order of the elements."""
+    """Strides of a tensor without gaps whose elements have the same order in memory."""
 
     @property
     def gapless(self) -> bool:
@@ -30,19 +30,19 @@ class StridedLayout:
         return self.packed == self.stride
 
     def flat(self, base: torch.Tensor) -> torch.Tensor:
-        """Return the elements `[N]` in memory order; `base` shares the tensor's storage."""
+        """Return the elements `[N]` in memory order, read from `base`, which shares the storage."""
         if self.gapless:
             size = (torch.Size(self.size).numel(),)
             return base.as_strided(size, (1,), self.offset)
         return base.as_strided(self.size, self.stride, self.offset).permute(self.order).reshape(-1)
 
     def unflatten(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of this size, without gaps, from the elements that `flat` returned."""
+        """Return a tensor of this size without gaps. `flat` has the elements in memory order."""
         return flat.as_strided(self.size, self.packed, 0)
 
 
 def layout_of(tensor: torch.Tensor) -> StridedLayout | None:
-    """Return a tensor's layout; None if elements share memory, as in an expanded tensor."""
+    """Return the layout of `tensor`; None if its elements overlap, as in an expanded tensor."""
     size, stride = tuple(tensor.shape), tensor.stride()
     order = tuple(sorted(range(len(size)), key=lambda dim: (-stride[dim], -size[dim], dim)))
     if not _apart([(size[dim], stride[dim]) for dim in order if size[dim] > 1]):

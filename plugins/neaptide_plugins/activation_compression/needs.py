@@ -1,10 +1,10 @@
-"""Lists the operations whose saved tensors may be compressed, and the values each backward needs.
+"""Lists the operations whose saved tensors may be compressed, and the values their backwards need.
 
 An operation is identified by the type of its graph node. The saved tensors of all other operations
-stay exact, because a rounded value could make the gradient wrong. Losses and log-softmax
-exponentiate a saved tensor or divide by it. For a sine, half a quantization step of a large angle
-may be a full turn. Maxima, norms and clamps compare values. The backward of a custom function is
-unknown.
+stay exact, because a rounded value could make the gradient wrong. The backwards of losses and
+log-softmax exponentiate a saved tensor or divide by it. For a sine, half a quantization step of a
+large angle may be a full turn. The backwards of maxima, norms and clamps compare values. The
+backward of a custom function is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Need:
-    """The values that a backward needs of a saved tensor; `low` and `high` only for `BETWEEN`."""
+    """The values that a backward needs of a saved tensor. Only `BETWEEN` uses `low` and `high`."""
 
     kind: str
     low: float = 0.0
@@ -39,7 +39,7 @@ SIGNED = Need("signed")
 MASK = Need("mask")
 """The exact values of a bool tensor, or of a tensor with zeros and one other value."""
 BETWEEN = "between"
-"""The kind: only whether a value lies between `low` and `high`."""
+"""The kind of a need for only one fact: whether a value is between `low` and `high`."""
 
 _FAMILIES: dict[Family, frozenset[str]] = {
     # The gradients are linear in each saved tensor.
@@ -59,8 +59,8 @@ _FAMILIES: dict[Family, frozenset[str]] = {
             "NativeLayerNorm",
         }
     ),
-    # The slope is a smooth function of the saved tensor, except at one or two points, and this
-    # function's derivative is bounded.
+    # The slope is a function of the saved tensor with a bounded derivative, except at one or two
+    # points.
     "activation": frozenset(
         {
             "Elu",
@@ -105,7 +105,7 @@ _FAMILIES: dict[Family, frozenset[str]] = {
     ),
 }
 _OTHERWISE = {"Elu": SIGNED, "LeakyRelu": SIGNS, "PreluKernel": SIGNED, "Relu": RECTIFIED}
-"""Operations with a kink at zero: a positive value rounded to zero would get the wrong slope."""
+"""Operations whose slope jumps at zero: a positive value must not be rounded to zero."""
 _HARDSIGMOID = Need(BETWEEN, -3.0, 3.0)
 _WEIGHT_VIEWS = re.compile(
     r"(Alias|Clone|Detach|Expand|Permute|Reshape\w*|Select|Slice|Split\w*|Squeeze|T|ToCopy|"
@@ -133,7 +133,7 @@ class NodeNeeds:
         if name not in self._compressed or output:
             return EXACT
         if place >= _ATTENTION_INPUTS and name in _FAMILIES["attention"]:
-            return EXACT  # an attention mask: its large values would make the scales too coarse
+            return EXACT  # an attention mask, whose large values make the scales too coarse
         if name == "Pow":
             return CODES if _is_power(node) else EXACT
         if name == "Hardtanh":
@@ -146,9 +146,10 @@ class NodeNeeds:
 
     @staticmethod
     def need_of_constant(node: Any) -> Need:
-        """Return the need of `node` for a floating tensor without gradient.
+        """Return the need of `node` for a floating tensor that requires no gradient.
 
-        On a CPU, dropout multiplies by such a tensor: noise of zeros and one other value.
+        On a CPU, dropout multiplies its input by such a tensor, which contains zeros and one other
+        value.
         """
         return MASK if _kind(node) == "MulBackward0" else EXACT
 
@@ -163,10 +164,10 @@ def of_a_leaf(node: Any) -> bool:
 
 
 def _kind(node: Any) -> str:
-    return type(node).__name__  # not `name()`, which a custom function's context may override
+    return type(node).__name__  # a custom function may override `name()`
 
 
 def _is_power(node: Any) -> bool:
-    # For exponents below 2 the second derivative is unbounded; below 1 also the first one is.
+    # For an exponent below 2 the second derivative is unbounded, below 1 also the first derivative.
     exponent = getattr(node, "_saved_exponent", None)
     return isinstance(exponent, int | float) and exponent >= _LEAST_POWER

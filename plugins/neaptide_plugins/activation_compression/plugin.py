@@ -1,4 +1,4 @@
-"""The plugin: compresses tensors saved in forwards, and in backwards that recompute blocks."""
+"""The plugin: compresses the tensors saved in forwards and in recomputations of blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Create the meter of the gradients' error."""
+        """Create the meter that measures the error of the gradients."""
         self._measuring = GradientErrorMeter(self.config.check_every, run, store)
 
     @hookimpl
@@ -99,7 +99,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         return metrics
 
     def report(self) -> str | None:
-        """Return a text: bytes of the tensors saved in the last forward, error of the gradients."""
+        """Return a text with the bytes saved in the last forward and the error of the gradients."""
         held, measured = self._held, self._measuring
         if not held.exact:
             return None
@@ -115,7 +115,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of steps and the errors so far."""
+        """Return the number of steps and the errors measured so far."""
         return self._measuring.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

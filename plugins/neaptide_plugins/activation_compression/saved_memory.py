@@ -1,4 +1,4 @@
-"""The objects that the graph holds instead of saved tensors, and their decoding in the backward."""
+"""The objects that the graph holds instead of saved tensors. The backward decodes them."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ class ExactTensor:
 
 @attrs.define(eq=False)
 class SavedMemory:
-    """A range of memory that the graph saved, possibly several times and in several shapes."""
+    """A range of memory that saved tensors share; the tensors may have different shapes."""
 
     tensor: torch.Tensor
-    """The memory itself while `exact`; later an empty tensor with the same version counter."""
+    """While `exact`, the memory itself; afterwards an empty tensor with its version counter."""
     version: int
     storage: Any
-    """A weak reference: while it exists, no other storage gets the same address."""
+    """A weak reference to the storage. It prevents that another storage gets the same address."""
     storage_bytes: int
     group: int
     exact: bool = True
     pinned: bool = False
-    """Whether one operation needs the exact values; then all operations get them."""
+    """Whether an operation needs the exact values. If so, all operations get the exact values."""
     waiting: int = 0
     """Number of `Saved` objects whose need is not known yet."""
     codes: ActivationCodes | None = None
     bits: dict[Need, Bits] = attrs.field(factory=dict)
 
     def settle(self, saved: Saved, need: Need) -> None:
-        """Encode the values that `saved` needs; free the exact values if they are not needed."""
+        """Set the need of `saved` and encode its values; free the exact values if possible."""
         saved.need = need
         self.waiting -= 1
         if not self.pinned and need is not EXACT and self.tensor._version == self.version:
@@ -72,7 +72,7 @@ class SavedMemory:
             self._forget()
 
     def finish(self) -> None:
-        """Ignore the `Saved` objects whose need is still unknown: the graph no longer has them."""
+        """Ignore the `Saved` objects whose need is still unknown; the graph does not hold them."""
         self.waiting = 0
         if self.exact and (self.codes or self.bits):
             self._forget()
@@ -116,7 +116,7 @@ class Saved:
     producer: int | None
     """Sequence number of the node that made the tensor; None for a tensor without a node."""
     output: int
-    """Index of the tensor among that node's results."""
+    """Index of the tensor among the results of the producing node."""
     need: Need = EXACT
 
     def unpack(self) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Stores tensors saved for the backward as int8, if the operation that saves them allows it.
 
-When a tensor is saved, the node that saves it is not in the graph yet, but the node already has the
-newest sequence number. So the tensor stays exact until a later tensor is saved. By then the node
-can be reached through the graph, and the node's type decides how to encode the tensor. A tensor
+When an operation saves a tensor, the graph does not contain the operation's node yet; only the
+node's sequence number is known. So the tensor stays exact until a later tensor is saved. At that
+time the graph contains the node, and the node's type decides how to encode the tensor. A tensor
 whose node is never found stays exact.
 """
 
@@ -24,23 +24,23 @@ from .saved_memory import ExactTensor, Saved, SavedMemory
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _NO_NUMBER = 2**63
-"""Leaf nodes have sequence numbers from this value on, not in the order of their creation."""
+"""Sequence numbers from this value on belong to leaf nodes; they state no order of creation."""
 
 
 @attrs.define
 class _Walk:
-    """The nodes visited in one thread's graph; each thread numbers its nodes separately."""
+    """The visited nodes of one thread's graph. Every thread numbers its nodes separately."""
 
     first: int
     """Sequence number of the first node that saves a tensor."""
     seen: set[int] = attrs.field(factory=set)
     waiting: dict[int, list[weakref.ref[Saved]]] = attrs.field(factory=dict)
-    """Sequence number of a node to the node's saved tensors whose need is not known yet."""
+    """Maps the sequence number of a node to its saved tensors whose need is not known yet."""
 
 
 @attrs.frozen
 class SavedBytes:
-    """Bytes of the tensors saved for the backward, without parameters and casts of parameters."""
+    """Bytes of saved tensors. Parameters and casts of parameters are not counted."""
 
     exact: int = 0
     """Bytes without compression."""
@@ -77,7 +77,7 @@ class Saving:
         return saved_tensors_hooks(self._pack, lambda held: held.unpack())
 
     def finish(self, result: torch.Tensor) -> None:
-        """Encode the waiting tensors of the graph of `result`; other waiting tensors stay exact."""
+        """Encode the waiting tensors in the graph of `result`. All other tensors stay exact."""
         walk = self._walks.get(threading.get_ident())
         if walk is not None and result.grad_fn is not None:
             self._look(walk, result.grad_fn)
@@ -90,7 +90,7 @@ class Saving:
         self._walks.clear()
 
     def held(self) -> SavedBytes:
-        """Return the bytes held now."""
+        """Return the bytes of all tensors that the graph holds now."""
         exact, compressed = dict(self._others), dict(self._others)
         codes = 0
         for memory in self._memories.values():
@@ -101,7 +101,7 @@ class Saving:
         return SavedBytes(sum(exact.values()), sum(compressed.values()) + codes)
 
     def _pack(self, tensor: torch.Tensor) -> ExactTensor | Saved:
-        saver = _get_sequence_nr() - 1  # read first: `grad_fn` may create a node
+        saver = _get_sequence_nr() - 1  # read before `grad_fn`, which may create a node
         node = tensor.grad_fn
         walk = self._walks.setdefault(threading.get_ident(), _Walk(saver))
         if node is not None:
@@ -109,7 +109,7 @@ class Saving:
         layout = self._compressible(tensor, node)
         if layout is None:
             self._count(tensor, node)
-            # Detached, because a node that holds its own result is a reference cycle.
+            # A node that held its own result would be a reference cycle, so the result is detached.
             return ExactTensor(tensor if node is None else tensor.detach(), tensor._version)
         memory = self._memory(tensor, layout)
         producer = None if node is None else node._sequence_nr()
@@ -164,7 +164,7 @@ class Saving:
             self._others[storage._cdata] = storage.nbytes()
 
     def _look(self, walk: _Walk, newest: Any) -> None:
-        """Visit the unvisited nodes of the graph of `newest`; encode their waiting tensors."""
+        """Visit the unvisited nodes in the graph of `newest` and encode their waiting tensors."""
         nodes = [newest]
         while nodes:
             node = nodes.pop()

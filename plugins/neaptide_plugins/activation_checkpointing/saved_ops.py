@@ -1,8 +1,8 @@
 """Keeps the outputs of chosen ops in a forward, and uses these outputs in replays of the forward.
 
 A replay runs the forward again, to recompute the dropped tensors. A forward may be replayed several
-times. Unlike in torch's selective checkpointing, only the chosen ops must be the same in the forward
-and in a replay. Other ops may differ. Autocast, for example, casts a shared weight once in the
+times. Unlike in torch's selective checkpointing, only the chosen ops must be the same in a forward
+and in its replays. Other ops may differ. Autocast, for example, casts a shared weight once in the
 forward, but again in each replay.
 """
 

@@ -1,4 +1,4 @@
-"""Built-in data: real text and real digits, without a download."""
+"""Built-in data sets of real text and real digits, which need no download."""
 
 from .config import SPEC
 

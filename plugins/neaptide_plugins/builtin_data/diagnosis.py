@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def findings(stdlib: Path | None = None) -> Iterator[Finding]:
-    """Yield a finding on Python's sources (in `stdlib`, if given), then one on scikit-learn."""
+    """Yield a finding on Python's sources, then a finding on scikit-learn.
+
+    `stdlib` is the folder of the sources, by default that of the running Python.
+    """
     root = stdlib or Path(sysconfig.get_path("stdlib"))
     count = len(source_files(root))
     if count:

@@ -23,17 +23,17 @@ SPLIT_SEED = 0
 
 @attrs.frozen(kw_only=True, eq=False)
 class Digits:
-    """Images, float32 `[N, 1, 8, 8]` from 0 to 1, and the digits they show, int64 `[N]`."""
+    """Images, float32 `[N, 1, 8, 8]` with values from 0 to 1, and their digits, int64 `[N]`."""
 
     images: Tensor
     labels: Tensor
 
 
 def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
-    """Return (training, validation); the split is the same each time.
+    """Return the images for training and the images for validation. The split is always the same.
 
-    Validation has `validation_share` of the images of each digit. ModuleNotFoundError without
-    scikit-learn, which the extra `neaptide[digits]` installs.
+    Of the images of each digit, the share `validation_share` is for validation. ModuleNotFoundError
+    if scikit-learn is not installed; the extra `neaptide[digits]` installs scikit-learn.
     """
     try:
         datasets = import_module("sklearn.datasets")
@@ -51,10 +51,10 @@ def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
 
 
 def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int], list[int]]:
-    """Return the indices of the training and of the validation examples, each ascending.
+    """Return the sorted indices of the training examples, and those of the validation examples.
 
     Of the `n` examples of a class, `round(n * validation_share)` are for validation. A fixed seed
-    selects them. ValueError if either part would be empty.
+    selects these examples. ValueError if one of the two parts would be empty.
     """
     validation: set[int] = set()
     for label in sorted(set(labels.tolist())):
@@ -74,7 +74,7 @@ def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int]
 
 @attrs.define(eq=False)
 class DigitBatches(EndlessBatches):
-    """Endless shuffled batches; the order of an epoch is a pure function of (seed, epoch).
+    """Endless shuffled batches. The seed and the epoch's number determine the order of an epoch.
 
     Each batch is `{"x": float32 [batch_size, 1, 8, 8], "y": int64 [batch_size]}`. A batch may span
     two epochs, so every batch is full and every image is used equally often.
@@ -97,9 +97,10 @@ class DigitBatches(EndlessBatches):
 
 @attrs.define(eq=False)
 class EvalDigits:
-    """Batches of the first `count` images (all, if there are fewer), the same in each iteration.
+    """Batches of the first `count` images, or of all images if there are fewer than `count`.
 
-    Each batch is `{"x": float32 [<= batch_size, 1, 8, 8], "y": int64 [<= batch_size]}`.
+    Each batch is `{"x": float32 [<= batch_size, 1, 8, 8], "y": int64 [<= batch_size]}`. Every
+    iteration yields the same batches.
     """
 
     data: Digits

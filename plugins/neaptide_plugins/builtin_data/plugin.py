@@ -27,7 +27,7 @@ class BuiltinData(Plugin[NoConfig]):
 
     @hookimpl
     def build_data(self, spec: DataSpec) -> Data | None:
-        """Build the named data; ConfigError if its source cannot be read or is too small."""
+        """Build the named data set; ConfigError if its source cannot be read or is too small."""
         if spec.scheme != "builtin":
             return None
         options = structure_options(
@@ -51,7 +51,7 @@ class BuiltinData(Plugin[NoConfig]):
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
-        """Report which data sets have their sources on this machine."""
+        """Report for each data set whether its source is on this machine."""
         return diagnosis.findings()
 
 

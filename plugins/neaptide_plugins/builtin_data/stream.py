@@ -1,4 +1,4 @@
-"""Endless batches with a cursor, so that a resumed run continues with the next batch."""
+"""Endless batches with a saved position: a resumed run continues with the next batch."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class EndlessBatches(ABC):
         """Return batch number `index`, independent of earlier calls."""
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches from `index` on, and advance `index`."""
+        """Yield the batches from number `index` on; add 1 to `index` before each batch."""
         while True:
             self.index += 1
             yield self.batch(self.index - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor: the number of the next batch."""
+        """Return the number of the next batch."""
         return {"index": self.index}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the cursor to the value that `state_dict` returned."""
+        """Set the number of the next batch to the value that `state_dict` returned."""
         self.index = state["index"]

@@ -20,7 +20,7 @@ from .stream import EndlessBatches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Installed packages are not the standard library, and tests contain much generated text.
+# Installed packages are not part of the standard library, and tests contain much generated text.
 LEFT_OUT = frozenset(
     {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
 )
@@ -46,7 +46,7 @@ def source_files(root: Path) -> list[str]:
 
 
 def in_validation(name: str, share: float) -> bool:
-    """Return whether a file is for validation: the hash of its path, in 0..1, is below `share`."""
+    """Return whether a file is for validation: if the hash of `name`, in 0..1, is below `share`."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -54,10 +54,11 @@ def in_validation(name: str, share: float) -> bool:
 def stdlib_bytes(
     validation_share: float = 0.1, *, root: Path | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the standard library's sources as uint8 `[N]`: (training, validation).
+    """Return two tensors, uint8 `[N]`: sources for training, and sources for validation.
 
-    The split is by file, so no function is in both parts. `root` replaces the folder of the running
-    Python's standard library. ValueError if it holds no sources, or too few to split.
+    They are the sources of the standard library in `root`, by default that of the running Python.
+    Each file is in only one of the two tensors, and so is each function. ValueError if the folder
+    has too few sources to split, or no sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     names = source_files(root)
@@ -79,9 +80,10 @@ def _joined(root: Path, names: Iterable[str]) -> Tensor:
 
 
 def file_bytes(path: str | Path, validation_share: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Return a file's bytes as uint8 `[N]`: (training, validation); validation is the file's end.
+    """Return two tensors, uint8 `[N]`: a file's first bytes to train on, its last for validation.
 
-    Both are views of one buffer. ValueError if the file cannot be read or is too short to split.
+    Both tensors are views of one buffer. ValueError if the file cannot be read or is too short to
+    split.
     """
     try:
         content = bytearray(Path(path).stat().st_size)
@@ -102,7 +104,7 @@ def file_bytes(path: str | Path, validation_share: float = 0.1) -> tuple[Tensor,
 
 
 def every_window(data: Tensor, context: int) -> Tensor:
-    """Return all windows as a view `[N - context, context + 1]`; ValueError if there is none."""
+    """Return a view of all windows, `[N - context, context + 1]`; ValueError if there is none."""
     if data.numel() <= context:
         msg = (
             f"the text has {data.numel()} bytes, but one window takes {context + 1} "
@@ -114,7 +116,7 @@ def every_window(data: Tensor, context: int) -> Tensor:
 
 @attrs.define(eq=False)
 class ByteBatches(EndlessBatches):
-    """Endless batches of random windows; batch i is a pure function of (seed, i).
+    """Endless batches of random windows. The seed and the batch's number determine each batch.
 
     Each batch is `{"tokens": int64 [batch_size, context + 1]}`. Its windows are drawn with
     replacement from `data`, uint8 `[N]`. ValueError if `data` is shorter than one window.
@@ -138,11 +140,11 @@ class ByteBatches(EndlessBatches):
 
 @attrs.define(eq=False)
 class EvalWindows:
-    """Batches of evenly spaced windows that do not overlap, the same in each iteration.
+    """Batches of evenly spaced windows. They do not overlap, and are the same in each iteration.
 
-    There are at most `count` windows of `context` + 1 bytes, fewer if `data` (uint8 `[N]`) is
-    short. Each batch is `{"tokens": int64 [<= batch_size, context + 1]}`. ValueError if `data` is
-    shorter than one window.
+    A window has `context` + 1 bytes of `data`, uint8 `[N]`. There are `count` windows, or fewer if
+    `data` is too short for so many. Each batch is `{"tokens": int64 [<= batch_size, context + 1]}`.
+    ValueError if `data` is shorter than one window.
     """
 
     data: Tensor

@@ -20,7 +20,7 @@ EMBEDDING_STD = 0.3
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention; keeps the shape `[B, T, width]` (Vaswani et al. 2017)."""
+    """Causal multi-head self-attention from and to `[B, T, width]` (Vaswani et al. 2017)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """One pre-norm transformer block; keeps the shape `[B, T, width]` (Radford et al. 2019)."""
+    """A pre-norm transformer block from and to `[B, T, width]` (Radford et al. 2019)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the attention branch, then the MLP branch."""
+        """Add the output of the attention branch to `x`, then the output of the MLP branch."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         mixed: Tensor = self.dropout(self.down(nn.functional.gelu(self.up(self.mlp_norm(x)))))
         return x + mixed
@@ -95,13 +95,13 @@ class ByteGpt(nn.Module):
 
 
 def build(options: ByteGptOptions) -> ByteGpt:
-    """Return a freshly initialised model, drawn from torch's global generator.
+    """Return a new model; its weights are drawn from torch's global generator.
 
-    Weights of linear layers have a standard deviation of 1/sqrt(fan_in). For the two projections
-    into the residual stream it is also divided by sqrt(2 * layers), so that the stream's variance
-    does not grow with depth (Radford et al. 2019, section 2.3). Embeddings have a standard
-    deviation of 0.3. With the usual 0.02 the outputs of the first branches would be far larger than
-    the embeddings. `init_scale` multiplies all of these deviations.
+    The standard deviation of the weights is 1/sqrt(fan_in) in linear layers. In the two projections
+    into the residual stream this deviation is also divided by sqrt(2 * layers), so that the
+    stream's variance does not grow with depth (Radford et al. 2019, section 2.3). In embeddings the
+    standard deviation is 0.3. With the usual 0.02 the outputs of the first branches would be far
+    larger than the embeddings. `init_scale` multiplies all of these deviations.
     """
     model = ByteGpt(options)
     into_residual = {

@@ -9,7 +9,7 @@ from attrs.validators import and_, ge, gt, le, lt
 
 from neaptide.plugin import PluginSpec
 
-# The limit is far above useful sizes, and below sizes that can only run out of memory.
+# The limit is far above useful sizes. Still larger sizes would only run out of memory.
 _at_least_1 = and_(ge(1), le(65_536))
 _probability = and_(ge(0.0), lt(1.0))
 
@@ -20,7 +20,7 @@ def _init_scale() -> Any:
         validator=and_(gt(0.0), le(100.0)),
         metadata={
             "help": "Multiplies the standard deviation of the weights drawn at the start.",
-            "sweep": (0.5, 2.0),  # factors that `neaptide compare` tries
+            "sweep": (0.5, 2.0),  # `neaptide compare` tries these factors
         },
     )
 

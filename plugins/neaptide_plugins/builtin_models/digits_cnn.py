@@ -1,4 +1,4 @@
-"""A small convolutional classifier of 8x8 digits, with batch normalization and its buffers."""
+"""A small convolutional classifier of 8x8 digits. Its batch normalization has buffers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ IMAGE_SHAPE = (1, 8, 8)
 
 
 class ConvBlock(nn.Module):
-    """3x3 convolution, batch normalization if `norm`, ReLU.
+    """A 3x3 convolution, a batch normalization if `norm` is true, and a ReLU.
 
     Maps `[B, inputs, H, W]` to `[B, outputs, H, W]`.
     """
 
     def __init__(self, inputs: int, outputs: int, *, norm: bool) -> None:
         super().__init__()
-        # The normalization subtracts the mean, which would cancel a bias.
+        # A bias would have no effect, because the normalization subtracts the mean.
         self.conv = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=not norm)
         self.norm = nn.BatchNorm2d(outputs) if norm else nn.Identity()
 
@@ -57,7 +57,7 @@ class DigitsCnn(nn.Module):
 
 
 def build(options: DigitsCnnOptions) -> DigitsCnn:
-    """Return a freshly initialised model, drawn from torch's global generator.
+    """Return a new model; its weights are drawn from torch's global generator.
 
     The standard deviation of the weights is sqrt(2/fan_in) in convolutions (He et al. 2015) and
     1/sqrt(fan_in) in the head. `init_scale` multiplies both. Biases are 0. Batch normalization has
@@ -78,6 +78,6 @@ def build(options: DigitsCnnOptions) -> DigitsCnn:
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """Return the summed cross-entropy in nats and the number of images.
 
-    `batch["x"]` is float32 `[B, 1, 8, 8]`, `batch["y"]` int64 `[B]`.
+    `batch["x"]` is float32 `[B, 1, 8, 8]`, and `batch["y"]` is int64 `[B]`.
     """
     return summed_cross_entropy(model(batch["x"]), batch["y"])

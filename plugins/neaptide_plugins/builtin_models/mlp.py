@@ -1,4 +1,4 @@
-"""A plain multi-layer perceptron classifier over flattened examples."""
+"""A classifier of flattened examples: a plain multi-layer perceptron."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MlpLayer(nn.Module):
-    """Linear, GELU, dropout: `[B, inputs]` to `[B, width]`."""
+    """A linear layer, GELU and dropout. Maps `[B, inputs]` to `[B, width]`."""
 
     def __init__(self, inputs: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class MlpLayer(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A classifier: maps float `[B, ...]`, `inputs` features per example, to `[B, outputs]`."""
+    """A classifier that maps float `[B, ...]`, `inputs` values per example, to `[B, outputs]`."""
 
     def __init__(self, options: MlpOptions) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Mlp(nn.Module):
         self.head = nn.Linear(options.width, options.outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits; ValueError if an example does not have `inputs` features."""
+        """Return the logits; ValueError if an example does not have `inputs` values."""
         flat = x.flatten(1)
         if flat.shape[1] != self.inputs:
             msg = (
@@ -56,7 +56,7 @@ class Mlp(nn.Module):
 
 
 def build(options: MlpOptions) -> Mlp:
-    """Return a freshly initialised model, drawn from torch's global generator.
+    """Return a new model; its weights are drawn from torch's global generator.
 
     The standard deviation of the weights is sqrt(2/fan_in) in hidden layers (He et al. 2015) and
     1/sqrt(fan_in) in the head. `init_scale` multiplies both. Biases are 0.
@@ -75,6 +75,6 @@ def build(options: MlpOptions) -> Mlp:
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """Return the summed cross-entropy in nats and the number of examples.
 
-    `batch["x"]` is float `[B, ...]`, `batch["y"]` int64 `[B]`.
+    `batch["x"]` is float `[B, ...]`, and `batch["y"]` is int64 `[B]`.
     """
     return summed_cross_entropy(model(batch["x"]), batch["y"])

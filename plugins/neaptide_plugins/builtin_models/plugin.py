@@ -1,4 +1,4 @@
-"""The plugin: builds the built-in model that a run names, and its loss."""
+"""The plugin: builds the built-in model that a run names, and the model's loss function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BuiltinModels(Plugin[NoConfig]):
 
     @hookimpl
     def build_model(self, spec: ModelSpec) -> Task | None:
-        """Build the named model; its loss is the cross-entropy in nats, summed over the targets."""
+        """Build the named model and its loss, the cross-entropy in nats summed over the targets."""
         if spec.scheme != "builtin":
             return None
         options = structure_options(

@@ -1,4 +1,4 @@
-"""Judges jumps some updates later, and sets the pace of the next jumps."""
+"""Judges each jump some updates after the jump, and sets the pace of the next jumps."""
 
 from .config import SPEC
 

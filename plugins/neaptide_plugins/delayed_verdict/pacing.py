@@ -1,4 +1,4 @@
-"""The pace of jumps: one pure state machine for each regime of the learning rate."""
+"""The pace of jumps. Each regime, a range of learning rates, has its own state machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .config import DelayedVerdictConfig
 
 REGIMES = ("high", "middle", "low")
-"""Thirds of the learning rate's range, from 0 to its largest value."""
+"""Names of the regimes: thirds of the range from 0 to the largest learning rate."""
 
 
 class JumpVerdict(Enum):
@@ -23,20 +23,20 @@ class JumpVerdict(Enum):
 
 
 def verdict_of(gain: float, error: float, certainty: float) -> JumpVerdict:
-    """Return the verdict on a mean gain with the standard error `error`."""
+    """Return the verdict on a jump with the mean gain `gain`, whose standard error is `error`."""
     if abs(gain) <= certainty * error:
         return JumpVerdict.UNCLEAR
     return JumpVerdict.WORTHWHILE if gain > 0.0 else JumpVerdict.HARMFUL
 
 
 def regime_of(factor: float) -> str:
-    """Return the regime of a learning rate of `factor` times the largest one."""
+    """Return the regime of the learning rate that is `factor` times the largest learning rate."""
     return REGIMES[min(2, int((1.0 - min(max(factor, 0.0), 1.0)) * 3.0))]
 
 
 @attrs.frozen
 class Pacing:
-    """The pace of one regime: factors of a predictor's scale and window, and pauses."""
+    """The pace of one regime: factors for a predictor's scale and window, and the current pause."""
 
     scale: float = 1.0
     window: float = 1.0
@@ -46,7 +46,7 @@ class Pacing:
     """The end of the pause: the first update at which a jump is allowed again."""
 
     def after(self, verdict: JumpVerdict, update: int, config: DelayedVerdictConfig) -> Pacing:
-        """Return the pacing after a verdict that was reached at `update`."""
+        """Return the pacing that follows from this one and from a verdict reached at `update`."""
         if verdict is JumpVerdict.UNCLEAR:
             return self
         worthwhile = verdict is JumpVerdict.WORTHWHILE
@@ -62,10 +62,10 @@ class Pacing:
         if worthwhile:
             return Pacing(scale, window, 0, self.until)
         harmful = self.harmful + 1
-        # After a pause, one more harmful jump begins the next pause.
+        # The count stays at `patience` - 1, so one harmful jump after a pause begins a new one.
         until = update + config.pause if harmful >= config.patience else self.until
         return Pacing(scale, window, min(harmful, config.patience - 1), until)
 
     def scale_at(self, update: int) -> float:
-        """Return the scale at an update; 0 in a pause."""
+        """Return the scale at an update, or 0 if the update is in a pause."""
         return 0.0 if update < self.until else self.scale

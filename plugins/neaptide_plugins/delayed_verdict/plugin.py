@@ -1,4 +1,4 @@
-"""The plugin: records accepted jumps, judges them `after` updates later, publishes the pace."""
+"""The plugin: records accepted jumps, judges these jumps later, and publishes the pace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DelayedVerdict(Plugin[DelayedVerdictConfig]):
-    """Judges one jump at a time; jumps accepted before its verdict are not judged."""
+    """Judges one jump at a time. A jump accepted before the verdict on it is never judged."""
 
     _run: Run = attrs.field(init=False)
     _store: ParameterStore = attrs.field(init=False)
@@ -64,7 +64,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """Store the number of the step."""
+        """Store the step's number."""
         self._step = step
 
     def _publish(self) -> None:
@@ -81,7 +81,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Publish the pace; begin the trial of an accepted jump unless one is on trial already."""
+        """Publish the pace. Begin the trial of an accepted jump if no other jump is on trial."""
 
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
             self._publish()
@@ -100,7 +100,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Count applied updates; before a batch is trained on, judge a due jump on this batch."""
+        """Count applied updates. Before a training step, judge a due jump on the batch."""
 
         def judged(following: Callable[..., Any], *, batch: Any, **arguments: Any) -> Any:
             if self._verdicts.due:
@@ -125,7 +125,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the mean and the jump after Warmup, and the snapshot while a jump is judged."""
+        """Add the mean and the jump after Warmup, and a snapshot while a jump is judged."""
         if phase is WARMUP:
             return ledger
         spans = [span for span in self._store.spans() if span.trainable]

@@ -1,4 +1,4 @@
-"""A jump on trial, and its tensors: its change of the weights, and the mean of later weights."""
+"""A jump on trial and two tensors per span: the jump, and the mean of the later weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from neaptide import ParameterStore, Span
 
 POINTS = 4
-"""Number of newest losses of averaged weights to which the line is fitted."""
+"""Number of newest verdicts whose losses the line of `extrapolated` is fitted to."""
 
 
 @attrs.define(eq=False)
 class JumpTrial:
-    """The number of updates since a jump, and the losses by which the jump is judged."""
+    """A jump on trial: the updates since the jump, and the losses that the verdict needs."""
 
     step: int
     """Number of the first update after the jump."""
@@ -29,10 +29,10 @@ class JumpTrial:
     expected: float | None
     """Loss of the averaged weights, extrapolated from the losses at earlier verdicts.
 
-    None if there are fewer than two.
+    None if there were fewer than two verdicts.
     """
     seen: int = 0
-    """Updates since the jump."""
+    """Number of updates since the jump."""
     losses: list[list[float]] = attrs.field(factory=list)
     """For each batch, the losses that `losses_of` returned."""
 
@@ -43,7 +43,7 @@ class JumpTrial:
 
     @property
     def gains(self) -> list[float]:
-        """For each batch, the loss without the jump minus the loss with the jump."""
+        """The gain on each batch: the loss without the jump minus the loss with the jump."""
         return [
             (undone - mirrored[0]) / 2 if mirrored else undone - kept
             for kept, undone, *mirrored in self.losses
@@ -51,20 +51,20 @@ class JumpTrial:
 
     @property
     def gain(self) -> float:
-        """Mean of the gains."""
+        """Mean gain over the batches."""
         return statistics.fmean(self.gains)
 
     @property
     def error(self) -> float:
-        """Standard error of the mean gain, from the spread over batches."""
+        """Standard error of the mean gain, computed from the spread of the gains."""
         return statistics.stdev(self.gains) / math.sqrt(len(self.losses))
 
 
 def extrapolated(points: list[list[float]], update: float) -> float | None:
     """Return the loss at `update` on a least-squares line of the loss over log(1 + update).
 
-    The line is fitted to the newest `POINTS` pairs (update, loss) of `points`. None if these pairs
-    have fewer than two different updates.
+    The line is fitted to the newest `POINTS` pairs (update, loss) of `points`. None if all of these
+    pairs have the same update, or if there are no pairs.
     """
     newest = points[-POINTS:]
     if len({at for at, _ in newest}) < 2:  # noqa: PLR2004 - a line takes two
@@ -84,10 +84,10 @@ class TrialWeights:
     jump: dict[str, torch.Tensor] = attrs.field(factory=dict)
     mean: dict[str, torch.Tensor] = attrs.field(factory=dict)
     samples: dict[str, int] = attrs.field(factory=dict)
-    """Number of samples in the mean, for each weight that the jump on trial changed."""
+    """Number of samples in the mean of each weight that the jump on trial changed."""
 
     def reserve(self, spans: Iterator[Span]) -> None:
-        """Allocate the tensors of these spans, once."""
+        """Allocate the tensors of those spans that have no tensors yet."""
         for span in spans:
             if span.name not in self.jump:
                 self.jump[span.name] = self._zeros(span.shape, torch.bfloat16)
@@ -101,14 +101,14 @@ class TrialWeights:
         self.samples.clear()
 
     def record(self, name: str, delta: torch.Tensor) -> None:
-        """Record the change `delta` of a weight by a jump."""
+        """Record `delta`, the change of a weight in a jump."""
         self.jump[name].copy_(delta)
         self.samples[name] = 0
 
     def average(self, name: str, weight: torch.Tensor, samples: int) -> None:
         """Add the weight to its mean as sample number `samples`, counted from 1.
 
-        Ignore a weight that was frozen at the jump or at an earlier sample.
+        Ignore the weight if the jump did not change it, or if an earlier sample is missing.
         """
         if self.samples.get(name) != samples - 1:
             return
@@ -117,7 +117,7 @@ class TrialWeights:
         mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
 
     def complete(self, name: str) -> bool:
-        """Return whether the jump changed a weight and the weight's mean has all samples."""
+        """Return whether the jump changed the weight and the mean has all samples of the weight."""
         return name in self.samples and self.samples[name] == max(self.samples.values())
 
     def moved(self, span: Span, jumps: float, on: torch.device) -> torch.Tensor:
@@ -126,7 +126,7 @@ class TrialWeights:
         return torch.add(mean, self.jump[span.name].to(on), alpha=jumps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors."""
+        """Return the tensors and the numbers of samples."""
         return {
             "jump": dict(self.jump),
             "mean": dict(self.mean),
@@ -134,7 +134,7 @@ class TrialWeights:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the tensors that `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         for part, saved in (("jump", state["jump"]), ("mean", state["mean"])):
             setattr(self, part, {name: held.to(self.device) for name, held in saved.items()})
         self.samples = dict(state["samples"])
@@ -143,10 +143,10 @@ class TrialWeights:
 def losses_of(
     store: ParameterStore, kept: TrialWeights, probe: Callable[[], float], contrast: str
 ) -> list[float]:
-    """Return the losses of the mean weights, of mean minus jump, and of mean plus jump.
+    """Return the losses with three weights: the mean, mean minus jump, and mean plus jump.
 
-    The last loss is only computed for the contrast `mirrored`. The model's weights are restored bit
-    for bit, also after an error.
+    The third loss is computed only if `contrast` is `mirrored`. At the end, also after an error,
+    the weights of the model are restored bit for bit.
     """
     before, losses = store.snapshot(on=kept.device), []
     try:

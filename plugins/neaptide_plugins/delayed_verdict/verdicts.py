@@ -1,4 +1,4 @@
-"""The current trial, its verdict, and the pace that follows from all verdicts."""
+"""The current trial, the verdict on it, and the pace that follows from all verdicts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Verdicts:
 
     config: DelayedVerdictConfig
     factor: Callable[[int], float]
-    """The schedule: maps an update to its learning rate's share of the largest one."""
+    """The schedule: maps an update to (learning rate / largest learning rate)."""
     trial: JumpTrial | None = None
     pacings: dict[str, Pacing] = attrs.field(factory=lambda: dict.fromkeys(REGIMES, Pacing()))
     points: list[list[float]] = attrs.field(factory=list)
-    """(update, loss of the averaged weights) of the newest verdicts."""
+    """Pairs (update, loss of the averaged weights), one for each of the newest verdicts."""
     counts: dict[str, int] = attrs.field(
         factory=lambda: dict.fromkeys((*(each.value for each in JumpVerdict), UNFINISHED), 0)
     )
     newest: dict[str, float] = attrs.field(factory=dict)
-    """Gains and standard error of the newest verdict."""
+    """The newest verdict's gain, standard error, and gain by forecast."""
     judged: dict[str, Any] | None = None
-    """The newest judged jump and its gain: the fields of `JumpGain`."""
+    """The fields of `JumpGain` for the jump that was judged last."""
 
     def pace(self, step: int) -> tuple[float, float]:
-        """Return (scale, window) after `step` updates."""
+        """Return the scale and the window after `step` updates."""
         pacing = self.pacings[regime_of(self.factor(step))]
         return pacing.scale_at(step), pacing.window
 
@@ -49,7 +49,7 @@ class Verdicts:
 
     @property
     def sample(self) -> int:
-        """Number of the sample that the next update adds to the mean, from 1; 0 for no sample."""
+        """Number, from 1, of the sample that the next update adds to the mean; 0 for no sample."""
         first = self.config.after - self.config.average
         if self.trial is None or not first <= self.trial.seen < self.config.after:
             return 0
@@ -61,12 +61,12 @@ class Verdicts:
         return self.trial is not None and self.trial.seen >= self.config.after
 
     def updated(self) -> None:
-        """Count an update."""
+        """Count an update if a jump is on trial."""
         if self.trial is not None:
             self.trial.seen += 1
 
     def take(self, losses: list[float], step: int) -> tuple[str, dict[str, Any]] | None:
-        """Add the losses of one batch after `step` updates.
+        """Add the losses of one batch to the trial, after `step` updates.
 
         After the last batch, or if a loss is not finite, return the verdict and its details.
         Otherwise return None.
@@ -95,7 +95,7 @@ class Verdicts:
         return verdict.value, {**about, **self.newest, "regime": trial.regime, **pace}
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Return the pace, the counts of verdicts, and the newest gains."""
+        """Return the pace, the counts of verdicts, and the fields of `newest`."""
         scale, window = self.pace(step)
         counts = {name: float(count) for name, count in self.counts.items()}
         return {"scale": scale, "window": window, **counts, **self.newest}

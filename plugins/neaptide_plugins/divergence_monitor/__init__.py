@@ -1,4 +1,4 @@
-"""Detects diverging training and recovers from it."""
+"""Detects diverging training, and recovers the run."""
 
 from .config import SPEC
 

@@ -1,4 +1,4 @@
-"""The level of alarm as a pure state machine."""
+"""The alarm level, as an immutable state machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 
 
 class AlarmLevel(IntEnum):
-    """The severity of the findings."""
+    """The severity of the findings so far, from lowest to highest."""
 
     NORMAL = 0
     CAUTION = 1
@@ -18,7 +18,7 @@ class AlarmLevel(IntEnum):
 
 @attrs.frozen
 class Alarm:
-    """The level, and the number of updates since the last finding or change of level."""
+    """The alarm level, and the number of updates since the last finding or change of the level."""
 
     level: AlarmLevel = AlarmLevel.NORMAL
     quiet: int = 0
@@ -26,8 +26,9 @@ class Alarm:
     def after(self, findings: int, *, critical: bool, calm: int) -> Alarm:
         """Return the alarm after one more update.
 
-        One finding raises the level by one, up to WARNING; several raise it to WARNING; `critical`
-        raises it to CRITICAL. `calm` updates without a finding lower the level by one.
+        One finding raises the level by one, at most to WARNING. Several findings of one update
+        raise the level to WARNING. `critical` raises the level to CRITICAL. After `calm` updates
+        in a row without a finding the level is lowered by one.
         """
         if critical:
             return Alarm(AlarmLevel.CRITICAL)

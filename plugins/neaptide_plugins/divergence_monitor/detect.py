@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LEAST = 8
-"""Least number of earlier values; with fewer there is no finding."""
+"""Least number of earlier values that a finding needs."""
 
 FLAT = 0.01
-"""Least standard deviation, as a share of the mean: rounding in a flat sequence is no spike."""
+"""Least standard deviation, as a share of the mean, so that rounding errors are no spikes."""
 
 GROWTH = 2.0
-"""In an oscillation, the least ratio of mean changes: later half divided by earlier half."""
+"""Least ratio in an oscillation: mean change of the later half / that of the earlier half."""
 
 
 def not_finite(values: Sequence[float]) -> bool:
@@ -32,7 +32,7 @@ def not_finite(values: Sequence[float]) -> bool:
 def rise(losses: Sequence[float]) -> float:
     """Return how many standard deviations the newest loss is above the mean of earlier losses.
 
-    0 if there are fewer than `LEAST` earlier losses, or if the newest loss is not finite.
+    Return 0 if there are fewer than `LEAST` earlier losses, or if the newest loss is not finite.
     """
     before = _before(losses)
     if before is None:
@@ -44,7 +44,7 @@ def rise(losses: Sequence[float]) -> float:
 
 
 def exploded(norms: Sequence[float], multiplier: float) -> bool:
-    """Return whether the newest gradient norm is above `multiplier` times the earlier median."""
+    """Return whether the newest norm is above `multiplier` times the median of earlier norms."""
     before = _before(norms)
     if before is None or norms[-1] <= multiplier * min(before):  # median >= min
         return False
@@ -52,7 +52,7 @@ def exploded(norms: Sequence[float], multiplier: float) -> bool:
 
 
 def vanished(norms: Sequence[float], share: float) -> bool:
-    """Return whether the newest gradient norm is below `share` times the earlier median."""
+    """Return whether the newest norm is below `share` times the median of earlier norms."""
     before = _before(norms)
     if before is None or norms[-1] >= share * max(before):  # median <= max
         return False
@@ -62,9 +62,9 @@ def vanished(norms: Sequence[float], share: float) -> bool:
 def oscillates(losses: Sequence[float], share: float) -> bool:
     """Return whether the losses alternate up and down with growing amplitude.
 
-    At least the share `share` of neighbouring differences have opposite signs, and the mean
-    magnitude of the later half of the differences is more than `GROWTH` times the mean magnitude
-    of the earlier half.
+    This has two conditions on the differences of successive losses. In at least the share `share`
+    of the pairs of successive differences, the two signs are opposite. The mean magnitude of the
+    later half of the differences is more than `GROWTH` times that of the earlier half.
     """
     steps = [after - before for before, after in pairwise(_finite(losses))]
     if len(steps) < 2 * LEAST:
@@ -85,10 +85,10 @@ def _before(values: Sequence[float]) -> Sequence[float] | None:
 
 
 def _finite(values: Sequence[float]) -> Sequence[float]:
-    # Nearly always all values are finite; this check is much cheaper than a copy.
+    # Nearly always all values are finite, and to check this is much cheaper than a copy.
     return values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
 
 
 def _mean(values: Sequence[float]) -> float:
-    # fmean raises OverflowError if a sum of floats becomes inf.
+    # fmean is not used, because it raises OverflowError if the sum becomes inf.
     return sum(values) / len(values)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .config import DivergenceMonitorConfig
 
 CRITICAL_SIGMAS = 10.0
-"""A loss more than this many standard deviations above the mean is critical."""
+"""A loss is critical if it is more than this many standard deviations above the mean."""
 
 
 @attrs.frozen
 class Change:
-    """A change of the level, and the findings of its update."""
+    """A change of the alarm level, and the findings that caused the change."""
 
     before: AlarmLevel
     level: AlarmLevel
@@ -29,28 +29,28 @@ class Change:
 
 @attrs.define
 class AlarmMonitor:
-    """The level of alarm; `read` checks each update once."""
+    """Keeps the alarm level. The method `read` checks each update once."""
 
     config: DivergenceMonitorConfig
     alarm: Alarm = attrs.field(factory=Alarm)
     seen: int = 0
     """Number of updates checked so far."""
     since: int = 0
-    """Number of updates up to the last rollback; later updates are not compared with these."""
+    """Number of updates before the last rollback. Later updates are not compared with them."""
     findings: int = 0
 
     @property
     def level(self) -> AlarmLevel:
-        """The level of alarm."""
+        """The alarm level now."""
         return self.alarm.level
 
     def read(
         self, updates: int, losses: Sequence[float], norms: Sequence[float]
     ) -> Iterator[Change]:
-        """Check the updates that were not checked yet; yield every change of the level.
+        """Check the updates that were not checked yet, and yield every change of the level.
 
-        `updates` is the number of all updates so far. `losses` and `norms` belong to the newest
-        updates and are ordered from oldest to newest. `norms` may be shorter than `losses`.
+        `updates` is the number of all updates so far. `losses` and `norms` contain the values of
+        the newest updates, from oldest to newest. `norms` may be shorter than `losses`.
         """
         new = min(updates - self.seen, len(losses))
         self.seen = updates
@@ -60,11 +60,11 @@ class AlarmMonitor:
                 yield from self._judge(_upto(losses, age, count), _upto(norms, age, count))
 
     def skipped(self) -> Iterator[Change]:
-        """Handle an update that was skipped as not finite; yield changes of the level."""
+        """Handle an update that was skipped because a value was not finite; yield level changes."""
         return self._move(("non-finite",), critical=True)
 
     def forget(self) -> None:
-        """Do not compare later updates with the updates so far, because these were undone."""
+        """Do not compare later updates with the updates so far, which a rollback has undone."""
         self.since = self.seen + 1  # the newest update has not been read yet
 
     def _judge(self, losses: Sequence[float], norms: Sequence[float]) -> Iterator[Change]:
@@ -90,6 +90,6 @@ class AlarmMonitor:
 
 
 def _upto(values: Sequence[float], age: int, count: int) -> Sequence[float]:
-    """Return `count` successive values; the last is `age` places before the newest value."""
+    """Return `count` successive values. The last of them is `age` places before the newest one."""
     end = max(0, len(values) - age)
     return values[max(0, end - count) : end]

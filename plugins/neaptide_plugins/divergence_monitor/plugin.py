@@ -1,4 +1,4 @@
-"""The plugin: runs the monitor; depending on the level, limits jumps or rolls training back."""
+"""The plugin: runs the monitor. The alarm level decides on limited jumps and rollbacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
-    """Checks an update once the history contains it, and a skipped update immediately."""
+    """Checks an update when the history contains it. Checks a skipped update immediately."""
 
     _watch: AlarmMonitor = attrs.field(init=False)
     _rollback: Rollback | None = attrs.field(init=False, default=None)
@@ -48,21 +48,21 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Set up the log and, with `recovery = "rollback"`, the snapshots."""
+        """Set up the log. If `recovery` is `rollback`, also set up the snapshots."""
         self._log = run.log
         if self.config.recovery == "rollback":
             self._rollback = Rollback(model, store)
 
     @hookimpl(tryfirst=True)
     def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase | None:
-        """Check the new updates; choose Full instead of Predict from level warning on."""
+        """Check the new updates. At level warning or critical, choose Full instead of Predict."""
         changes = self._watch.read(history.updates, history.losses, history.gradient_norms)
         self._tell(changes, self._step + 1)
         return FULL if self._falls_back() and schedule.due().applies_prediction else None
 
     @hookimpl
     def after_step(self, step: int, result: StepResult) -> None:
-        """Handle a skipped update, which the history does not contain."""
+        """Check a skipped update, because the history does not contain it."""
         self._step = step
         if result.outcome is Outcome.SKIPPED:
             self._tell(self._watch.skipped(), step)
@@ -83,7 +83,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def around_predict(self) -> AroundPredict | None:
-        """Shorten jumps at level caution; from level warning on, decline every jump."""
+        """Shorten jumps at level caution. At level warning or critical, decline every jump."""
         if self.config.recovery == "log":
             return None
 
@@ -98,7 +98,7 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep | None:
-        """Take snapshots at level normal; restore one before the step at level critical."""
+        """At level normal take snapshots. At level critical restore a snapshot before the step."""
         if self.config.recovery != "rollback":
             return None
 
@@ -117,18 +117,18 @@ class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger) -> Ledger:
-        """Add the copy for a rollback."""
+        """Add the memory of the snapshot for a rollback."""
         if self._rollback is None:
             return ledger
         return ledger.add("divergence-monitor", "snapshot", "host", self._rollback.bytes())
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the level, 0 to 3, and the number of findings."""
+        """Return the alarm level, 0 to 3, and the number of findings so far."""
         return {"level": float(self._watch.level), "findings": float(self._watch.findings)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the monitor's state, and the copy for a rollback if there is one."""
+        """Return the monitor's state and, if there is one, the snapshot for a rollback."""
         watch = self._watch
         return {
             "step": self._step,

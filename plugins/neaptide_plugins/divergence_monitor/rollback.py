@@ -1,4 +1,4 @@
-"""A copy of the last good weights, optimizer state and buffers, and its restoration."""
+"""A snapshot of the last good weights, optimizer state and buffers, for rollbacks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Rollback:
-    """One copy on the host, which is restored at most once until training is normal again."""
+    """One snapshot on the host. It is restored at most once until training is normal again."""
 
     model: nn.Module
     store: ParameterStore
     kept: dict[str, Any] = attrs.field(factory=dict)
-    """`weights` and `buffers` by name, and the `optimizer`'s state; empty before the first copy."""
+    """The snapshot: `weights`, `buffers` and `optimizer`. Empty before the first snapshot."""
     at: int = 0
-    """Number of updates when the copy was made."""
+    """Number of updates before the snapshot was made."""
     used: bool = False
-    """Whether the copy was restored since training was last normal."""
+    """Whether the snapshot was restored since training was last normal."""
 
     def keep_every(self, interval: int, update: int) -> None:
-        """Note that training is normal; replace a copy that is at least `interval` updates old."""
+        """Note that training is normal. Replace a snapshot after `interval` updates."""
         self.used = False
         if self.kept and update - self.at < interval:
             return
-        self.kept = {}  # frees the old copy before the new one is made
+        self.kept = {}  # frees the old snapshot before the new snapshot is made
         copy = self.store.snapshot(optimizer=True)
         self.kept = {
             "weights": copy.weights,
@@ -47,10 +47,10 @@ class Rollback:
         self.at = update
 
     def restore(self) -> bool:
-        """Restore the copy bitwise, except the learning rates, which follow the schedule.
+        """Restore the snapshot bitwise, but keep the current learning rates of the schedule.
 
-        Return False if there is no copy, or if the copy was already restored since training was
-        last normal.
+        Return False if there is no snapshot, or if the snapshot was already restored since training
+        was last normal.
         """
         if self.used or not self.kept:
             return False
@@ -69,11 +69,11 @@ class Rollback:
         return True
 
     def bytes(self) -> int:
-        """Return the bytes of the copy."""
+        """Return the bytes of the snapshot."""
         return tensor_bytes(nested_tensors(self.kept))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the copy, its update, and whether it was restored."""
+        """Return the snapshot, its update, and whether the snapshot was restored."""
         return {"kept": dict(self.kept), "at": self.at, "used": self.used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,25 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OFFSET = 30.0
-"""Added to the learning done, so that its logarithm is finite at the start."""
+"""Added to the learning done, because log(0) at the start would not be finite."""
 STIFFNESS = 0.1
-"""Added to the sum of squares of x: a penalty on slopes from few losses."""
+"""Added to the sum of squares of x, as a penalty on slopes from few losses."""
 POINTS = 8
 """Largest number of points at which `learning` evaluates the schedule."""
 SPREAD = 0.98
-"""Decay, per loss, of the mean squared distance from the level."""
+"""Decay, per loss, of the average squared distance between loss and level."""
 FAR = 10.0
-"""Largest distance of a loss from the level, in spreads; a loss farther away is clipped."""
+"""Distance from the level, in spreads, to which a loss is clipped."""
 LEAST_SPREAD = 0.01
-"""Least spread, as a share of the level: it allows losses to change after constant losses."""
+"""Least spread used in clipping, as a share of the level. A constant series has spread 0."""
 SETTLED = 10
-"""Losses needed before any loss is clipped."""
+"""Number of losses before the first loss that may be clipped."""
 
 
 def learning(factor: Callable[[int], float], done: int, ahead: int) -> float:
-    """Return the sum of the schedule's `factor(update)` over `ahead` updates after `done`.
+    """Return the sum of `factor(update)` over the `ahead` updates that follow update `done`.
 
-    The sum is approximated by the midpoints of at most `POINTS` equal parts.
+    The sum is approximated: the updates are divided into at most `POINTS` equal parts, and `factor`
+    is evaluated in the middle of each part.
     """
     points = min(POINTS, ahead)
     middles = (done + int((place + 0.5) * ahead / points) for place in range(points))
@@ -62,8 +63,8 @@ class LossLevel:
     def bounded(self, loss: float) -> float:
         """Return `loss`, clipped to `FAR` spreads from the level.
 
-        If losses stay at a new value, the spread grows, and a few updates later such losses are not
-        clipped any more.
+        If the losses stay at a new value, the spread grows. After a few updates, losses at the new
+        value are not clipped any more.
         """
         room = FAR * max(self.spread, LEAST_SPREAD * abs(self.now))
         if self.samples < SETTLED or not room:
@@ -72,23 +73,23 @@ class LossLevel:
 
     @property
     def spread(self) -> float:
-        """Root mean square distance of the losses from the average; 0 before the first loss."""
+        """Root mean square distance between losses and level; 0 before the first loss."""
         return math.sqrt(self.squares / self.spread_weight) if self.spread_weight else 0.0
 
     @property
     def now(self) -> float:
-        """The average; 0 before the first loss."""
+        """The level: the exponential average of the losses; 0 before the first loss."""
         return self.total / self.weight if self.weight else 0.0
 
     @property
     def unit(self) -> float:
-        """The unit for changes of the loss: the magnitude of the level plus the spread."""
+        """The unit in which changes of the loss are measured: |level| + spread."""
         return abs(self.now) + self.spread
 
 
 @attrs.define
 class LossCurve:
-    """A least-squares line of the loss over log(learning done), with lower weights for old losses.
+    """A least-squares line of the loss over log(learning done). Old losses have lower weights.
 
     After n losses, loss number k has the weight (k / n) ** power. Over the last part of a run such
     a line fits plateaus, power laws, and noise that shrinks with the learning rate.
@@ -98,13 +99,13 @@ class LossCurve:
     samples: int = 0
     weight: float = 0.0
     x: float = 0.0
-    """Weighted mean of x."""
+    """Weighted mean of the x values."""
     y: float = 0.0
     """Weighted mean of the losses."""
     xx: float = 0.0
-    """Weighted sum of squares of x around its mean."""
+    """Weighted sum of the squares (x - mean of x)**2."""
     xy: float = 0.0
-    """Weighted sum of products of x and the loss around their means."""
+    """Weighted sum of the products (x - mean of x) * (loss - mean of the losses)."""
 
     def take(self, x: float, loss: float) -> None:
         """Add one finite loss at `x`, the logarithm of the learning done."""
@@ -125,5 +126,5 @@ class LossCurve:
         return self.xy / (self.xx + STIFFNESS)
 
     def at(self, x: float) -> float:
-        """Return the line's loss at `x`."""
+        """Return the value of the line at `x`."""
         return self.y + self.slope * (x - self.x)

@@ -1,4 +1,4 @@
-"""Forecasts the losses of a run from the losses so far; independent of the plugin's hooks."""
+"""Forecasts the losses of a run from the losses so far. Does not depend on the plugin's hooks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .horizon import Expected
 
 POWERS = (4.0, 8.0)
-"""Powers of the curves: one averages over about the last fifth of the run, one over a ninth."""
+"""`LossCurve.power` of the two curves, which average the last fifth and ninth of the losses."""
 TOGETHER = 32
-"""Samples encoded in one call, which costs little more than a call for one sample."""
+"""Number of samples encoded in one call. The call costs little more than for one sample."""
 
 
 LARGEST = 1e100
@@ -37,7 +37,7 @@ def usable(loss: float) -> bool:
 
 @attrs.frozen
 class LossForecast:
-    """A forecast loss, and its standard error."""
+    """A forecast of the loss, the standard error of the forecast, and the current loss."""
 
     loss: float
     error: float
@@ -47,15 +47,15 @@ class LossForecast:
 
 @attrs.define(eq=False)
 class Forecaster:
-    """Takes losses one by one; when a forecast's target is known, scores it and learns from it.
+    """Takes losses one by one. Scores a forecast when its target is known, and learns from it.
 
-    Samples are encoded in groups, some updates later. The results are the same as if each sample
-    was processed at its own update.
+    Samples are encoded in groups, so most of the samples are encoded some updates later. The
+    results are the same as if each sample was encoded at once.
     """
 
     config: DynamicsLinearConfig
     factor: Callable[[int], float]
-    """The schedule: maps the number of updates so far to the factor of the learning rate."""
+    """The schedule: maps the number of updates so far to a factor of the learning rate."""
     steps: int
     """Number of updates in the whole run."""
     seen: int = 0
@@ -68,7 +68,7 @@ class Forecaster:
     curves: list[LossCurve] = attrs.field(init=False)
     models: list[HorizonModel] = attrs.field(init=False)
     _waiting: list[LossReading] = attrs.field(init=False, factory=list)
-    """Samples not encoded yet."""
+    """Samples that are not encoded yet."""
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -81,16 +81,16 @@ class Forecaster:
 
     @property
     def room(self) -> int:
-        """Number of losses to store: all that waiting samples need for features and targets."""
+        """Number of newest losses to store. Features and targets of waiting samples need them."""
         return LOSSES + TOGETHER * self.config.every + 2 * self.config.around + 1
 
     @property
     def bytes(self) -> int:
-        """Bytes of the models' tensors; they grow until each horizon has its first target."""
+        """Bytes of the models' tensors. They grow until each horizon has its first target."""
         return sum(each.bytes for each in self.models)
 
     def begin(self, updates: int) -> None:
-        """Start after `updates` updates whose losses are unknown."""
+        """Start after `updates` updates. The losses of these updates are unknown."""
         self.seen = updates
         self.learned = math.fsum(map(self.factor, range(updates)))
 
@@ -101,7 +101,7 @@ class Forecaster:
         if usable(loss):
             loss = self.level.bounded(loss)
         self.losses.append(loss)
-        if len(self.losses) > 2 * self.room:  # rarely, because `del` moves all other losses
+        if len(self.losses) > 2 * self.room:  # done rarely, because `del` moves all other losses
             del self.losses[: -self.room]
         if usable(loss):
             self.level.take(loss)
@@ -116,16 +116,17 @@ class Forecaster:
     def forecast(self, horizon: int) -> LossForecast | None:
         """Forecast the mean loss `horizon` updates ahead.
 
-        None if recent forecasts were no better than the baseline that the loss does not change, if
-        too few forecasts were scored, or if `outcome` returns None.
+        Return None if recent forecasts were no better than the baseline, which forecasts the
+        current loss; if too few forecasts were scored; or if `outcome` returns None.
         """
         self.catch_up()
         return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None
 
     def outcome(self, horizon: int) -> LossForecast | None:
-        """Forecast the mean loss `horizon` updates ahead, also if earlier forecasts were bad.
+        """Forecast the mean loss `horizon` updates ahead, even if earlier forecasts were bad.
 
-        None beyond the longest horizon, before the first losses, or if a newest loss is not finite.
+        Return None if `horizon` is beyond the longest horizon, if there are no losses yet, or if
+        one of the newest losses is not finite.
         """
         self.catch_up()
         recent = self.losses[-2 * self.config.around - 1 :]
@@ -147,11 +148,11 @@ class Forecaster:
         )
 
     def consulted(self, each: HorizonModel) -> bool:
-        """Return whether to use the forecasts at this horizon."""
+        """Return whether the forecasts of this horizon are used."""
         return each.scored >= self.config.least and each.skill > 0.0
 
     def catch_up(self) -> None:
-        """Encode the waiting samples; for each sample, settle due forecasts, then make new ones."""
+        """Encode the waiting samples. For each sample, score due forecasts and make new ones."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -167,7 +168,8 @@ class Forecaster:
     def _around(self, horizon: int) -> list[HorizonModel]:
         """Return the model of `horizon`, or the models of the next shorter and longer horizons.
 
-        Below all horizons only the model of the shortest one; beyond the longest one an empty list.
+        If `horizon` is below the shortest horizon, return only the shortest horizon's model. If it
+        is beyond the longest horizon, return an empty list.
         """
         for each in self.models:
             if horizon == each.horizon or horizon < self.models[0].horizon:
@@ -189,7 +191,7 @@ class Forecaster:
         return each.expect(reading, features, travel, turn)
 
     def _settle(self, each: HorizonModel, update: int) -> None:
-        """Settle the forecasts whose targets are known at `update`."""
+        """Score the forecasts whose targets are known at `update`, and learn from them."""
         while each.waiting and each.waiting[0].update + each.horizon + self.config.around <= update:
             expected = each.waiting.pop(0)
             centre = expected.update + each.horizon
@@ -203,7 +205,7 @@ class Forecaster:
         return self.losses[max(0, first - oldest) : max(0, last - oldest)]
 
     def _encoded(self, updates: Sequence[int]) -> torch.Tensor:
-        """Return the features after each of `updates`, float64 `[len(updates), 64]`."""
+        """Return one row of features for each of `updates`: float64 `[len(updates), 64]`."""
         runs = len(updates)
         losses = torch.zeros(runs, LOSSES, dtype=torch.float64, device="cpu")
         counts = torch.zeros(runs, dtype=torch.int64, device="cpu")

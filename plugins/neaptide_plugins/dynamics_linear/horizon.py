@@ -11,9 +11,9 @@ import torch
 from .ridge import Ridge
 
 PRIOR = (0.5, 0.5, 0.25, 0.25)
-"""Factors of the curves' two changes and two heights, whose sum is the prior forecast."""
+"""Factors of the two curves' changes and heights. The prior forecast is the weighted sum."""
 LOOSER = 10.0
-"""The inputs from the curves have penalties smaller than the features' by this factor."""
+"""Penalty of a feature divided by the penalty of an input that comes from the curves."""
 LONGEST = 0.98
 """Largest decay factor of squared errors per forecast; the first errors decay as samples do."""
 MOST = 1.0
@@ -22,17 +22,17 @@ MOST = 1.0
 
 @attrs.frozen(eq=False)
 class LossReading:
-    """The state after one update, as input of a forecast."""
+    """The state of the run after one update, from which a forecast is made."""
 
     update: int
     learned: float
     """Sum of the schedule's factors so far."""
     level: float
-    """The smoothed loss."""
+    """The smoothed current loss."""
     unit: float
-    """Unit of changes of the loss: see `LossLevel.unit`."""
+    """The unit in which changes of the loss are measured; see `LossLevel.unit`."""
     curves: tuple[tuple[float, float], ...]
-    """Each curve's slope and its height above the level, both in units."""
+    """Slope of each curve, and height of the curve above the level, both in units."""
 
 
 @attrs.frozen(eq=False)
@@ -43,16 +43,16 @@ class Expected:
     level: float
     unit: float
     prior: float
-    """The change forecast by the curves alone, in units."""
+    """The change that the curves alone forecast, in units."""
     change: float
-    """The change forecast by curves and regression, in units."""
+    """The change that curves and regression together forecast, in units."""
     inputs: torch.Tensor
     """The regression's inputs, float64 `[inputs]`."""
 
 
 @attrs.define(eq=False)
 class HorizonModel:
-    """Forecasts the change of the loss after `horizon` updates, in units; scores its forecasts."""
+    """Forecasts the change of the loss after `horizon` updates, in units. Scores the forecasts."""
 
     horizon: int
     ridge: Ridge
@@ -63,7 +63,7 @@ class HorizonModel:
     squares: float = 0.0
     """Decayed sum of the forecasts' squared errors, in units."""
     squares_unchanged: float = 0.0
-    """The same sum for the baseline, which forecasts no change."""
+    """Decayed sum of the squared errors of the baseline, which forecasts no change."""
 
     @property
     def skill(self) -> float:
@@ -72,7 +72,7 @@ class HorizonModel:
 
     @property
     def error(self) -> float:
-        """Root of the mean squared error, in units."""
+        """Root mean square error of the forecasts, in units."""
         return math.sqrt(self.squares / self.weight) if self.weight else math.inf
 
     @property
@@ -85,8 +85,8 @@ class HorizonModel:
     ) -> Expected:
         """Return the forecast made after `reading`.
 
-        `features` is float64 `[64]`. `travel` is the change of log(learning done) up to the
-        horizon, `turn` the change of the schedule's factor.
+        `features` is float64 `[64]`. From `reading` to the horizon, log(learning done)
+        changes by `travel`, and the schedule's factor changes by `turn`.
         """
         along = [slope * travel for slope, _ in reading.curves]
         above = [height for _, height in reading.curves]
@@ -97,7 +97,7 @@ class HorizonModel:
         return Expected(reading.update, reading.level, reading.unit, prior, change, inputs)
 
     def settle(self, expected: Expected, loss: float) -> None:
-        """Score a forecast by the observed loss, and learn from it."""
+        """Score a forecast by the observed loss, and train the regression on this loss."""
         came = _bounded((loss - expected.level) / expected.unit)
         fading = min(LONGEST, (self.scored / (self.scored + 1)) ** self.ridge.power)
         self.scored += 1
@@ -132,10 +132,11 @@ def _bounded(change: float) -> float:
 def horizon_model(
     horizon: int, features: int, every: int, penalty: float, power: float
 ) -> HorizonModel:
-    """Return an untrained model of one horizon.
+    """Return an untrained model for one horizon.
 
     The targets of neighbouring samples overlap, so `horizon / every` samples carry about as much
-    information as one independent sample. The penalties are multiplied by this number.
+    information as one independent sample. The penalties are therefore multiplied by
+    `horizon / every`.
     """
     alike = max(1.0, horizon / every)
     curves = len(PRIOR)

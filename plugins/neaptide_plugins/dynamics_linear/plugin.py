@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DynamicsLinear(Plugin[DynamicsLinearConfig]):
-    """Learns from each update once the history contains it."""
+    """Learns from each update when the history contains the update."""
 
     _forecaster: Forecaster = attrs.field(init=False)
     _rise: float = attrs.field(init=False, default=0.0)
@@ -29,7 +29,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Create the forecaster, with the run's learning-rate schedule; read the guard's limit."""
+        """Create the forecaster from the learning-rate schedule, and read the guard's limit."""
         schedule = run.config.schedule
         learning_rate = LearningRate(
             name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
@@ -41,7 +41,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl(tryfirst=True)
     def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase | None:
-        """Read the new losses; choose no phase."""
+        """Pass the new losses to the forecaster. Return None, so other plugins choose the phase."""
         del schedule
         self._take(history)
         return None
@@ -63,8 +63,8 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
     def forecast(self, history: History, horizon: int) -> Forecast | None:
         """Return the mean loss expected around the horizon, and the confidence in a jump.
 
-        Beyond the longest horizon, return that horizon's forecast. None while forecasts are no
-        better than the baseline that the loss does not change.
+        If the horizon is beyond the longest configured horizon, return the forecast of the longest
+        one. Return None while forecasts are no better than the baseline, which forecasts no change.
         """
         self._take(history)
         outcome = self._forecaster.forecast(min(horizon, self.config.horizons[-1]))
@@ -81,7 +81,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return for each horizon its skill, and 1 if its forecasts are used, else 0."""
+        """Return two numbers per horizon: the skill, and 1 if its forecasts are used, else 0."""
         forecaster = self._forecaster
         metrics = {f"skill_{each.horizon}": each.skill for each in forecaster.models}
         for each in forecaster.models:

@@ -1,4 +1,4 @@
-"""Ridge regression from one matrix of sums of products; old samples have lower weights."""
+"""Ridge regression from one matrix of sums of products. Old samples have lower weights."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import attrs
 import torch
 
 FLAT = 1e-3
-"""Standard deviation up to which an input counts as constant."""
+"""An input counts as constant if its standard deviation is at most this."""
 OUTLYING = 4.0
-"""Largest distance of an input from its mean, in standard deviations; then it is clipped."""
+"""Distance from its mean, in standard deviations, to which an input is clipped."""
 
 
 @attrs.define(eq=False)
 class Ridge:
     """Predicts the residual of another forecast, in float64 on the host.
 
-    The first `plain` inputs are used unchanged; all other inputs are standardised. Each input and
-    the constant have a penalty, so the prediction without samples is 0.
+    The first `plain` inputs are used unchanged; all other inputs are standardised. The
+    constant and all coefficients have a penalty, so the prediction without samples is 0.
     """
 
     penalties: torch.Tensor
@@ -28,7 +28,7 @@ class Ridge:
     """After n samples, sample number k has the weight (k / n) ** power."""
     samples: int = 0
     products: torch.Tensor = attrs.field(init=False)
-    """`[1 + inputs + 1, 1 + inputs + 1]`: sums of products of constant, inputs and target."""
+    """Sums of products of constant, inputs and target: `[1 + inputs + 1, 1 + inputs + 1]`."""
     centre: torch.Tensor = attrs.field(init=False)
     """`[inputs]`, from the last fit: subtracted from the inputs."""
     scale: torch.Tensor = attrs.field(init=False)
@@ -50,14 +50,14 @@ class Ridge:
         return sum(tensor.nbytes for tensor in held)
 
     def learn(self, inputs: torch.Tensor, target: float) -> None:
-        """Add one sample: inputs, float64 `[inputs]`, and the residual to predict."""
+        """Add one sample: the inputs, float64 `[inputs]`, and the residual to be predicted."""
         fading = (self.samples / (self.samples + 1)) ** self.power if self.samples else 0.0
         self.samples += 1
         row = torch.cat([inputs.new_ones(1), inputs, inputs.new_tensor([target])])
         self.products.mul_(fading).addr_(row, row)
 
     def fit(self) -> None:
-        """Compute the weights from the sums."""
+        """Compute the weights from the sums of products."""
         size = len(self.penalties)
         sums, targets = self.products[:size, :size], self.products[:size, size]
         mean = sums[0, 1:] / sums[0, 0]
@@ -72,13 +72,13 @@ class Ridge:
         self.weights = torch.linalg.solve(normal, standard.t() @ targets)
 
     def predict(self, inputs: torch.Tensor) -> float:
-        """Return the last fit's prediction; 0 before the first fit."""
+        """Return the prediction of the last fit; 0 before the first fit."""
         standard = (inputs - self.centre) * self.scale
         standard[self.plain :].clamp_(-OUTLYING, OUTLYING)
         return float(self.weights[0] + standard @ self.weights[1:])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums and the last fit."""
+        """Return the sums of products and the results of the last fit."""
         return {
             "samples": self.samples,
             "products": self.products.clone(),

@@ -8,24 +8,25 @@ import torch
 def decay_at(update: int, decay: float, *, warmup: bool) -> float:
     """Return the decay of update number `update`, counted from 1.
 
-    With `warmup` it is at most (1 + t) / (10 + t), as in TensorFlow's ExponentialMovingAverage.
+    With `warmup` the decay is at most (1 + t) / (10 + t), where t is `update`, as in TensorFlow's
+    ExponentialMovingAverage.
     """
     return min(decay, (1 + update) / (10 + update)) if warmup else decay
 
 
 def start(weight: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """Return the average before the first update: a copy of the weight in float32 or wider."""
+    """Return the average before the first update: a copy of `weight` in float32 or wider."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return weight.detach().to(device or weight.device, dtype, copy=True)
 
 
 def update(average: torch.Tensor, weight: torch.Tensor, decay: float) -> None:
-    """Set `average` to `decay * average + (1 - decay) * weight`, in place and in its dtype."""
+    """Set `average` in place to `decay * average + (1 - decay) * weight`, in its own dtype."""
     if weight.dtype != average.dtype or weight.device != average.device:
         weight = weight.to(average.device, average.dtype)
     average.lerp_(weight, 1.0 - decay)
 
 
 def shift(average: torch.Tensor, delta: torch.Tensor) -> None:
-    """Add a jump of the weights to `average`, in place."""
+    """Add the change of a weight in a jump to `average`, in place."""
     average.add_(delta.to(average.device, average.dtype))

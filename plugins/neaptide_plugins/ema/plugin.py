@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Ema(Plugin[EmaConfig]):
-    """Keeps an average of every trainable weight in float32 (4 bytes per parameter) or wider."""
+    """Keeps an average of every trainable weight, in float32 or a wider dtype."""
 
     _averages: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
     _updates: int = attrs.field(init=False, default=0)
@@ -88,14 +88,14 @@ class Ema(Plugin[EmaConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the averages, and the copy of the weights on the host during an evaluation."""
+        """Add the averages and, during an evaluation, a copy of the weights on the host."""
         del phase
         held = sum(average.nbytes for average in self._averages.values())
         ledger = ledger.add("ema", "average", self.config.tier, held)
         return ledger.add("ema", "weights.original", "host", held, ("evaluate",))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages and the number of updates in them."""
+        """Return the averages and the number of averaged updates."""
         return {"updates": self._updates, "averages": dict(self._averages)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

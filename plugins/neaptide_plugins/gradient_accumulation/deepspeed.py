@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def convert(source: Source) -> dict[str, Any] | None:
-    """Return the settings of the plugin, or None if one batch makes one update."""
+    """Return the settings of the plugin, or None if each update has only one micro-batch."""
     steps = source.take("gradient_accumulation_steps", int)
     if steps is None:
         steps = _by_sizes(source)
@@ -17,7 +17,7 @@ def convert(source: Source) -> dict[str, Any] | None:
 
 
 def _by_sizes(source: Source) -> int | None:
-    """Return the number of micro-batches in a batch on one GPU; None if it is not given."""
+    """Return the number of micro-batches in a batch on one GPU; None if the sizes are missing."""
     size = source.look("train_batch_size", int)
     micro = source.look("train_micro_batch_size_per_gpu", int)
     if not size or not micro or size % micro:

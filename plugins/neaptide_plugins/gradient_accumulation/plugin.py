@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _IN_A_STEP: tuple[Moment, ...] = ("forward",)
 _BETWEEN: tuple[Moment, ...] = ("evaluate", "save")
-"""Moments at which gradients are held only with `across_steps`."""
+"""Moments at which gradients exist only with `across_steps`."""
 
 
 @attrs.define(eq=False)
 class GradientAccumulation(Plugin[GradientAccumulationConfig]):
-    """Accumulates gradients; the core weights them to give the mean over all samples or tokens."""
+    """Accumulates gradients. The core scales them to the mean over all samples or tokens."""
 
     _calls: int = attrs.field(init=False, default=0)
     _store: ParameterStore = attrs.field(init=False)
@@ -47,7 +47,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def plan_micro_batches(self, batch: Any) -> list[Any] | None:
-        """Split the batch, unless each call of `trainer.step` gets a micro-batch."""
+        """Split the batch. Return None if each call of `trainer.step` gets only one micro-batch."""
         if self.config.across_steps or self.config.steps == 1:
             return None
         if rows(batch) is None:
@@ -61,14 +61,14 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def before_forward(self) -> None:
-        """Reset the count to 0 if a failed call dropped the gradients of earlier calls."""
+        """Set the count of calls to 0 if a failed call dropped the gradients of earlier calls."""
         store = self._store
         if self._calls and not any(map(store.has_gradient, store.spans())):
             self._calls = 0
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Defer the update until `steps` calls are made."""
+        """Defer the update until there were `steps` calls of `trainer.step`."""
         config = self.config
         if not config.across_steps:
             return None
@@ -84,7 +84,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             if self._calls < config.steps:
                 return Outcome.DEFERRED
             calls, self._calls = self._calls, 0
-            # The core's scale gives the mean over all calls. The mean times `calls` is the sum.
+            # With the core's scale the result is the mean over all calls; mean * calls is the sum.
             scale = gradient_scale if config.normalize else gradient_scale * calls
             with scaled_rate(optimizer, config.steps if config.scale_lr else 1):
                 return following(optimizer=optimizer, gradient_scale=scale, **arguments)
@@ -102,7 +102,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
         return ledger.add("gradient-accumulation", "gradients", "device", waiting, moments)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of calls since the last update; the core saves their gradients."""
+        """Return the number of calls since the last update. The core saves the calls' gradients."""
         return {"calls": self._calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A learning rate for one update only."""
+"""Changes the learning rate during one update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def scaled_rate(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
-    """Multiply the `lr` of every group by `factor` inside the context; restore it afterwards."""
+    """Multiply the `lr` of every group by `factor` in the context; restore each `lr` afterwards."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate * factor

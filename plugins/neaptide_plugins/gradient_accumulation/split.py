@@ -12,7 +12,7 @@ import torch
 
 
 def rows(batch: Any) -> int | None:
-    """Return the number of samples: dim 0 of the first tensor with dimensions, None without one."""
+    """Return the number of samples: dim 0 of the first tensor with dimensions, else None."""
     return next((tensor.shape[0] for tensor in _tensors(batch) if tensor.ndim), None)
 
 
@@ -20,9 +20,9 @@ def split(batch: Any, pieces: int) -> list[Any]:
     """Split `batch` into at most `pieces` parts along dim 0 of its tensors, in order.
 
     Every tensor whose dim 0 equals `rows(batch)` is split into views, at any depth of mappings,
-    lists, tuples, dataclasses and attrs classes. The parts have the batch's structure and share
-    its other values. The sizes of the parts differ by at most one. No part is empty: a batch with
-    fewer than `pieces` samples gives fewer parts.
+    lists, tuples, dataclasses and attrs classes. Each part has the structure of the batch.
+    All parts share the other values of the batch. The sizes of the parts differ by at most one. No
+    part is empty, so a batch with fewer than `pieces` samples gives fewer parts.
     """
     length = rows(batch) or 0
     pieces = min(pieces, length)
@@ -53,7 +53,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a copy of `tree` with `function` applied to its tensors, depth first."""
+    """Return a copy of `tree` in which `function` replaced each tensor, depth first."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
@@ -74,7 +74,7 @@ def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def _with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
     if type(mapping) is dict or not isinstance(mapping, MutableMapping):
         return items
-    copied = copy.copy(mapping)  # keeps the other attributes of a BatchEncoding or a defaultdict
+    copied = copy.copy(mapping)  # keeps other attributes, such as those of a BatchEncoding
     copied.update(items)
     return copied
 

@@ -1,4 +1,4 @@
-"""Stores weights as int8 in chosen phases; the full weights are then not on the device."""
+"""Stores weights as int8 in chosen phases, in which the device holds no full weights."""
 
 from .config import SPEC
 

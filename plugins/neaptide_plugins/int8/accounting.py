@@ -1,4 +1,4 @@
-"""The memory of int8 weights, for the ledger."""
+"""Computes the memory of int8 weights for the memory ledger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWNER = "int8"
 
 @attrs.frozen
 class Footprint:
-    """The bytes of one weight."""
+    """The bytes that one weight frees and needs when it is stored as int8."""
 
     freed: int
     """Bytes freed on the device when the full weight is evicted."""
@@ -43,9 +43,9 @@ def footprints(
 
     Args:
         targets: the quantized weights.
-        scheme: how they are quantized.
+        scheme: the encoding of the targets.
         full_weights: access to the full weights.
-        trained: whether int8 training runs; then the full weights are already evicted.
+        trained: whether int8 training runs. If so, the full weights are already evicted.
     """
     return [
         Footprint(
@@ -60,7 +60,7 @@ def footprints(
 def estimated(
     ledger: Ledger, phase: Phase, config: Int8Config, entries: Iterable[Footprint]
 ) -> Ledger:
-    """Return a phase's ledger, with codes instead of weights as the settings require."""
+    """Return a phase's memory ledger, with codes where the settings replace weights by codes."""
     before = (
         "full" if phase.applies_prediction else phase.name
     )  # Predict starts with Full's weights
@@ -68,7 +68,7 @@ def estimated(
         return trained(ledger, entries)
     moments: set[Moment] = set()
     if phase.applies_prediction and config.is_int8("predict"):
-        moments.update(MOMENTS)  # all moments of Predict belong to the jump
+        moments.update(MOMENTS)  # every moment of a Predict phase belongs to the jump
     moments.discard("evaluate")
     if config.is_int8("evaluate"):
         moments.add("evaluate")
@@ -76,14 +76,14 @@ def estimated(
 
 
 def summary(targets: Sequence[Target], among: int, entries: Iterable[Footprint]) -> str:
-    """Return a text: how many of `among` weights are quantized, and their bytes."""
+    """Return a text: the number of quantized weights out of `among` weights, and their bytes."""
     full = sum(target.parameter.nbytes for target in targets)
     codes = sum(entry.codes for entry in entries)
     return f"{len(targets)} of {among} weights as int8: {codes} bytes in place of {full}"
 
 
 def held(ledger: Ledger, footprints: Iterable[Footprint], moments: frozenset[Moment]) -> Ledger:
-    """Return the ledger if during `moments` codes are in use and the full weights are in RAM."""
+    """Return the ledger for codes in use during `moments`, while the full weights are in RAM."""
     return _replaced(ledger, footprints, moments, "host") if moments else ledger
 
 

@@ -1,4 +1,4 @@
-"""Measures ranges of weights that exclude outliers, so that all other values get finer codes."""
+"""Measures ranges that exclude outliers of a weight, so that other values get finer codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .scheme import Ranges, Scheme
 Calibration = Literal["minmax", "percentile", "mse"]
 
 _SHARES = tuple(1.0 - step / 40 for step in range(21))
-"""The shares of the full range that `mse` tries, from 1 to 1/2."""
+"""Shares of the full range, from 1 to 1/2. The method `mse` tries each of these shares."""
 
 
 def calibrated(
@@ -28,13 +28,13 @@ def calibrated(
     """Return the ranges of the groups of `weight`.
 
     Args:
-        weight: floating, any shape; a group with an inf or NaN is handled by the encoding.
+        weight: floating, any shape. The encoding handles a group with an inf or a NaN.
         scheme: defines the groups.
         channel: the dim of output channels.
         how: `minmax` gives the range of all values. `percentile` gives the range of the values up
             to a percentile of the magnitudes (for each sign if the scheme is not symmetric). `mse`
-            multiplies the full range by a share, from 1 to 1/2 in steps of 1/40, whose decoded
-            values have the least squared error.
+            multiplies the full range by a share from 1 to 1/2, in steps of 1/40. It chooses the
+            share whose decoded values have the least squared error.
         percentile: in (50, 100].
     """
     group = scheme.group(weight.shape, channel)
@@ -60,7 +60,7 @@ def _percentile(rows: torch.Tensor, share: float, *, symmetric: bool) -> Ranges:
 
 
 def _quantile(rows: torch.Tensor, share: float) -> torch.Tensor:
-    # torch.quantile takes at most 16M elements; a value without interpolation is exact enough.
+    # torch.quantile takes at most 16M elements, and here no interpolation is needed.
     place = max(1, min(rows.shape[1], round(share * rows.shape[1])))
     return rows.kthvalue(place, dim=1).values
 

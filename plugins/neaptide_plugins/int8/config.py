@@ -93,7 +93,7 @@ class Int8Config:
         return any(self.is_int8(name) for name in TRAINED)
 
     def is_int8(self, setting: str) -> bool:
-        """Return whether a phase or `evaluate` uses int8; a phase without a setting does not."""
+        """Return whether a phase or `evaluate` uses int8; False for a phase without a setting."""
         return bool(getattr(self, setting, "full") == "int8")
 
     @predict.validator

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class FullWeights:
-    """Lends the full weights of targets, evicts them, and stores their codes.
+    """Lends, evicts and replaces the full weights of targets, and stores the codes of the weights.
 
-    If the store holds a weight off the device (streaming), its codes are stored in RAM too and are
-    copied to the device for each computation.
+    If the store holds a weight in RAM (streaming), the codes of the weight are also stored in RAM.
+    Each computation copies the codes to the device.
     """
 
     def __init__(self, model: nn.Module, store: ParameterStore, device: torch.device) -> None:
@@ -36,11 +36,11 @@ class FullWeights:
         self._spans = {named[span.name]: span for span in store.spans()}
 
     def span(self, target: Target) -> Span:
-        """Return a target's span at the start of the run."""
+        """Return the span that a target had at the start of the run."""
         return self._spans[target.parameter]
 
     def frees(self, target: Target) -> bool:
-        """Return whether eviction of the weight frees memory of the device."""
+        """Return whether evicting the weight frees memory of the device."""
         return self._store.evictable([self.span(target)]).bytes > 0
 
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
@@ -52,11 +52,11 @@ class FullWeights:
         return self._store.evict([self.span(target)])
 
     def keep(self, target: Target, keeper: Keeper) -> Callable[[], None]:
-        """Make the store hold a target's weight in `keeper`; return the function that ends this."""
+        """Make `keeper` hold a target's weight for the store; return a function that ends this."""
         return self._store.keep(self.span(target), keeper)
 
     def is_resident(self, target: Target) -> bool:
-        """Return whether the weight, and therefore its codes, are on the device."""
+        """Return whether the weight is on the device; if so, its codes are on the device, too."""
         return self.span(target).tier == "device"
 
     def stored(self, target: Target, codes: WeightCodes) -> WeightCodes:

@@ -1,8 +1,8 @@
 """Weights on a grid: int8 codes times powers of two.
 
-A value on the grid rounds to itself. So checkpoints, rollbacks and resumes keep every bit, although
-only the codes are stored. The largest code of a group is at least 64, so the grid has up to one bit
-less precision than scales of any size.
+A value on the grid is rounded to the same value. So checkpoints, rollbacks and resumes keep every
+bit, although only the codes are stored. The largest code of a group is at least 64. So, compared
+with scales that may have any value, powers of two cost up to one bit of precision.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ if TYPE_CHECKING:
 
 _LARGEST = 127.0
 _SMALLEST = 2.0**-120
-"""A group whose magnitudes are all smaller becomes zeros, as in the op."""
+"""If all magnitudes of a group are smaller than this, the group becomes zeros, as in the op."""
 
 TRAINABLE = (torch.float32, torch.bfloat16)
 """Dtypes that represent every value of the grid; float16 does not."""
 
 
 def round_to_grid(weight: torch.Tensor, group: int, seed: int, channel: int = 0) -> WeightCodes:
-    """Round a weight to int8 stochastically: the mean of the results over many seeds is the weight.
+    """Round a weight to int8 stochastically, so that the mean over many seeds is the weight.
 
     A scale is a power of two, or NaN for a group that contains an inf or a NaN.
 
     Args:
         weight: floating, with a multiple of `group` elements.
-        group: elements that share a scale; they are consecutive if `channel` is moved to dim 0.
+        group: number of elements that share a scale. The elements of a group are consecutive when
+            `channel` is moved to dim 0.
         seed: equal seeds give equal results.
         channel: the dim of output channels.
     """
     values = weight.detach().movedim(channel, 0)
     rows = values.float().reshape(-1, group)
     scale = _power_of_two(rows.abs().amax(1))
-    # One more element in each group, with the largest code, makes the op's scale exactly 1.
+    # Each group gets one more element with the largest code, which makes the op's scale 1.
     full = torch.full_like(rows[:, :1], _LARGEST)
     padded = torch.cat([rows / scale[:, None], full], dim=1)
     codes, own, _ = quantize_int8(padded, group + 1, False, True, seed)

@@ -1,4 +1,4 @@
-"""Weights held as int8 for a time: modules hold the codes, and the full weights are evicted."""
+"""Holds weights as int8 for a time. Modules have the codes; the full weights are evicted."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Quantizer:
 
     scheme: Scheme
     calibration: Calibration | None
-    """How fixed ranges are measured, once; if None, each encoding measures the ranges again."""
+    """The measurement of the fixed ranges. If None, every encoding measures the ranges again."""
     percentile: float
 
     @classmethod
     def of(cls, config: Int8Config) -> Quantizer:
-        """Return the encoding of the settings."""
+        """Return the encoding that the settings describe."""
         return cls(
             scheme=Scheme.of(config),
             calibration=None if config.dynamic_range else config.calibration,
@@ -51,7 +51,7 @@ class Quantizer:
         )
 
     def ranges(self, weight: torch.Tensor, channel: int) -> Ranges | None:
-        """Return the fixed ranges measured on `weight`; None without calibration."""
+        """Return the fixed ranges measured on `weight`; None if `calibration` is None."""
         if self.calibration is None:
             return None
         return calibrated(
@@ -73,7 +73,7 @@ class HeldWeights:
 
     Args:
         targets: the weights.
-        quantizer: their encoding.
+        quantizer: the encoding of the weights.
         device: the device of the computation.
         weights: access to the full weights.
     """
@@ -95,7 +95,7 @@ class HeldWeights:
 
     @property
     def held(self) -> bool:
-        """Whether any weight is int8 now."""
+        """Whether at least one weight is int8 now."""
         return bool(self._held)
 
     def hold(self, *, exempt: Collection[str] = (), measured: bool = False) -> None:
@@ -118,7 +118,7 @@ class HeldWeights:
     def _take(self, target: Target, *, measured: bool) -> None:
         codes, ranges = self._first_codes(target, measured=measured)
         weight = Int8Weight(codes, target.parameter, self._device)
-        # Recorded first, so that after an error `release` undoes the steps already made.
+        # This record is made first. After an error, `release` undoes the steps made so far.
         held = self._held[target.name] = _HeldWeight(target, weight, ranges, _nothing)
         for module, attribute in target.sites:
             module._parameters[attribute] = weight  # type: ignore[assignment]  # no parameter: it is not trained
@@ -142,7 +142,7 @@ class HeldWeights:
             self._held[name].fresh = False
 
     def refresh(self) -> None:
-        """Encode the changed weights again."""
+        """Encode the weights that changed since they were encoded."""
         for held in self._held.values():
             if not held.fresh:
                 with self._weights.lent(held.target) as full:
@@ -152,7 +152,8 @@ class HeldWeights:
     def release(self) -> None:
         """Restore the full weights, including all values written to them since `hold`.
 
-        The first error is raised after all other weights are restored; a second call retries.
+        The first error is raised after all other weights are restored. Then a second call tries to
+        restore the failed weights again.
         """
         failed: BaseException | None = None
         for name, held in reversed(list(self._held.items())):
@@ -176,4 +177,4 @@ def relative_error(full: torch.Tensor, codes: WeightCodes) -> float:
 
 
 def _nothing() -> None:
-    """Undo nothing: the weight is not evicted yet."""
+    """Do nothing, because the weight is not evicted yet."""

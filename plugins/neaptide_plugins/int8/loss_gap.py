@@ -1,4 +1,4 @@
-"""The loss gap of int8 weights: when to measure it, its value, and which weights to exempt."""
+"""Decides when to measure the loss gap of int8 weights, and which weights to exempt."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class LossGap:
-    """Compares the loss of quantized weights periodically with that of the full weights.
+    """Periodically compares the loss of quantized weights with the loss of the full weights.
 
     Args:
-        every: Predict phases with int8 from one measurement to the next; 0 disables them.
-        limit: a larger gap exempts the weights with the largest errors; None exempts no weights.
+        every: number of Predict phases that use int8 from one measurement to the next; 0 disables
+            the measurements.
+        limit: if the gap is larger, the weights with the largest errors are exempted. None: no
+            weight is ever exempted.
     """
 
     every: int
@@ -28,14 +30,14 @@ class LossGap:
     measured: dict[str, float] = attrs.field(init=False, factory=dict)
 
     def is_due(self) -> bool:
-        """Count a Predict phase with int8; return whether to measure in it."""
+        """Count a Predict phase that uses int8; return whether to measure in this phase."""
         self.holdings += 1
         return self.every > 0 and (self.holdings - 1) % self.every == 0
 
     def note(self, full: float, quantized: float, errors: Mapping[str, float]) -> list[str]:
-        """Record two losses of one batch and the weights' errors; return newly exempted names.
+        """Record two losses of one batch and the errors of the weights; return newly exempt names.
 
-        If the full weights' loss is not finite, nothing is recorded.
+        If the loss of the full weights is not finite, nothing is recorded.
         """
         if not math.isfinite(full):
             return []
@@ -77,7 +79,7 @@ def relative_gap(full: float, quantized: float) -> float:
 
 
 def worst_quarter(errors: Mapping[str, float]) -> list[str]:
-    """Return the quarter of the names with the largest errors, at least one.
+    """Return the quarter of the names with the largest errors, but at least one name.
 
     NaN counts as the largest error; equal errors are ordered by name.
     """

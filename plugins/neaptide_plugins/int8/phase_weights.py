@@ -1,4 +1,4 @@
-"""Selects codes or full weights for each phase and each moment in it."""
+"""Selects codes or full weights for each phase and for each moment in a phase."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}
 class PhaseWeights:
     """Installs codes or full weights in the modules, as the settings require.
 
-    Codes for forwards without gradients are made at the first such forward, so a Predict phase
-    without a proposed jump costs nothing.
+    Codes for forwards without gradients are made at the first of these forwards. So a Predict phase
+    in which no jump is proposed costs nothing.
 
     Args:
         config: the settings.
         held_weights: int8 weights for forwards without gradients.
-        training: int8 weights that are trained.
+        training: the int8 weights for phases that train in int8.
         measuring: compares `held_weights` with the full weights, and exempts weights.
         warn: logs a warning about newly exempt weights.
     """
@@ -72,7 +72,7 @@ class PhaseWeights:
         )
 
     def enter(self, phase: Phase) -> None:
-        """Install the weights that a phase trains; in Predict, `forward` does this."""
+        """Install the weights that a phase trains. In Predict, `forward` installs the weights."""
         if phase.applies_prediction:
             return
         self.held_weights.release()
@@ -110,11 +110,11 @@ class PhaseWeights:
         return call()
 
     def computing(self) -> AbstractContextManager[None]:
-        """Return the context for a computation with the current weights."""
+        """Return a context in which a computation can use the current weights."""
         return computing(quantized=self.held_weights.held or self.training.begun)
 
     def _first_probe(self, call: Callable[[], WeighedLoss], model: nn.Module) -> WeighedLoss:
-        """Hold int8 weights and probe; if a measurement is due, probe the full weights first."""
+        """Probe with int8 weights. If a measurement is due, probe with the full weights first."""
         measuring, held_weights = self.measuring, self.held_weights
         if not measuring.is_due():
             held_weights.hold(exempt=measuring.exempt)
@@ -131,7 +131,7 @@ class PhaseWeights:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Restore the full weights at the end of the context, also after an error."""
+        """Restore the full weights when the context ends, also after an error."""
         try:
             yield
         finally:
@@ -146,7 +146,7 @@ class PhaseWeights:
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss gap's state, whether int8 training runs, and its rounding moment."""
+        """Return the state of the loss gap, and of int8 training: whether it runs, its moment."""
         training = self.training
         return {
             **self.measuring.state_dict(),

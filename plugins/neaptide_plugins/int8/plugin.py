@@ -1,4 +1,4 @@
-"""The plugin: chooses the weights, switches their form by phase, and estimates their memory."""
+"""The plugin: chooses the weights to quantize, and sets their form in each phase."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Int8(Plugin[Int8Config]):
-    """Uses int8 weights in forwards without gradients, or in training too."""
+    """Uses int8 weights in forwards without gradients and, if so configured, in training."""
 
     _targets: list[Target] = attrs.field(init=False, factory=list)
     _full_weights: FullWeights = attrs.field(init=False)
@@ -47,7 +47,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
-        """Choose the weights before any memory is allocated for them."""
+        """Choose the weights to quantize, before memory is allocated for weights."""
         config = self.config
         try:
             self._targets = find(model, config.include, config.exclude, Scheme.of(config))
@@ -106,7 +106,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Round each update with its own random numbers."""
+        """Give the rounding of each update other random numbers than before."""
         return within(self._begun.training.updating) if self.config.trains_int8 else None
 
     @hookimpl
@@ -121,7 +121,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Replace the weights by codes, and add the full weights to the tier that stores them."""
+        """Replace the weights by codes, and add the evicted full weights to their tier."""
         return estimated(ledger, phase, self.config, self._footprints())
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""The encoding of a weight as int8 codes: groups that share a scale, and their ranges."""
+"""Encodes a weight as int8 codes. Groups of elements share a scale and a range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Granularity = Literal["tensor", "channel", "block"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of weights that are quantized; for float64 the codes are too coarse."""
+"""Dtypes of weights that can be quantized. For float64 weights the codes are too coarse."""
 
 
 @attrs.frozen
@@ -29,16 +29,16 @@ class Scheme:
 
     granularity: Granularity
     block: int
-    """Elements in a block; only used with the granularity `block`."""
+    """Number of elements in a block. Only the granularity `block` uses this number."""
     symmetric: bool
 
     @classmethod
     def of(cls, config: Int8Config) -> Scheme:
-        """Return the scheme of the settings."""
+        """Return the scheme that the settings describe."""
         return cls(config.granularity, config.block, config.symmetric)
 
     def group(self, shape: torch.Size, channel: int) -> int:
-        """Return the number of consecutive elements that share a scale, with `channel` as dim 0.
+        """Return the number of consecutive elements that share a scale when `channel` is dim 0.
 
         ValueError if a channel is not a multiple of the block.
         """
@@ -117,7 +117,8 @@ def encode(
         weight: the tensor; it is not changed.
         scheme: defines the groups.
         channel: the dim of output channels.
-        ranges: limits to which the values are clipped first; None: the extremes of each group.
+        ranges: limits to which the values are clipped before the encoding. None: the values are
+            not clipped.
     """
     group = scheme.group(weight.shape, channel)
     values = weight.detach().movedim(channel, 0).contiguous()
@@ -128,7 +129,7 @@ def encode(
 
 
 def bytes_of(shape: torch.Size, scheme: Scheme, channel: int = 0) -> int:
-    """Return the bytes of the codes that `encode` makes of a weight of `shape`."""
+    """Return the bytes of the codes, scales and zero points of a weight of `shape`."""
     elements = shape.numel()
     groups = -(-elements // scheme.group(shape, channel))
     return elements + groups * (4 if scheme.symmetric else 5)

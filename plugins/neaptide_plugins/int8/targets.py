@@ -1,4 +1,4 @@
-"""Finds the weights of a model to quantize."""
+"""Finds the weights of a model that are to be quantized."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MATRIX = 2
-"""Least number of dimensions of a weight to quantize."""
+"""Least number of dimensions of a weight that is quantized."""
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _HEADS = ("head", "lm_head", "classifier")
-"""Last parts of the names of heads."""
+"""A module is a head if the last part of its name is one of these."""
 
 
 @attrs.frozen(eq=False)
 class Target:
-    """A parameter to quantize, and all modules that hold it."""
+    """A parameter to quantize, and all modules that have this parameter."""
 
     name: str
     """The parameter's first qualified name."""
     parameter: nn.Parameter
     sites: tuple[tuple[nn.Module, str], ...]
-    """The modules that hold the parameter, each with the name of its attribute."""
+    """Pairs (module, attribute): all places where modules hold the parameter."""
     channel: int
     """The dim of output channels."""
 
@@ -39,7 +39,7 @@ class Target:
 def find(
     model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], scheme: Scheme
 ) -> list[Target]:
-    """Return the weights to quantize, in the model's order.
+    """Return the weights to quantize, in the order of the model's modules.
 
     Args:
         model: the model; it is not changed.
@@ -115,7 +115,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Para
 
 
 def _can(module: nn.Module) -> bool:
-    # Recurrent layers hold their weights in a list in addition to their attributes.
+    # A recurrent layer has its weights in attributes and also in a list.
     kinds = (nn.RNNBase, ParametrizationList)
     return not isinstance(module, kinds) and "norm" not in type(module).__name__.lower()
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from .targets import Target
 
 _LINEAR = functional.linear
-"""torch's own function; other code may replace it temporarily."""
+"""The original function of torch. Other code may replace the attribute temporarily."""
 
 
 class TrainedWeight(Int8Weight):
     """An `Int8Weight` whose gradients are accumulated in its parameter.
 
-    In the backward, `linear` decodes the weight again; other operations may keep the values that
-    were decoded in the forward. A read returns decoded values, because there is no full weight.
+    In the backward, `linear` decodes the weight again. Other operations may keep the values that
+    were decoded in the forward. A read returns decoded values, because no full weight exists.
     """
 
     def __new__(cls, codes: Any, parameter: torch.nn.Parameter, device: torch.device) -> Any:  # noqa: D102 - as the parent's
@@ -88,7 +88,7 @@ def _linear_arguments(
 
 
 class _Linear(torch.autograd.Function):
-    """A `linear` that saves only its input for the backward."""
+    """The `linear` function, but with only the input saved for the backward."""
 
     @staticmethod
     def forward(
@@ -116,7 +116,7 @@ class _Linear(torch.autograd.Function):
 
 
 class KeptCodes:
-    """The object through which the store reads and writes a weight that is held as codes.
+    """Through this object the store reads and writes a weight that is stored as codes.
 
     Args:
         weight: the weight of the modules; each write replaces its codes.
@@ -131,7 +131,7 @@ class KeptCodes:
         return self._weight.decoded()
 
     def write(self, weight: torch.Tensor) -> None:
-        """Round `weight` to the grid."""
+        """Round `weight` to the grid, and store its codes."""
         codes = self._weight.codes
         self._weight.codes = round_to_grid(weight, codes.group, self._seeds(), codes.channel)
 
@@ -144,7 +144,7 @@ class Training:
         scheme: defines the groups that share a scale.
         device: the device of the weights.
         read: lends a target's full weight, for reading.
-        keep: makes the store hold a target in a keeper; returns the function that ends this.
+        keep: makes a keeper hold a target for the store; returns the function that ends this.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Training:
         keep: Callable[[Target, KeptCodes], Callable[[], None]],
     ) -> None:
         self.moment = 0
-        """Part of each seed. Each update, and each time between updates, has its own value."""
+        """Part of each seed. The value differs for every update and every time between updates."""
         self._targets, self._scheme, self._device = list(targets), scheme, device
         self._read, self._keep = read, keep
         self._begun: list[tuple[Target, Callable[[], None]]] = []
@@ -202,9 +202,10 @@ class Training:
             self.moment += 1
 
     def end(self) -> None:
-        """Restore the parameters, with the values decoded from their codes.
+        """Restore the parameters; their values are decoded from the codes.
 
-        The first error is raised after all other parameters are restored; a second call retries.
+        The first error is raised after all other parameters are restored. Then a second call tries
+        to restore the failed parameters again.
         """
         begun, self._begun = self._begun, []
         failed: BaseException | None = None

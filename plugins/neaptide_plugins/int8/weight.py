@@ -1,4 +1,4 @@
-"""A tensor that replaces a weight: it stores int8 codes, and operations get the decoded values."""
+"""A tensor that replaces a weight and stores int8 codes. Operations get the decoded values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _computing = ContextVar("computing", default=False)
 
 @contextmanager
 def computing(*, quantized: bool = True) -> Iterator[None]:
-    """Mark that a model runs: inside this context, `detach` of an `Int8Weight` keeps the type.
+    """Mark that a model runs: in this context, `detach` of an `Int8Weight` returns an `Int8Weight`.
 
     Args:
-        quantized: whether any of the model's weights is int8. If so, compiled code runs eagerly,
-            because it would be compiled again for this type of weights.
+        quantized: whether at least one weight of the model is int8. If so, compiled modules run
+            eagerly, because they would be compiled again for the type `Int8Weight`.
     """
     if not quantized:
         yield
@@ -41,9 +41,9 @@ def computing(*, quantized: bool = True) -> Iterator[None]:
 class Int8Weight(torch.Tensor):
     """A weight with the shape and dtype of `parameter`, stored as int8 codes, on `device`.
 
-    Every operation on it gets decoded values, which are freed after the operation. A read outside
-    of `computing` (`detach`, a state dict, a deep copy, a pickle) gives the parameter itself. The
-    weight has no gradient, cannot be written to, and has no address.
+    Every operation on the weight gets decoded values, which are freed after the operation. A read
+    outside of `computing` (`detach`, a state dict, a deep copy, a pickle) gives the parameter. The
+    weight has no gradient and no address, and cannot be written to.
     """
 
     codes: WeightCodes

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """When the context ends, restore all buffers of `model`: the tensor objects and the values."""
+    """When the context ends, restore the tensor objects and values of all buffers of `model`."""
     before = [
         (module, name, buffer, None if _is_expanded(buffer) else buffer.clone())
         for module in model.modules()
@@ -27,14 +27,14 @@ def preserved(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer, value in before:
             if value is not None:
-                # Through `.data`, so that the version stays: a graph may have saved the buffer. All
+                # `.data` leaves the version unchanged: a graph may have saved the buffer. All
                 # buffers are copied, because BatchNorm changes a buffer without a new version.
                 buffer.data.copy_(value)
             module._buffers[name] = buffer  # noqa: SLF001 - as above
 
 
 def _is_expanded(buffer: torch.Tensor) -> bool:
-    """Return whether several elements share memory, so that in-place writes are impossible."""
+    """Return whether elements of `buffer` share memory; torch cannot write in place to them."""
     return buffer.layout == torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
     )

@@ -14,9 +14,9 @@ SECONDS = 64
 
 
 class History:
-    """The newest measurements of a run, oldest first, for predictors and schedulers.
+    """The newest measurements of a run, for predictors and schedulers. The oldest value is first.
 
-    A value is added one step late on every device. Therefore no step waits for the accelerator,
+    Each value is added one step late, on the CPU, too. Therefore no step waits for the accelerator,
     and the history does not depend on the device. Losses have the unit of `loss_fn`. Norms are
     global L2 norms before clipping. Times are wall-clock seconds.
     """
@@ -40,7 +40,7 @@ class History:
 
     @property
     def seconds(self) -> Sequence[float]:
-        """Wall-clock seconds of the newest steps, at most 64; results must not depend on them."""
+        """Wall-clock seconds of the newest 64 steps; results must not depend on these times."""
         return tuple(self._seconds)
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class History:
             self._gradient_norms.append(gradient_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything except the times, which differ from run to run."""
+        """Return all values except the times, because times differ from run to run."""
         return {
             "updates": self.updates,
             "losses": list(self._losses),

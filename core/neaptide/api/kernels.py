@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KERNEL_GROUP = "neaptide.kernels"
-"""The entry-point group of the registry: a function that opens a `KernelScope`."""
+"""The entry-point group of the kernel registry: a function that opens a `KernelScope`."""
 
 
 class KernelScope(Protocol):
@@ -22,7 +22,7 @@ class KernelScope(Protocol):
         """Add a provider; ValueError if the op is unknown or has a provider with this name."""
 
     def use(self, *, tuning: Any = None, **providers: str) -> None:
-        """Select the provider of an op (`op="provider"`), or how providers are tuned."""
+        """Select the provider of an op by `op="provider"`, or the `tuning` of providers."""
 
     def close(self) -> None:
         """Undo everything that `add` and `use` did."""

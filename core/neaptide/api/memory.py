@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 Tier = Literal["device", "host"]
-"""`device` is the computing device's memory, `host` is RAM; a run on the CPU has only `device`."""
+"""`device`: memory of the computing device; `host`: RAM. A run on the CPU has only `device`."""
 
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
 
@@ -40,9 +40,9 @@ class Entry:
 
 @attrs.frozen
 class Ledger:
-    """The memory estimate of one phase. Immutable: each plugin returns a changed copy.
+    """The memory estimate of one phase. A ledger is immutable; each plugin returns a changed copy.
 
-    Plugins run in resolved order. Each plugin gets the ledger that the previous plugin returned.
+    Each plugin gets the ledger that the previous plugin in resolved order returned.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -61,7 +61,7 @@ class Ledger:
     def add(
         self, owner: str, kind: str, tier: Tier, nbytes: int, moments: Iterable[Moment] = MOMENTS
     ) -> Ledger:
-        """Return a ledger with `nbytes` more bytes held by `owner`."""
+        """Return a copy of the ledger with one more entry: `nbytes` bytes that `owner` holds."""
         entry = Entry(owner, kind, tier, int(nbytes), frozenset(moments))
         return Ledger((*self.entries, entry))
 
@@ -109,7 +109,7 @@ class Ledger:
         owner: str | None = None,
         kind: str | None = None,
     ) -> int:
-        """Return the sum of the bytes of the entries that match; None matches all."""
+        """Return the bytes of all entries that match the arguments; None matches every entry."""
         return sum(
             entry.bytes
             for entry in self.entries
@@ -137,7 +137,7 @@ class MemorySample:
 
 
 def named_by_bytes(store: Any) -> str:
-    """Return the repr of a ParameterStore: its weights and its optimizer, on one line."""
+    """Return the repr of a ParameterStore: the bytes of the weights, and the optimizer."""
     spans = store.spans()
     weights = size(sum(span.bytes for span in spans))
     return called(store, f"{len(spans)} spans", weights, type(store.optimizer).__name__)

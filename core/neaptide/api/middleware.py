@@ -1,8 +1,8 @@
 """The signatures of middleware: functions `f(next, **arguments)` that `around_*` hooks return.
 
-`next` runs the wrapped part and takes keyword arguments. A middleware may change the arguments. It
-may call `next` several times, or not at all. Its signature names the arguments that it uses; the
-other arguments are in `**arguments`, which it passes to `next`.
+`next` runs the wrapped part and takes keyword arguments. A middleware may change these arguments.
+It may call `next` once, several times, or not at all. The signature of a middleware names the
+arguments that the middleware uses. The middleware passes all other arguments to `next`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .phases import Phase
 from .steps import Jump, Outcome, Trained, Update, WeighedLoss
 
 Moment = Literal["train", "probe", "evaluate"]
-"""The purpose of a forward: training, the guard, or evaluation; only `train` has gradients."""
+"""The purpose of a forward: training, guard or evaluation. Only `train` computes gradients."""
 
 
 class AroundTrainStep(Protocol):
@@ -77,7 +77,7 @@ class AroundOptimizerStep(Protocol):
 
 
 class AroundPredict(Protocol):
-    """Wraps a Predict step; returns None to veto the jump."""
+    """Wraps a Predict step. A middleware that returns None prevents the jump."""
 
     def __call__(
         self, following: Callable[..., Jump | None], /, *, batch: Any, horizon: int, phase: Phase
@@ -85,7 +85,7 @@ class AroundPredict(Protocol):
 
 
 class AroundPropose(Protocol):
-    """Wraps the call of the predictor; returns None to drop the proposed update."""
+    """Wraps the call of the predictor. A middleware that returns None drops the update."""
 
     def __call__(
         self,

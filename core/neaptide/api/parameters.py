@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class ParameterStore(ABC):
     """Lends weights, gradients and optimizer state by span.
 
-    A provider implements `spans`, `lend`, `lend_state`, `has_gradient` and `zero_gradients`. The
-    other methods have defaults, which call these five.
+    A subclass implements `spans`, `lend`, `lend_state`, `has_gradient` and `zero_gradients`. The
+    other methods have defaults that call these five methods.
 
     Attributes:
         optimizer: the optimizer of the run.
@@ -84,12 +84,12 @@ class ParameterStore(ABC):
     ) -> Iterator[Any]:
         """Lend a span's weight, gradient or optimizer state inside a `with` block.
 
-        The tensors are on the device `on`; without `on`, on the device where the store keeps them.
-        In mode `"write"` the store saves the new values when the block ends. A weight or gradient
-        is a tensor of shape `span.shape`. If the gradient is missing, a read raises KeyError and a
-        write starts from zeros. The state is the optimizer's dict for the span, empty before the
-        first step. A write may add and remove entries. If it empties the dict, the optimizer
-        creates the state again.
+        The tensors are on the device `on`; without `on`, each is where the store keeps it. In mode
+        `"write"` the store saves the new values when the block ends. A weight or gradient is a
+        tensor of shape `span.shape`. If the gradient is missing, a loan for reading raises
+        KeyError, and a loan for writing starts from zeros. The state is the optimizer's dict for
+        the span; it is empty before the first step. A loan for writing may add and remove entries.
+        If the dict is then empty, the optimizer creates the state again.
         """
         try:
             if of == "state":
@@ -118,8 +118,8 @@ class ParameterStore(ABC):
     def on_write(self, callback: Callable[[Span], None]) -> Callable[[], None]:
         """Call `callback(span)` after each loan of a weight in mode `"write"`.
 
-        Returns a function that removes the callback. Ordinary updates write without a loan and do
-        not call the callback.
+        Returns a function that removes the callback. Ordinary updates do not call the callback,
+        because they write without a loan.
         """
         self._on_write.append(callback)
         return lambda: self._on_write.remove(callback)
@@ -137,17 +137,18 @@ class ParameterStore(ABC):
     ) -> Callable[[], None]:
         """Move `evictable` tensors off the device; return a function that moves them back.
 
-        Until then `refuge` (default: RAM) holds the tensors. Loans still work, and all values stay
-        bitwise equal. Do not compute with evicted weights, and do not update them. Evicted state is
-        moved back before the optimizer steps or loads. A store that cannot evict does nothing.
+        `refuge` (default: RAM) holds the evicted tensors. Loans still work, and all values stay
+        bitwise equal. Do not compute with evicted weights, and do not update evicted weights. The
+        store moves evicted optimizer state back before the optimizer makes a step or loads a state.
+        A store that cannot evict does nothing.
         """
         return lambda: None
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:  # noqa: ARG002 - for a provider
-        """Let `keeper` hold a weight instead of the module, until the returned function is called.
+        """Let `keeper` hold a weight instead of the module. The returned function ends this.
 
-        Loans and updates use `keeper`. Do not compute with the module's own tensor, which still
-        receives gradients. ValueError if the weight shares memory, or is already kept or evicted.
+        Loans and updates use `keeper`. Do not compute with the module's tensor; this tensor still
+        receives gradients. ValueError if the weight shares memory, is evicted, or has a keeper.
         """
         msg = f"this store cannot give {span.name!r} to a keeper; use another parameter store"
         raise ValueError(msg)
@@ -166,7 +167,7 @@ class ParameterStore(ABC):
         return True
 
     def compute(self) -> AbstractContextManager[None]:
-        """Make all weights usable inside a `with` block around the module or the optimizer.
+        """Return a context in which the module and the optimizer can use all weights.
 
         A store that loads the weights block by block does nothing in this method.
         """
@@ -182,7 +183,7 @@ class ParameterStore(ABC):
             self.optimizer.step()
 
     def drain(self) -> None:  # noqa: B027 - only a provider has pending updates
-        """Finish pending updates, so that every loan shows the newest value."""
+        """Finish pending updates, so that every loan has the newest values."""
 
     def close(self) -> None:  # noqa: B027 - only a provider evicts
         """Move all evicted tensors back to the device, at the end of the run."""
@@ -196,11 +197,11 @@ class ParameterStore(ABC):
         return lambda: self._on_update.remove(callback)
 
     def finish_update(self) -> None:
-        """Call the `on_update` callbacks after an update, unless the backward has called them."""
+        """Call the `on_update` callbacks after an update, if the backward has not called them."""
         self.notify_update(lambda _span, _weight: None)
 
     def notify_update(self, change: Change) -> None:
-        """Call the `on_update` callbacks for each trainable span with the delta from `change`."""
+        """Call the `on_update` callbacks for each trainable span; `change` gives the delta."""
         if not self._on_update:
             return
         with torch.no_grad():
@@ -235,7 +236,7 @@ class ParameterStore(ABC):
                     gradient.mul_(on_device(factor, gradient.device))
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
-        """Scale the gradients from the global norm `norm` to a norm of at most `max_norm`."""
+        """Scale the gradients, whose global norm is `norm`, to a norm of at most `max_norm`."""
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
     def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:
@@ -263,7 +264,7 @@ class ParameterStore(ABC):
 
     @contextmanager
     def optimizer_state(self) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's `state_dict` inside a `with` block; each span's state is a loan."""
+        """Lend the optimizer's `state_dict`, with loans of each span's state, in a `with` block."""
         self.drain()
         with ExitStack() as loans:
             whole = dict(self.optimizer.state_dict())
@@ -277,7 +278,7 @@ class ParameterStore(ABC):
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
         """Load the optimizer's `state_dict`; each tensor keeps its saved dtype.
 
-        torch's own loading casts state to the dtype of the parameter: fp32 moments become bf16.
+        The optimizer's own method would cast state to the parameter's dtype, such as fp32 to bf16.
         """
         self.optimizer.load_state_dict(state)
         for index, span in self._numbered().items():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Phase:
-    """A phase: its name, and the parts of a step that run in it."""
+    """A phase: a name, and the parts of a step that run in this phase."""
 
     name: str
     runs_backward: bool
@@ -34,7 +34,7 @@ CORRECT = Phase("correct", runs_backward=True, updates_optimizer=True, applies_p
 PHASES = {phase.name: phase for phase in (WARMUP, FULL, PREDICT, CORRECT)}
 
 TrainedPhase = Literal["warmup", "full", "correct"]
-"""The name of a phase that runs a backward; the type of settings."""
+"""The name of a phase that runs a backward; a type for settings."""
 TRAINED = tuple(cast("TrainedPhase", name) for name, phase in PHASES.items() if phase.runs_backward)
 """Names of the phases that run a backward, in the order of the cycle."""
 
@@ -53,7 +53,7 @@ class PhaseSchedule:
     correction_interval: int
     """Number of predicted updates after which a Correct phase is due."""
     predicts: bool
-    """Whether a plugin can predict. If not, Full never ends."""
+    """Whether a plugin can predict. If this is False, the Full phase never ends."""
     phase: Phase = WARMUP
     done: int = 0
     """Ordinary updates made in `phase` so far."""
@@ -98,8 +98,8 @@ class PhaseSchedule:
     def steps_until(self, predicate: Callable[[Phase], bool], limit: int = 10_000) -> int | None:
         """Return the number of ordinary updates before the next phase with a true `predicate`.
 
-        0 means the next step. None means that no such phase starts within `limit` updates. Each
-        jump before the phase counts as accepted, with a horizon of `correction_interval` updates.
+        0 means the next step. None means that no such phase starts within `limit` updates. The
+        method assumes that each jump is accepted, with a horizon of `correction_interval` updates.
         """
         schedule, updates = self, 0
         while updates <= limit:
@@ -115,7 +115,7 @@ class PhaseSchedule:
         return None
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the position in the cycle, without the lengths, which the config holds."""
+        """Return the position in the cycle. The config has the lengths of the phases."""
         return {"phase": self.phase.name, "done": self.done, "uncorrected": self.uncorrected}
 
     def restored(self, state: dict[str, int | str]) -> PhaseSchedule:

@@ -16,17 +16,17 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 @attrs.frozen
 class StepRecord:
-    """A row of steps.csv: an ordinary update, once its loss is on the host, or an accepted jump."""
+    """A row of steps.csv: an ordinary update whose loss is on the host, or an accepted jump."""
 
     step: int
     """The number of the update; for a jump, the number of the update after the jump."""
     phase: str
     loss: float
-    """Mean training loss of the batch; for a jump, the loss of its last probe."""
+    """Mean training loss of the batch; for a jump, the loss of the guard's last probe."""
     was_predicted: bool
     """Whether the row is an accepted jump."""
     grad_norm: float | None = None
-    """L2 norm of the gradients before clipping; None if not measured."""
+    """L2 norm of the gradients before clipping; None if this norm was not measured."""
     confidence: float | None = None
     seconds: float = 0.0
     device_bytes: int | None = None
@@ -45,9 +45,9 @@ class Finding:
     level: Level = attrs.field(validator=attrs.validators.in_(LEVELS))
     """`note`: an optional part is missing; `warning`: time or memory is lost; `error`: a fault."""
     what: str
-    """The checked thing, in a few words: `NVML`, `scikit-learn`."""
+    """The name of the checked part, such as `NVML` or `scikit-learn`."""
     detail: str
     """The result, one line."""
     advice: str | None = None
-    """The command or change that solves the problem; None without a problem."""
+    """The command or change that solves the problem; None if there is no problem."""
     __repr__ = one_line

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch on every device, Python's random, and numpy if it is imported."""
+    """Seed torch on every device, Python's random, and numpy if numpy is imported."""
     torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:

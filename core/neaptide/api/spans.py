@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Mode = Literal["read", "write"]
 
 Of = Literal["weight", "gradient", "state"]
-"""The lent part of a span: a tensor, or with `"state"` the dict of its optimizer state."""
+"""The lent part of a span. A loan of `"state"` is a dict; other loans are tensors."""
 
 TensorOf = Literal["weight", "gradient"]
 """The part of a span that is lent as a tensor."""
@@ -56,15 +56,15 @@ OnUpdate = Callable[[Span, torch.Tensor, "torch.Tensor | None"], None]
 `delta` is the tensor that a jump added to `weight`, or None after an ordinary update."""
 
 DeltaOf = Callable[[Span], "torch.Tensor | None"]
-"""`delta(span)` returns the tensor that a predicted update adds; None: no change."""
+"""`delta(span)` returns the tensor that a predicted update adds, or None for no change."""
 
 Change = Callable[[Span, torch.Tensor], "torch.Tensor | None"]
-"""`change(span, weight)` returns the `delta` of `OnUpdate`."""
+"""`change(span, weight)` returns the `delta` for the callbacks `OnUpdate`."""
 
 
 @attrs.frozen(eq=False)
 class Snapshot:
-    """Bitwise copies of weights (and of the optimizer's state), which `restore` writes back."""
+    """Bitwise copies of weights, and of optimizer state on request. `restore` writes them back."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any] | None
@@ -72,13 +72,13 @@ class Snapshot:
 
 
 class Keeper(Protocol):
-    """Holds one weight in another form. The form may round the weight."""
+    """Holds one weight in another form, which may be less exact than the weight."""
 
     def read(self) -> torch.Tensor:
         """Return the weight, on the device, in the span's shape and dtype."""
 
     def write(self, weight: torch.Tensor) -> None:
-        """Hold `weight` from now on. A write of the value that `read` returned changes no bit."""
+        """Replace the weight. Writing the value that `read` returned changes no bit."""
 
 
 @attrs.frozen(eq=False)
@@ -92,7 +92,7 @@ class SharedStorage:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the storage; may be more than the sum over the tensors."""
+        """Bytes of the storage; may be more than the sum of the bytes of `tensors`."""
         return self.storage.nbytes()
 
 
@@ -100,12 +100,12 @@ class SharedStorage:
 class Evictable:
     """The storages that can be moved off the device, and the bytes that must stay there.
 
-    `storages` keeps the memory alive: delete the list before you measure the freed memory.
+    The list `storages` keeps the memory alive. Delete the list before you measure freed memory.
     """
 
     storages: list[SharedStorage] = attrs.field(factory=list)
     left: Mapping[str, int] = attrs.field(factory=dict)
-    """Bytes that must stay on the device, by reason."""
+    """A dict from reasons to the bytes that must stay on the device for this reason."""
 
     __repr__ = one_line
 
@@ -119,20 +119,20 @@ class Refuge(Protocol):
     """Holds evicted tensors off the device.
 
     The tensor objects stay the same. Tensors that shared a storage share a storage again after
-    `give_back`. If a call raises, it can be repeated.
+    `give_back`. A call that raised can be repeated.
     """
 
     readable: bool
     """Whether evicted tensors can be read on the host."""
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Move `storages` off the device, as many as fit. If the call raises, no storage was moved.
+        """Move as many of `storages` as fit off the device. If the call raises, none was moved.
 
         The list keeps the device memory alive: remove each moved storage from the list.
         """
 
     def give_back(self) -> None:
-        """Move the tensors back to the device; their present values stay."""
+        """Move the tensors back to the device, with their present values."""
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

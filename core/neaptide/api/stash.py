@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 @attrs.frozen
 class StashKey(Generic[T]):
-    """A key and the type of its value, defined once, in the plugin that writes the value."""
+    """A key and the type of its value. The plugin that writes the value defines the key."""
 
     name: str
     """`"plugin-name.value-name"`."""
 
 
 class Stash:
-    """The values of one run by `StashKey`."""
+    """A dict from each `StashKey` to its value, one stash per run."""
 
     def __init__(self) -> None:
         self._values: dict[StashKey[Any], Any] = {}
@@ -33,5 +33,5 @@ class Stash:
         self._values[key] = value
 
     def get(self, key: StashKey[T], default: T | None = None) -> T | None:
-        """Return the value under `key`, or `default`."""
+        """Return the value under `key`; if there is no value, return `default`."""
         return cast("T | None", self._values.get(key, default))

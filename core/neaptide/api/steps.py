@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Loss:
-    """A loss as sum and count, so that micro-batches of unequal weight add up exactly.
+    """A sum of losses and a count, so that the mean over unequal micro-batches is exact.
 
     `count` is the number of tokens or targets in `sum`: a number or a 0-dim tensor. `loss_fn` may
-    instead return a mean as a 0-dim tensor; its count is the number of samples in the batch.
+    instead return a mean as a 0-dim tensor. Then the count is the number of samples in the batch.
     """
 
     sum: torch.Tensor
@@ -38,7 +38,7 @@ class Loss:
 
 @attrs.frozen(eq=False)
 class WeighedLoss:
-    """A loss as `loss_fn` returned it (a sum or a mean), and its weight; internal to the loop."""
+    """The sum or mean that `loss_fn` returned, and its weight. Only the loop uses this class."""
 
     value: torch.Tensor
     count: float | torch.Tensor
@@ -46,7 +46,7 @@ class WeighedLoss:
     __repr__ = one_line
 
     def over(self, reference: float | torch.Tensor) -> torch.Tensor:
-        """Return `sum / reference`; a mean with `count == reference` is returned unrounded."""
+        """Return `sum / reference`; if a mean has `count == reference`, do not round it."""
         if self.is_sum:
             return self.value / reference
         share = self.count / reference
@@ -66,7 +66,7 @@ def nonzero(count: float | torch.Tensor) -> float | torch.Tensor:
 
 
 def weigh(returned: object, batch: object) -> WeighedLoss:
-    """Return the value of `loss_fn` with its weight; TypeError if the value is no loss."""
+    """Return a value of `loss_fn` with its weight; TypeError if the value is not a loss."""
     if isinstance(returned, Loss):
         return WeighedLoss(returned.sum, returned.count, is_sum=True)
     if isinstance(returned, torch.Tensor) and returned.numel() == 1:
@@ -100,7 +100,7 @@ def _children(batch: object) -> list[Any]:
 
 
 def batch_length(batch: object) -> int:
-    """Return the number of samples in a batch: dim 0 of its first tensor; 1 without a tensor."""
+    """Return the number of samples: dim 0 of the first tensor in `batch`, or 1 without a tensor."""
     tensor = first_tensor(batch)
     return 1 if tensor is None else tensor.shape[0]
 
@@ -111,19 +111,19 @@ class Outcome(Enum):
     APPLIED = "applied"
     """The weights changed."""
     SKIPPED = "skipped"
-    """The loss or a gradient was not finite. No weight changed; the gradients are dropped."""
+    """The loss or a gradient was not finite. No weight changed. The gradients were dropped."""
     DEFERRED = "deferred"
     """No weight changed. The gradients stay, and the next step adds to them."""
 
 
 @attrs.frozen(eq=False)
 class Trained:
-    """The result of one ordinary step; its tensors are still on the device."""
+    """The result of one ordinary step. The tensors are still on the device."""
 
     loss: torch.Tensor
-    """Mean over the batch, 0-dim, detached."""
+    """Mean loss of the batch: a detached 0-dim tensor."""
     gradient_norm: torch.Tensor | None
-    """L2 norm of the gradients before clipping; None if not measured."""
+    """L2 norm of the gradients before clipping; None if this norm was not measured."""
     outcome: Outcome
     __repr__ = one_line
 
@@ -135,29 +135,29 @@ class Update:
     horizon: int = attrs.field(validator=_gt(0))
     delta: DeltaOf
     """`delta(span)` returns a float tensor of the span's shape on any device, or None for no
-    change. It is called for one span after the other: only one delta must exist at a time."""
+    change. The core calls it span by span, so only one delta must exist at a time."""
     add: Callable[[torch.Tensor, torch.Tensor, float], None] | None = None
-    """`add(weight, delta, scale)` adds `scale * delta` to `weight` in place, both on one device.
+    """`add(weight, delta, scale)` adds `scale * delta` in place to `weight`, on the same device.
     The default first rounds the delta to the weight's dtype."""
     __repr__ = one_line
 
 
 Probe = Callable[[Any], float]
-"""`probe(batch)` returns the mean loss of the present weights; it changes no state."""
+"""`probe(batch)` returns the mean loss of the present weights and changes no state."""
 
 
 @attrs.frozen
 class Pace:
-    """The pace of prediction. A scheduler sets it in `run.stash` for the predictor."""
+    """Length of jumps and windows. A scheduler sets a Pace in `run.stash` for the predictor."""
 
     scale: float = attrs.field(default=1.0, validator=[_ge(0.0), _lt(math.inf)])
-    """Factor on the length of a jump; 0: no jump."""
+    """Factor on the length of a jump; with 0 no jump is made."""
     window: float = attrs.field(default=1.0, validator=[_gt(0.0), _lt(math.inf)])
-    """Factor on the length of the window before a jump."""
+    """Factor on the length of the window (the sampled updates) before a jump."""
 
 
 PACE: StashKey[Pace] = StashKey("pace")
-"""The key of the pace; a predictor reads it when it opens a window and when it proposes."""
+"""The key of the pace. A predictor reads the pace at each new window and each proposal."""
 
 
 @attrs.frozen
@@ -168,13 +168,13 @@ class JumpGain:
     """Number of the update after the jump, as in `steps.csv`."""
     horizon: int
     gain: float
-    """Reduction of the loss by the jump; negative: the jump raised the loss."""
+    """Reduction of the loss by the jump; negative if the jump raised the loss."""
     stderr: float
     """Standard error of the gain."""
 
 
 JUMP_GAIN: StashKey[JumpGain] = StashKey("jump-gain")
-"""The key of the latest measured gain; a scheduler reads it after each step."""
+"""The key of the latest measured gain. A scheduler reads this gain after each step."""
 
 
 @attrs.frozen
@@ -197,12 +197,12 @@ class Jump:
 
     accepted: bool
     horizon: int
-    """Ordinary updates that the jump replaces, after halvings; of a refused jump, as proposed."""
+    """Number of replaced ordinary updates: after halvings if accepted, as proposed if refused."""
     scale: float
-    """Applied share of the proposed delta; 0 if refused."""
+    """Applied share of the proposed delta; 0 if the jump was refused."""
     loss_before: float
     loss_after: float
-    """Probe losses on the coming batch: before the jump and after the last attempt."""
+    """Loss on the coming batch after the last attempt; `loss_before`: loss before the jump."""
     norm: float
     """L2 norm of the proposed delta."""
     confidence: float | None
@@ -217,7 +217,7 @@ class Jump:
 
 @attrs.define(eq=False)
 class StepResult:
-    """The result of `trainer.step`. `loss`, `grad_norm` and the repr wait for the device."""
+    """The result of `trainer.step`. Reading `loss`, `grad_norm` or repr waits for the device."""
 
     step: int
     """Number of ordinary updates, including this step."""
@@ -245,7 +245,7 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float | None:
-        """Global L2 norm of the gradients before clipping; None if not measured."""
+        """Global L2 norm of the gradients before clipping; None if it was not measured."""
         return self._read_norm()
 
     @property
@@ -255,7 +255,7 @@ class StepResult:
 
     @property
     def confidence(self) -> float | None:
-        """The dynamics model's confidence in the jump; None without a jump or a model."""
+        """The forecast's confidence in the jump; None without a jump or without a forecast."""
         return self.jump.confidence if self.jump else None
 
     @property

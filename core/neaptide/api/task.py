@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Task:
-    """A model and its loss; `loss_fn=None` means `model(**batch).loss`."""
+    """A model and its loss function; with `loss_fn=None` the loss is `model(**batch).loss`."""
 
     module: nn.Module
     loss_fn: LossFn | None = None
@@ -40,8 +40,9 @@ class Task:
 class Data:
     """Training batches in order, and fixed validation batches.
 
-    `train` is any iterable. If it has `state_dict` and `load_state_dict`, a resumed run uses them.
-    Otherwise each iteration must give the same batches, and a resumed run skips the used batches.
+    `train` is any iterable. If it has `state_dict` and `load_state_dict`, checkpoints save the
+    state. Otherwise each iteration must give the same batches, and a resumed run skips the batches
+    that were already used.
     """
 
     train: Iterable[Any]
@@ -82,7 +83,7 @@ class Run:
     """The run directory; None if the run writes no files."""
     device: torch.device
     log: structlog.BoundLogger = attrs.field(repr=False)
-    """`run.log.info("event.name", key=value)` adds to events.jsonl; warnings reach the console."""
+    """`run.log.info("event.name", key=value)` adds an event; the console shows warnings, too."""
     stash: Stash = attrs.field(factory=Stash, repr=False)
     """Values that plugins store for each other."""
     timeline: Timeline = attrs.field(factory=Timeline, repr=False)

@@ -14,8 +14,9 @@ class Timeline:
     """Opens a context around each part of a run, for one listener: `run.timeline`.
 
     There are three kinds of categories. `step` has names such as `"step 12 full"` and
-    `"step 12 predict"`. `core` is the core's own part of an around hook: `"around_forward"`. A
-    plugin's name is the category of its hooks and middleware: `"ema: after_step"`. Contexts nest.
+    `"step 12 predict"`. `core` is the core's part of an around hook, such as `"around_forward"`.
+    The name of a plugin is the category of the plugin's hooks and middleware, such as
+    `"ema: after_step"`. Contexts nest.
     """
 
     __slots__ = ("opener",)
@@ -27,7 +28,7 @@ class Timeline:
         return f"{type(self).__name__}({'nobody' if self.opener is None else 'somebody'} listens)"
 
     def listen(self, opener: Opener) -> Callable[[], None]:
-        """Enter the context `opener(name, category)` around every later part of the run.
+        """From now on, enter the context `opener(name, category)` around each part of the run.
 
         Returns a function that removes the listener. RuntimeError if there is a listener already.
         """
@@ -43,5 +44,5 @@ class Timeline:
         return end
 
     def open(self, name: str, category: str) -> AbstractContextManager[Any]:
-        """Return the context of one part; an empty one without a listener."""
+        """Return the context of one part; an empty context if there is no listener."""
         return nullcontext() if self.opener is None else self.opener(name, category)

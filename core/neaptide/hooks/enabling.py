@@ -31,9 +31,8 @@ def configured(
 ) -> tuple[RunConfig, list[PluginSpec]]:
     """Return the complete config and the manifests of the enabled plugins in resolved order.
 
-    `plugins` are names or manifests of plugins that are enabled in addition to those of the config.
-    Plugins that build the model, data or optimizer are enabled, too. The ConfigError or PluginError
-    lists all problems.
+    `plugins` are names or manifests of further plugins to enable. Plugins that build the model,
+    data or optimizer are also enabled. The ConfigError or PluginError lists all problems.
     """
     if isinstance(plugins, str | PluginSpec):
         msg = f"plugins must be a list of names or manifests, such as ['ema'] (got {plugins!r})"
@@ -74,10 +73,10 @@ def _by_name(specs: Iterable[PluginSpec]) -> dict[str, PluginSpec]:
 
 
 def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]:
-    """Split `"builtin:byte-gpt"` into scheme and name; a `package.module:factory` has no scheme.
+    """Split `"builtin:byte-gpt"` into scheme and name; `package.module:factory` has no scheme.
 
-    The part before the colon is a scheme if an installed or `enabled` plugin builds this scheme, or
-    if the part after the colon is not a Python name.
+    The part before the colon is a scheme if an installed or `enabled` plugin builds this scheme. It
+    is also a scheme if the part after the colon is not a Python name.
     """
     scheme, colon, rest = name.partition(":")
     known = {
@@ -91,7 +90,7 @@ def split_name(name: str, enabled: Iterable[PluginSpec] = ()) -> tuple[str, str]
 
 
 class _Known(dict[str, PluginSpec]):
-    """The given and the installed manifests; a broken manifest raises only when it is read."""
+    """The given and the installed manifests. A broken manifest raises only when it is read."""
 
     def __missing__(self, name: str) -> PluginSpec:
         return installed_plugins()[name]
@@ -116,7 +115,7 @@ def _load(config: Any, specs: Mapping[str, PluginSpec]) -> RunConfig:
 def _builder(
     kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
-    """Check `options`; return the plugin that builds the model or data `name`, or None."""
+    """Check `options`; return the plugin that builds the model or data `name`, if one does."""
     scheme, rest = split_name(name, enabled)
     if not scheme:
         return None
@@ -139,7 +138,7 @@ def _builder(
 def _optimizer_builder(
     kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
-    """Check `options`; return the plugin that builds the optimizer `name`, or None."""
+    """Check `options`; return the plugin that builds the optimizer `name`, if one does."""
     wanted = f"{kind}:{name}"
     held = [spec for spec in enabled if wanted in spec.schemes]
     if not held:

@@ -1,9 +1,9 @@
 """Every hook, in the order of a run. Each docstring states when the hook runs and what it may do.
 
 An implementation names only the arguments that it uses. The hooks `around_*` return a middleware
-(see `api/middleware.py`); the middleware of the first plugin is the outermost. A hook with
-`firstresult` uses the first result that is not None; the core's own implementation runs last. All
-other hooks run on every plugin.
+(see `api/middleware.py`). The middleware of the first plugin is the outermost. Of a hook with
+`firstresult` the core uses the first result that is not None; the core's implementation runs last.
+All other hooks run on every plugin.
 """
 # mypy: disable-error-code="empty-body"
 
@@ -41,7 +41,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 def build_model(spec: ModelSpec) -> nn.Module | Task | None:
     """Build the model of `[model]`, in runs from a config.
 
-    `schemes` of the manifest lists the names that the plugin builds. Return a
+    The manifest's `schemes` lists the schemes that the plugin builds. Return a
     `Task(module, loss_fn)`, or a module whose loss is `model(**batch).loss`.
     """
 
@@ -62,7 +62,7 @@ def register_kernels(kernels: KernelScope) -> None:
 
 @hookspec
 def convert_model(model: nn.Module) -> None:
-    """Change the model in place, before the optimizer is built. Undo the change in `on_run_end`."""
+    """Change the model in place before the optimizer is built. Undo the change in `on_run_end`."""
 
 
 @hookspec(firstresult=True)
@@ -71,7 +71,7 @@ def configure_optimizer(
 ) -> torch.optim.Optimizer | None:
     """Build the optimizer of `[optimizer]`.
 
-    The core itself builds the optimizers of torch.optim, and any that is named `module:Class`.
+    The core builds a class of torch.optim, and a class whose name has the form `module:Class`.
     """
 
 
@@ -81,8 +81,8 @@ def provide_parameters(
 ) -> ParameterStore | None:
     """Provide the store of weights, gradients and optimizer state.
 
-    The core's own store keeps everything on the device. If a plugin claims `device.placement`,
-    the core does not move the model: the plugin moves the parts of the model to `run.device`.
+    The core's store leaves each tensor on its device. If a plugin claims `device.placement`, the
+    core does not move the model. The plugin must move the parts of the model to `run.device`.
     """
 
 
@@ -91,7 +91,7 @@ def provide_parameters(
 
 @hookspec
 def around_train_step(run: Run) -> middleware.AroundTrainStep | None:
-    """Wrap one ordinary step: all micro-batches, backwards and the update. The jump is outside."""
+    """Wrap one ordinary step: all micro-batches, backwards and the update, but not the jump."""
 
 
 @hookspec
@@ -116,7 +116,7 @@ def around_predict(run: Run) -> middleware.AroundPredict | None:
 
 @hookspec
 def around_propose(run: Run) -> middleware.AroundPropose | None:
-    """Wrap `propose_update`. May correct, scale or drop the update before the guard judges it."""
+    """Wrap `propose_update`. The middleware may return another update, or None to drop it."""
 
 
 @hookspec
@@ -141,8 +141,8 @@ def around_save(run: Run) -> middleware.AroundSave | None:
 def on_run_start(run: Run, model: nn.Module, store: ParameterStore, probe: Probe) -> None:
     """Run after assembly, before the first step and before a checkpoint is loaded.
 
-    `probe(batch)` returns the mean loss of the present weights as a float. Keep `probe` for calls
-    during the run.
+    `probe(batch)` returns the mean loss of the present weights as a float. A plugin may store the
+    function `probe` and call it during the run.
     """
 
 
@@ -163,8 +163,8 @@ def select_phase(history: History, schedule: PhaseSchedule) -> Phase | None:
 def propose_update(store: ParameterStore, history: History, horizon: int) -> Update | None:
     """Return a predicted update that replaces at most `horizon` ordinary updates, or None.
 
-    Runs in a Predict step. The core applies the update: a change of weights in this hook raises
-    PluginError.
+    Runs in a Predict step. The core applies the returned update. If this hook itself changes
+    weights, the core raises PluginError.
     """
 
 
@@ -184,12 +184,12 @@ def plan_micro_batches(batch: Any) -> Sequence[Any] | None:
 
 @hookspec
 def on_phase_enter(phase: Phase, previous: Phase | None, step: int) -> None:
-    """Run when a phase begins; `previous` is None in the first step of a started or resumed run."""
+    """Run when a phase begins; `previous` is None in the first step after a start or resume."""
 
 
 @hookspec
 def on_phase_exit(phase: Phase, following: Phase | None, step: int) -> None:
-    """Run when a phase ends; `following` is None at the end of a run and before a resume."""
+    """Run when a phase ends; `following` is None at the end of the run and before a load."""
 
 
 # --- notify: each hook observes and returns None --------------------------------------------------
@@ -217,16 +217,16 @@ def after_step(step: int, phase: Phase, result: StepResult) -> None:
 
 @hookspec
 def on_record(record: StepRecord) -> None:
-    """Run for each row of steps.csv, an update or accepted jump; also without a run directory.
+    """Run for each update and each accepted jump. Each record is a row of steps.csv.
 
-    The record of an update holds plain numbers. The hook gets it during the next step, or at the
-    end of the run.
+    The record of an update has plain numbers. The hook gets this record during the next step, or
+    at the end of the run. The hook also runs if there is no run directory.
     """
 
 
 @hookspec
 def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
-    """Run for each line of metrics.jsonl: either `lr` and all plugins' numbers, or `val_loss`."""
+    """Run for each line of metrics.jsonl: `lr` and all plugins' numbers, or only `val_loss`."""
 
 
 # --- account ----------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
 
 @hookspec
 def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
-    """Return `ledger` with the changes that this plugin makes to the memory of `phase`.
+    """Return a copy of `ledger` with this plugin's changes to the memory of `phase`.
 
     The next plugin gets the returned ledger.
     """

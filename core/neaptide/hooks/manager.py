@@ -39,7 +39,7 @@ DEFAULTS = "neaptide"
 
 @attrs.frozen(eq=False)
 class _Implementation:
-    """One plugin's implementation of one hook, with the names of the arguments that it takes."""
+    """One plugin's implementation of one hook, and the names of its arguments."""
 
     plugin: str
     hook: str
@@ -96,7 +96,7 @@ class HookManager:
         return bool(self._calls[hook])
 
     def left_to_core(self, hook: str) -> bool:
-        """Return whether no plugin implements `hook`, so that the core's default is used."""
+        """Return whether the core's default is used, because no plugin implements `hook`."""
         return all(call.plugin == DEFAULTS for call in self._calls[hook])
 
     # -- ways of calling --------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class HookManager:
                     raise
 
     def first(self, hook: str, expected: Any, **given: Any) -> Any:
-        """Return the first result that is not None; PluginError if it is not of type `expected`."""
+        """Return the first result that is not None; PluginError if its type is not `expected`."""
         for implementation in self._calls[hook]:
             value = implementation(given)
             if value is not None:
@@ -144,12 +144,12 @@ class HookManager:
         if spec is None or not spec.observer:
             return False
         if hook == "on_run_start" and isinstance(error, ConfigError):
-            return False  # the user must correct the settings before training
+            return False  # the user must correct settings
         if name in self._quarantine:
             self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=said(error))
             return True
         self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=said(error))
-        self._quarantine.add(name)  # of its hooks only on_run_end still runs, to undo patches
+        self._quarantine.add(name)  # from now on, only its on_run_end runs
         self._index()
         return True
 
@@ -195,7 +195,7 @@ class HookManager:
         return metrics
 
     def diagnose(self) -> list[Finding]:
-        """Return every plugin's findings about this machine; a plugin's error propagates."""
+        """Return all findings about this machine; an exception from a plugin is not caught."""
         found: list[Finding] = []
         for implementation in self._calls["diagnose"]:
             for value in implementation.function() or ():

@@ -31,10 +31,10 @@ RETURNS = {
 
 
 def blame(error: BaseException, plugin: str | None, where: str) -> None:
-    """Add a note to `error`: `plugin` raised it in hook `where`. Later calls change nothing.
+    """Note on `error` that `plugin` raised it in hook `where`. Later calls change nothing.
 
-    `plugin=None` means that the core or the user's code raised `error`. Then no outer plugin is
-    blamed.
+    `plugin=None` means that the core or the user's code raised `error`. Then later calls name no
+    plugin either.
     """
     if hasattr(error, _BLAMED):
         return
@@ -71,7 +71,7 @@ def compose(
 def _core(core: Callable[..., Any], where: str, timeline: Timeline) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
         try:
-            if timeline.opener is None:  # runs in each step, so skip the cost of an empty context
+            if timeline.opener is None:  # skips the cost of an empty context in each step
                 return core(**arguments)
             with timeline.opener(where, "core"):
                 return core(**arguments)

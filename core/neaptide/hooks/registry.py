@@ -27,11 +27,11 @@ class Installed:
     problem: str | None = None
     """The reason why the manifest cannot be used, or None."""
     rival: str | None = None
-    """`"name version"` of another distribution that ships a plugin with this name."""
+    """`"name version"` of another distribution that ships a plugin of the same name."""
 
 
 class Registry(Mapping[str, PluginSpec]):
-    """The manifests by name. A broken manifest raises an error only when it is read."""
+    """A dict from names to manifests. A broken manifest raises an error only when it is read."""
 
     def __init__(self, installed: Mapping[str, Installed]) -> None:
         self.installed = installed
@@ -114,7 +114,7 @@ def _read(one: ShippedEntry) -> Installed:
 
 
 def load_class(spec: PluginSpec) -> type[Plugin[object]]:
-    """Import and return the class of a manifest; PluginError if that fails."""
+    """Import and return the plugin class of a manifest; PluginError if the import fails."""
     module, _, name = spec.load.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), name)

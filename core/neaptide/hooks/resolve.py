@@ -18,10 +18,10 @@ def resolve(
 ) -> list[PluginSpec]:
     """Return `enabled` in the order in which their hooks run; the first plugin is the outermost.
 
-    `before` and `after` of the manifests determine the order; the order of the config decides the
-    rest. ConfigError lists all problems: a claim held twice, a conflict, a missing requirement, a
-    cycle. `installed()` returns the installed manifests; an error about a missing requirement names
-    the plugins that meet it.
+    `before` and `after` in the manifests determine the order. Where they allow several orders, the
+    order of the config is used. ConfigError lists all problems: two plugins with the same claim, a
+    conflict, a missing requirement, a cycle. `installed()` returns the installed manifests. An
+    error about a missing requirement names the installed plugins that meet the requirement.
     """
     specs = {spec.name: spec for spec in enabled}
     problems = [
@@ -105,7 +105,7 @@ def _sorted(specs: Mapping[str, PluginSpec], problems: list[str]) -> list[str]:
     order: list[str] = []
     ready: list[str] = list(sorter.get_ready())
     while ready:
-        # Of the ready plugins take the first in the config, so that ties keep the config's order.
+        # Take the ready plugin that is first in the config.
         name = min(ready, key=rank.__getitem__)
         ready.remove(name)
         order.append(name)

@@ -1,4 +1,4 @@
-"""The guard: applies a predicted update, judges it by forwards, and undoes it if refused."""
+"""The guard applies a predicted update, judges it by forwards, and undoes a refused update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Verdict:
-    """The guard's decision on one update; `Jump` documents the fields."""
+    """The guard's decision on one update. The class `Jump` documents the fields."""
 
     accepted: bool
     scale: float
@@ -36,29 +36,29 @@ class Verdict:
 
 @attrs.frozen(kw_only=True)
 class Guard:
-    """Accepts an update if it raises the probe loss, measured by a forward, by at most `rise`.
+    """Accepts an update if the loss of a forward (the probe) rises by at most `rise`.
 
-    The guard refuses jumps that do immediate harm. It does not estimate the later gain of a jump,
-    because such estimates correlate too little with the measured gain.
+    The guard refuses jumps that raise the loss at once. It does not estimate the later gain of a
+    jump, because such estimates correlate too little with the measured gain.
     """
 
     rise: float
     """Largest accepted relative rise of the probe loss: 0.02 is 2 %."""
     halvings: int
-    """How many times a refused jump is halved and tried again."""
+    """Number of times that a jump is halved and tried again before it is refused."""
 
     def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
-        """Apply `update` to the weights of `store`: all of it, a halved part, or nothing.
+        """Apply the whole `update`, a half, quarter, …, or nothing to the weights of `store`.
 
-        If the jump is refused, every weight is bitwise unchanged. If it is accepted, every changed
-        weight is finite, and the `on_update` callbacks have run with the rounded delta that was
-        applied. Needs host memory for one copy of the trainable weights.
+        If the jump is refused, every weight is bitwise unchanged. If the jump is accepted, every
+        changed weight is finite, and the `on_update` callbacks have run with the rounded delta that
+        was applied. The guard needs host memory for one copy of the trainable weights.
         """
         before, snapshot = probe(), store.snapshot()
         try:
             verdict = self._tried(store, update, probe, before, snapshot)
         except BaseException:
-            store.restore(snapshot)  # a part of a jump must not stay
+            store.restore(snapshot)  # the error left a part of the jump applied
             raise
         if verdict.accepted:
             old = snapshot.weights
@@ -116,7 +116,7 @@ def _add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
 
 
 def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
-    """Return the L2 norm of the delta over all spans, and the first problem with it or None."""
+    """Return the L2 norm of the delta over all spans, and the first problem found or None."""
     squares = 0.0
     for span in store.spans():
         delta, problem = _delta_of(update, span)
@@ -135,7 +135,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | None]:
-    """Return the delta of a span and the problem with this delta; both may be None."""
+    """Return a span's delta, or None for no change, and the problem with this delta or None."""
     delta = update.delta(span) if span.trainable else None
     if delta is None:
         return None, None
@@ -157,7 +157,7 @@ def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | No
 
 @contextmanager
 def unwritten(store: ParameterStore, model: nn.Module) -> Iterator[None]:
-    """When the context ends, raise PluginError if weights changed; the guard cannot undo that."""
+    """When the context ends, raise PluginError if its body changed weights."""
     written: list[Span] = []
     end = store.on_write(written.append)
     versions = [parameter._version for parameter in model.parameters()]  # noqa: SLF001 - torch's
@@ -188,7 +188,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Set eval mode without gradients; when the context ends, restore as `as_it_was` does."""
+    """Like `as_it_was`, but with eval mode and without gradients inside the context."""
     with as_it_was(model), torch.no_grad():
         model.eval()
         yield

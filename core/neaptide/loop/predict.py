@@ -49,8 +49,8 @@ def attempt(
     """Return the jump with the guard's verdict, or None if no update was proposed.
 
     `propose(store=, history=, horizon=)` calls the hook `propose_update` inside its middleware.
-    `probe()` returns the loss of the present weights and changes no state. Random generators, train
-    modes and buffers are restored afterwards. PluginError if the predictor writes to weights.
+    `probe()` returns the loss of the present weights and changes no state. At the end `attempt`
+    restores random generators, train modes and buffers. PluginError if the hook writes weights.
     """
     started = time.perf_counter()
     with as_it_was(model):
@@ -85,7 +85,7 @@ def _judged(
     probe: Callable[[], float],
     predictor: str | None,
 ) -> Verdict:
-    """Return the guard's verdict; errors raised by the functions of `update` name the predictor."""
+    """Return the guard's verdict. Errors from the functions of `update` name the predictor."""
 
     def owned(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
@@ -116,9 +116,9 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
 
 
 def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: Any) -> None:
-    """Count and log a Predict step, and advance the schedule; `before` is the earlier schedule."""
+    """Count and log a Predict step, and advance `before`, the schedule from before the step."""
     if jump is None or not jump.accepted:
-        # A Predict step that was forced in Warmup or Correct and fails must not end that phase.
+        # If a forced Predict step in Warmup or Correct fails, it must not end that phase.
         cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase
         state.schedule = before if cut else state.schedule.declined()
     else:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class LearningRate:
-    """Linear warmup, then a constant rate, or a linear or cosine decay to zero at `steps` updates.
+    """Linear warmup, then a constant rate, or a linear or cosine decay to zero after `steps`.
 
-    Jumps do not count as updates. `constant` without warmup never sets `lr`, so the user's own
-    scheduler may set it.
+    `steps` counts updates without jumps. `constant` without warmup never sets `lr`, so that the
+    user's scheduler may set `lr`.
     """
 
     name: Literal["constant", "linear", "cosine"]

@@ -1,4 +1,4 @@
-"""The state of the loop, and the part of this state that a checkpoint stores."""
+"""The state of the loop, and its conversion to the state tree of a checkpoint."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Accumulation:
 
 
 class LateScalar:
-    """An asynchronous copy of a 0-dim CUDA tensor on the host; only `float()` waits for the device.
+    """An asynchronous copy of a 0-dim CUDA tensor to the host. Only `float()` waits for the copy.
 
     `__init__` queues the copy, so `float()` does not wait for work that is queued later.
     """
@@ -74,13 +74,13 @@ class LateScalar:
 
 
 def late(tensor: torch.Tensor) -> LateScalar | float:
-    """Return the value of a 0-dim tensor; of a CUDA tensor as a `LateScalar`, without waiting."""
+    """Return the value of a 0-dim tensor; for a CUDA tensor return a `LateScalar` at once."""
     return LateScalar(tensor) if tensor.is_cuda else tensor.item()
 
 
 @attrs.define(eq=False)
 class Pending:
-    """One update; its loss and norm may still be on the device."""
+    """One update, whose loss and gradient norm may still be on the device."""
 
     step: int
     phase: Phase
@@ -112,7 +112,7 @@ class TrainState:
 
     schedule: PhaseSchedule
     step: int = 0
-    """Ordinary updates, including skipped updates; the learning rate depends on this number."""
+    """Number of ordinary and skipped updates. The learning rate depends on this number."""
     batches: int = 0
     """Batches taken from the data."""
     predicted: int = 0
@@ -132,7 +132,7 @@ class TrainState:
         return self.predicted / max(1, self.predicted + self.step)
 
     def settle(self) -> Pending | None:
-        """Add the pending update, which is one step old, to the history; return it or None."""
+        """Add the pending update of the previous step to the history; return the update or None."""
         pending, self.pending = self.pending, None
         if pending is not None and pending.applied:
             self.history.record(pending.read_loss(), pending.read_norm(), pending.seconds)
@@ -158,7 +158,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a value that `state_dict` returned; the next step calls `on_phase_enter` again."""
+        """Load a value that `state_dict` returned. The next step calls `on_phase_enter` again."""
         for name in _COUNTERS:
             setattr(self, name, state[name])
         self.schedule = self.schedule.restored(state["schedule"])

@@ -59,8 +59,8 @@ class Loop:
         self._record = record
         self._changing = changing
         self._loss_fn = loss_fn
-        self._norm: torch.Tensor | None = None  # of the update in progress; None until measured
-        self._added = False  # whether the step in progress has added to the gradients
+        self._norm: torch.Tensor | None = None  # of the present update; None until measured
+        self._added = False  # whether the present step has added to the gradients
         train = run.config.train
         self._measure_norm = (
             train.grad_norm
@@ -83,7 +83,7 @@ class Loop:
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
-        """Train on `batch`; in Predict, make a jump first. `phase` overrides the chosen phase."""
+        """Train on `batch`; in Predict, first attempt a jump. `phase` overrides the schedule."""
         state, started = self.state, time.perf_counter()
         self._added = False
         chosen: Phase = phase or self.hooks.first(
@@ -103,7 +103,7 @@ class Loop:
         return result
 
     def enter(self, phase: Phase) -> None:
-        """Change to `phase`; notify the plugins if this is another phase than before."""
+        """Change to `phase`; notify the plugins if it is not the present phase."""
         state = self.state
         state.schedule = state.schedule.enter(phase)
         if phase is state.phase:
@@ -138,7 +138,7 @@ class Loop:
     def abandon(self) -> None:
         """Drop the gradients of a step that raised.
 
-        Gradients that earlier steps accumulated stay, if this step has not added to them.
+        If the step has added no gradients, gradients that earlier steps accumulated are kept.
         """
         if self._added or not self.state.accumulation.pieces:
             self.store.zero_gradients()
@@ -256,7 +256,7 @@ class Loop:
     def probe(self, batch: Any) -> float:
         """Return the mean loss of the present weights on `batch`, in eval mode without gradients.
 
-        Afterwards train modes, buffers and random state are restored.
+        At the end, train modes, buffers and random state are restored.
         """
         phase = self.state.phase or self.state.schedule.phase
         with undisturbed(self.model):
@@ -268,7 +268,7 @@ class Loop:
     # -- evaluation -------------------------------------------------------------------------------
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
-        """Return the mean loss over `batches`, weighted by their counts; nan without batches.
+        """Return the mean loss over `batches`, weighted by the counts; nan without batches.
 
         Restores the same state as `probe`. `plain=True` skips the middleware of `around_evaluate`.
         """

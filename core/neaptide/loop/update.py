@@ -40,8 +40,8 @@ def apply_gradients(
 ) -> Outcome:
     """Check and clip the gradients, then run the optimizer's step.
 
-    `norm` is the L2 norm of the gradients, or None if not measured. `loss` is any multiple of the
-    mean loss. If a gradient or `loss` is not finite, return SKIPPED without a step.
+    `norm` is the L2 norm of the gradients, or None if it was not measured. `loss` is any multiple
+    of the mean loss. If a gradient or `loss` is not finite, return SKIPPED without a step.
     """
     if train.check_finite and not _finite(store, norm, loss):
         return Outcome.SKIPPED
@@ -53,7 +53,7 @@ def apply_gradients(
 
 
 def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torch.Tensor) -> bool:
-    # A non-finite gradient always makes the norm non-finite, but not always the loss.
+    # A non-finite gradient makes the norm non-finite, but the loss may be finite.
     if norm is None:
         if store.has_nonfinite_gradients():
             return False

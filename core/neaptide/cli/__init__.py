@@ -1,4 +1,4 @@
-"""The command line: the verb `run`, and the loader of the verbs from installed distributions."""
+"""The command line: the verb (subcommand) `run`, and the loader of verbs from entry points."""
 
 from .app import main
 

@@ -41,7 +41,7 @@ The first five minutes:
 
 
 def build_app(given: Sequence[str] = ()) -> App:
-    """Return the application with `run` and the shipped verbs that `given` (arguments) may use."""
+    """Return the application with `run` and the verbs that the arguments `given` may use."""
     app = App(
         name="neaptide",
         help=_HELP,
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes an exit code
         text, code = explained(error)
-        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # the user stopped it
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)  # the user stopped the command
         for line in text.splitlines():
             sys.stderr.write(f"{line}\n" if stopped else f"error: {line}\n")
         for note in getattr(error, "__notes__", ()):

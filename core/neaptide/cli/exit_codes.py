@@ -1,4 +1,4 @@
-"""The message and exit code of an error; Neaptide's own errors have an `exit_code`."""
+"""The message and exit code of an error. Neaptide's error classes have an `exit_code`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _USAGE, _OUT_OF_MEMORY, _INTERRUPTED, _OTHER = 2, 4, 130, 1
 def explained(error: BaseException) -> tuple[str, int]:
     """Return an error's message and exit code.
 
-    If code of a user or a plugin raised the error, the traceback is printed first.
+    If code of the user or of a plugin raised the error, the traceback is printed first.
     """
     if isinstance(error, NeaptideError):
         return str(error), error.exit_code

@@ -65,7 +65,7 @@ def run(
 
     from .training import train  # noqa: PLC0415 - imports torch, so the checks come first
 
-    # As with `python -m`, modules in the current directory can be imported (`my_module:factory`).
+    # As with `python -m`, `my_module:factory` can be imported from the current directory.
     sys.path.insert(0, str(Path.cwd()))
     # Prints of the user's code must not mix with the JSON on stdout.
     with (
@@ -94,7 +94,7 @@ def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool)
             msg = "--allow-changes is for resuming; give --resume auto or --resume CHECKPOINT too"
             raise ConfigError(msg)
         return
-    # After a crash the checkpoint may only exist under its `.old-` name; loading recovers it.
+    # After a crash the checkpoint may exist only under its `.old-` name. `load` renames it back.
     places = (Path(resume), old_of(Path(resume)))
     # `os.path.exists`, because `Path.exists` raises if a name is too long or access is denied.
     if resume != "auto" and not any(os.path.exists(place) for place in places):  # noqa: PTH110 - see above

@@ -27,8 +27,8 @@ def train(
 ) -> tuple[Summary, dict[str, str]]:
     """Train the model of `config`; return the summary, and the reports of plugins by plugin name.
 
-    The display, in the given `style`, writes to the current `sys.stdout`. `origins` maps the dotted
-    path of each setting to its origin, and is saved in the run directory.
+    The display has the given `style` and writes to the present `sys.stdout`. `origins` maps the
+    dotted path of each setting to its origin. The run directory stores `origins`.
     """
     with HybridTrainer.from_config(config, origins=origins) as trainer:
         data = assembly.build_data(config, trainer.hooks)

@@ -1,8 +1,7 @@
 """Loads the verbs that distributions ship as entry points: functions or cyclopts Apps.
 
 A verb has the name of its entry point; `config.schema` is the verb `schema` below `config`. Only
-verbs that the command line may use are imported. A verb that cannot be loaded does not affect the
-other verbs.
+verbs that the arguments may use are imported. If a verb cannot be loaded, all other verbs work.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[
         if not isinstance(verb, App) and not isroutine(verb):
             msg = f"{entry.target!r} must be a function or an App (got {type(verb).__name__})"
             raise PluginError(msg)  # noqa: TRY301
-        # A copy, because verbs are added below it and the distribution's object must not change.
+        # Copied, because adding verbs below `verb` must not change the distribution's object.
         home.command(deepcopy(verb), name=last)
     except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
         problem = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""A file that grows by whole lines. It stays open; if it was moved or deleted, it is reopened."""
+"""A file to which whole lines are appended. If the file is moved or deleted, it is reopened."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 LONGEST_LINE = 1 << 20
-"""Largest size of a line in bytes, with its line feed. Readers of a run may skip longer lines."""
+"""Largest size of a line in bytes, including the line feed. Readers may skip longer lines."""
 
 
 class AppendedFile:
     """Appends lines to the file at `path`, each with one unbuffered write.
 
-    A killed process loses no line. If a full disk cuts a line short, the part is removed. If `path`
-    is no longer the open file, `path` is opened again.
+    If the process is killed, no appended line is lost. If a full disk cuts a line short, the part
+    is removed. If another file is at `path`, or none, `path` is opened again.
     """
 
     def __init__(self, path: Path, header: str = "") -> None:
@@ -28,7 +28,7 @@ class AppendedFile:
         self._file: FileIO | None = None
 
     def append(self, line: str) -> None:
-        """Write `line`; if the file is empty, write the header first. OSError if a write fails."""
+        """Append `line`; if the file is empty, first write the header. OSError if a write fails."""
         file = self._opened()
         before = os.fstat(file.fileno()).st_size
         text = f"{line}\n" if before or not self._header else f"{self._header}\n{line}\n"

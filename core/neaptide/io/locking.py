@@ -13,8 +13,8 @@ except ImportError:  # Windows: `lock` returns False
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
     """Lock `file`; return False if the system has no such locks.
 
-    If another process holds the lock, `wait=True` waits for it; `wait=False` raises
-    BlockingIOError.
+    If another process holds the lock, `wait=True` waits until the lock is free, and `wait=False`
+    raises BlockingIOError.
     """
     if fcntl is None:
         return False

@@ -66,7 +66,7 @@ def said(error: BaseException) -> str:
 
 
 def readable(event: Mapping[str, Any]) -> str:
-    """Return an event as one line: its name, and the fields that are neither None nor empty."""
+    """Return an event as one line: the event's name, and all fields that have a value."""
     fields = [
         f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in event.items()
@@ -88,7 +88,7 @@ class StderrHandler(logging.Handler):
     """A handler that writes to the current `sys.stderr`, which a live display may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; if that fails, drop the line."""
+        """Write a line; if the write fails, drop the line."""
         stream = Tolerant(sys.stderr)
         try:
             stream.write(f"{self.format(record)}\n")
@@ -98,7 +98,7 @@ class StderrHandler(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats an event with all its fields. Any other log record becomes the event `log`."""
+    """Formats an event with all fields of the event. Other log records become an event `log`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON."""

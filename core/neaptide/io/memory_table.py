@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def memory_table(
     entries: Iterable[Any], peaks: Mapping[Any, tuple[str, int]], moments: Sequence[str]
 ) -> str:
-    """Return a ledger as text: the peak of each tier, then all entries by tier, largest first."""
+    """Return a ledger as text: the peak of each tier, then the entries of each tier by size."""
     lines = [f"{tier:<6}  peak {size(nbytes)} in {when}" for tier, (when, nbytes) in peaks.items()]
     held: Counter[tuple[str, ...]] = Counter()
     for one in entries:
@@ -32,7 +32,7 @@ def memory_table(
 
 
 def _held_in(moments: Collection[str], every: Sequence[str]) -> str:
-    """Return `moments` as text, in the order of `every`; `all but …` if fewer are missing."""
+    """Return `moments` as text in the order of `every`; `all but …` if that is shorter."""
     held = [moment for moment in every if moment in moments]
     missing = [moment for moment in every if moment not in moments]
     if len(missing) < len(held):

@@ -10,8 +10,8 @@ from typing import IO, Any
 def open_missing() -> None:
     """Open the null device for each standard stream that is closed at the start (`>&-`).
 
-    Otherwise the next file that is opened gets the stream's descriptor, and libraries print into
-    that file.
+    Otherwise the next opened file would get the stream's descriptor, and the output of libraries
+    would be written to this file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -21,9 +21,9 @@ def open_missing() -> None:
 def discard(stream: IO[str]) -> None:
     """Redirect `stream`, on which a write has failed, to the null device.
 
-    The stream's buffer still holds the text that was not written. Python writes this text again at
-    exit, which would fail again. A stream without a descriptor (in a notebook, or a `StringIO`)
-    stays unchanged.
+    The stream's buffer still holds the text that was not written. Python would write this text
+    again at exit and fail again. A stream without a descriptor, such as a `StringIO`, stays
+    unchanged.
     """
     try:
         descriptor = stream.fileno()
@@ -35,7 +35,7 @@ def discard(stream: IO[str]) -> None:
 
 
 class Tolerant:
-    """A stream that is discarded after an error, so that a failing display does not end a run."""
+    """A wrapper that discards its stream after an error, so that a display cannot end a run."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

@@ -23,7 +23,7 @@ def size_of(nbytes: float, limit: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time as text: `250 ms`, `1.5 s`, `12:05`, `1:02:03`."""
-    # If a time rounds up to the next larger unit, that unit is used: 59.97 s is 1:00.
+    # A time that rounds up to the next unit is written in the next unit: 59.97 s is 1:00.
     if round(seconds * 1000) < 1000:  # noqa: PLR2004 - less than a second
         return f"{seconds * 1000:.0f} ms"
     if round(seconds, 1) < 60:  # noqa: PLR2004 - less than a minute

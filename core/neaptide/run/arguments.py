@@ -67,7 +67,7 @@ def check_resume(resume: object) -> None:
 
 
 def phase_named(name: str) -> Phase:
-    """Return a phase by name; raise ValueError if the name is unknown."""
+    """Return the phase `name`; raise ValueError if there is no such phase."""
     if name not in PHASES:
         msg = f"phase must be one of {', '.join(PHASES)} (got {name!r}){suggest(str(name), PHASES)}"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Functions that assemble a run: they create the plugins, the model, the data, the optimizer."""
+"""Functions that create the plugins, the model, the data and the optimizer of a run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule
 def choose_device(name: str, model: nn.Module | None) -> torch.device:
     """Return the device `name`; raise ConfigError for `cuda` without a usable GPU.
 
-    `auto` means the device of `model` if it is given, else the first GPU, else the CPU.
+    `auto` means the device of `model`; without a model the first GPU; without a GPU the CPU.
     """
     if name == "auto":
         parameter = next(model.parameters(), None) if model is not None else None
@@ -89,12 +89,12 @@ def choose_device(name: str, model: nn.Module | None) -> torch.device:
 
 
 def is_placed(hooks: HookManager) -> bool:
-    """Return whether a plugin, not the core, moves the model to the device."""
+    """Return whether a plugin moves the model to the device, so that the core does not."""
     return any(PLACEMENT in spec.claims for spec in hooks.specs.values())
 
 
 def build_task(config: RunConfig, hooks: HookManager) -> Task:
-    """Build the model that `[model]` names; its tensors stay on the device of the builder."""
+    """Build the model that `[model]` names; do not move it to the run's device."""
     if not config.model.name:
         msg = "name a model: 'builtin:byte-gpt' or 'package.module:factory' @ model.name"
         raise ConfigError(msg)
@@ -147,8 +147,8 @@ def build_optimizer(
 def base_ledger(store: ParameterStore, phase: Phase) -> Ledger:
     """Return the memory that the core uses in `phase`, in bytes.
 
-    This is the memory of weights, gradients, optimizer state and the copy for the rollback of a
-    jump. Activations are not included, because they depend on the batch.
+    This is the memory of weights, gradients, optimizer state, and the copy of the weights that
+    undoes a jump. Activations are not included, because they depend on the batch.
     """
     spans = store.spans()
     trainable = sum(span.bytes for span in spans if span.trainable)

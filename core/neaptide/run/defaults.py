@@ -1,6 +1,6 @@
-"""The core's implementations of the hooks of which the first result counts.
+"""The core's implementations of hooks that use the first result.
 
-They are called last, so that every plugin can replace them.
+They run last, so that every plugin can replace them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Defaults:
 
     @_default
     def build_model(self, spec: ModelSpec) -> nn.Module | Task | None:
-        """Build the model by a call of the factory with `[model.options]`."""
+        """Call the factory with `[model.options]`, and return the model."""
         if spec.scheme:
             return None
         factory = import_factory(spec.name, spec.options, "model.name")
@@ -57,9 +57,9 @@ class Defaults:
 
     @_default
     def build_data(self, spec: DataSpec) -> Data | None:
-        """Build the data by a call of the factory with `[data.options]`.
+        """Call the factory with `[data.options]`, and return the data.
 
-        If the factory has a parameter named like a setting of the run, it also gets this setting.
+        The factory also gets each setting of the run for which it has a parameter of this name.
         """
         if spec.scheme:
             return None
@@ -89,7 +89,7 @@ class Defaults:
     ) -> torch.optim.Optimizer:
         """Build an optimizer of torch.optim or of `package.module:Class`.
 
-        Upper and lower case do not matter in a name of torch.optim.
+        The name of a class of torch.optim may be written in upper or lower case.
         """
         found = _optimizer_class(name)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -111,13 +111,13 @@ class Defaults:
 
     @_default
     def select_phase(self, schedule: PhaseSchedule, history: History) -> Phase:
-        """Return the phase that is due by the schedule in the config."""
+        """Return the phase that is due according to the schedule."""
         del history
         return schedule.due()
 
 
 def _called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
-    """Call `factory` with `options`; note `name` and its setting `where` on each error."""
+    """Call `factory` with `options`; add `name` and the setting `where` as a note to any error."""
     with _naming(name, where):
         return factory(**options)
 
@@ -131,7 +131,7 @@ def _takes(factory: Callable[..., Any], argument: str) -> bool:
 
 
 def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callable[..., Any]:
-    """Import `package.module:factory`; raise ConfigError if there is none.
+    """Import `package.module:factory`; raise ConfigError if this is impossible.
 
     Also raise ConfigError if the factory has no parameter for one of `options`.
     """
@@ -167,7 +167,7 @@ def import_object(name: str, where: str) -> Any:
 
 @contextmanager
 def _naming(called: str, where: str) -> Iterator[None]:
-    """Add a note to each error of the block: the name `called`, and `where`, its setting."""
+    """Add the name `called` and its setting `where` as a note to any error of the block."""
     try:
         yield
     except SystemExit as error:
@@ -195,8 +195,8 @@ def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> No
 def try_optimizer(name: str, lr: float, options: Mapping[str, Any]) -> None:
     """Make one update of a 2x2 weight with the optimizer that `[optimizer]` names.
 
-    Some wrong settings fail only at the first step. This call raises ConfigError for them before a
-    model is built.
+    Some wrong settings fail only at the first step. For these settings this function raises
+    ConfigError before a model is built.
     """
     found = _optimizer_class(name)
     weight = torch.nn.Parameter(torch.zeros(2, 2))
@@ -252,8 +252,8 @@ def _optimizer_class(name: str) -> Any:
 def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
     """Return `model(**batch).loss`, the loss that the models of transformers compute.
 
-    It is used without a `loss_fn`. Raises DataError if the batch is not a mapping or the output
-    has no loss.
+    This is the loss function if the user gives no `loss_fn`. Raises DataError if the batch is not a
+    mapping or the output has no loss.
     """
     if not hasattr(batch, "keys"):
         msg = (

@@ -1,4 +1,4 @@
-"""Displays of a running training, found by entry points; for terminals and notebooks."""
+"""Finds, by entry points, a display of the running training in a terminal or notebook."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Display(Protocol):
 def display_of(
     config: RunConfig, style: str, device: Any, stream: IO[str] | None
 ) -> AbstractContextManager[Display | None]:
-    """Return a context that yields the first display that can show this run, else None.
+    """Return a context that yields the first display that can show this run, or None.
 
-    An entry point is a function with these keyword arguments that returns such a context, or None
-    if it cannot show a run here; they are called in the order of their names. `stream` is None if
-    no text is wanted.
+    An entry point is a function that takes the same keyword arguments. It returns such a context,
+    or None if its display cannot show a run here. The functions are called in the order of the
+    entry points' names. If `stream` is None, the display must not print text.
     """
     for display in loaded(DISPLAY_GROUP):
         found: AbstractContextManager[Display] | None = display(

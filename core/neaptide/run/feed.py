@@ -1,4 +1,4 @@
-"""Endless batches from finite data, and the position in the data for checkpoints."""
+"""An endless iteration over finite data, and the position in the data for checkpoints."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Cursor:
     """The position of a run in data that has no `state_dict`.
 
-    To resume, the random state from the start of the pass is restored. Then the data is iterated
-    anew, and the batches that were already used are skipped.
+    A resumed run restores the random state from the start of the pass. Then it iterates the data
+    again and skips the batches that were already used.
     """
 
     used: int = 0
@@ -32,10 +32,10 @@ class Cursor:
 
 
 class Feed:
-    """Endless batches from `Data.train`, and the position in this data as a state tree.
+    """An endless iteration over `Data.train`, and the position in this data as a state tree.
 
-    The iteration raises DataError if the data raises an error, or if a pass over it yields no
-    batch.
+    The iteration raises DataError if the data raises an error, or if a pass over the data yields
+    no batch.
     """
 
     def __init__(self, train: Any, state: dict[str, Any] | None) -> None:
@@ -109,7 +109,7 @@ class Feed:
 
 
 def guarded(batches: Iterable[Any], kind: str) -> Iterator[Any]:
-    """Yield a user's batches; raise an error of the user's data as DataError with the batch number.
+    """Yield a user's batches; turn an error of the data into a DataError with the batch number.
 
     `kind` is the use of the batches: `"training"` or `"validation"`.
     """

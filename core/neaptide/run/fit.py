@@ -32,7 +32,7 @@ class _Stopped(Exception):  # noqa: N818 - no fault: it only ends an evaluation
 
 
 class Trains(Protocol):
-    """The methods of a trainer that `Fit` calls; a subclass of the trainer may override them."""
+    """The methods of a trainer that `Fit` calls. A subclass may override these methods."""
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch."""
@@ -60,7 +60,7 @@ class Fit:
         self._recorder = session.recorder
         self._stop = StopRequest()
         self._began = session.state.step, session.state.batches
-        self._saved: tuple[int, Path] | None = None  # batches trained on at that save; path
+        self._saved: tuple[int, Path] | None = None  # the last save: number of used batches, path
 
     def run(self, resume: Any, *, allow_changes: bool) -> Summary:
         """Train to the end; see `HybridTrainer.fit`."""
@@ -72,7 +72,7 @@ class Fit:
         with stop_on_signals() as self._stop:
             try:
                 if resumed:
-                    self._evaluate_if_due()  # the run may have stopped before this evaluation
+                    self._evaluate_if_due()  # a stopped run may lack this evaluation
                 self._train(feed)
                 return self._finish()
             except _Stopped:
@@ -96,7 +96,7 @@ class Fit:
 
     @contextmanager
     def _saving_first(self) -> Iterator[None]:
-        """If the data raises an error, save a checkpoint before the error ends the run."""
+        """If the data raises an error, save a checkpoint, then raise the error again."""
         try:
             yield
         except DataError as error:

@@ -1,4 +1,4 @@
-"""The memory of the process: its present use, and its peak since a reset."""
+"""Measures the memory of the process: the present use, and the peak since a reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neaptide.api.memory import MemorySample
 
 
 def sample(device: torch.device) -> MemorySample:
-    """Return the memory in use now; the measurement takes a few microseconds."""
+    """Return the memory in use now, measured in a few microseconds."""
     allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
     return MemorySample(allocated, _resident_bytes())
 
@@ -29,7 +29,7 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _statm() -> int | None:
-    """Return an open descriptor of `statm`; it stays open, as opening takes ten times a read."""
+    """Return a descriptor of `statm`. It stays open: opening takes ten times as long as a read."""
     try:
         return os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:  # not Linux
@@ -43,8 +43,8 @@ if hasattr(os, "register_at_fork"):
 class PeakMeter:
     """Highest device and host bytes since `reset`.
 
-    On Linux the host's peak is the kernel's high-water mark, which includes short spikes, and
-    `exact_host` is True. On other systems the peak is the highest sample.
+    On Linux the kernel measures the host's peak, including short spikes, and `exact_host` is True.
+    On other systems the host's peak is the highest sample.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -52,7 +52,7 @@ class Recorder:
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
         self._early: list[MutableMapping[str, Any]] | None = []
-        """Events from before `begin`, which may delete events.jsonl; `begin` writes them."""
+        """Events from before `begin`. `begin` writes them, because it may delete the file."""
         self.summed_up = False
         """Whether the run's summary was written."""
         self._started = time.perf_counter()
@@ -79,7 +79,7 @@ class Recorder:
             self._meter = PeakMeter(device)
 
     def begin(self, resumed: TrainState | None) -> None:
-        """Prepare the files: continue after the update of `resumed`; None starts anew."""
+        """Prepare the files: continue after the update of `resumed`, or start new files if None."""
         if resumed is not None and resumed.history.losses:
             self.final_loss = resumed.history.losses[-1]
         if self._files is None:
@@ -113,7 +113,7 @@ class Recorder:
             self.event(event)
 
     def trained(self, settled: Pending) -> None:
-        """Record an ordinary update; read its loss, which may wait for the device."""
+        """Record an ordinary update. Reading the loss may wait for the device."""
         self.final_loss = settled.read_loss()
         if self._read and settled.step > self._recorded:
             self._record(

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from neaptide.api.records import StepRecord
 
 _cells = attrgetter(*COLUMNS)
-_DIGITS = 15  # largest number of digits of a step; a longer number means damage
-_LONGEST_TEXT = 1000  # characters to which a value of too long a line is cut
+_DIGITS = 15  # largest number of digits of a step; a row with a longer number is damaged
+_LONGEST_TEXT = 1000  # if a line is too long, its values are cut to this many characters
 _RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 
 
 class RunDirectory:
     """Locks a run directory and writes its files.
 
-    If a write fails, for example on a full disk, its data is lost and training continues. The
-    first such error logs a warning.
+    If a write fails, for example on a full disk, the data of this write is lost and training
+    continues. The first such error logs a warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,7 +108,7 @@ class RunDirectory:
         self._append("steps.csv", ",".join(map(_cell, _cells(record))))
 
     def line(self, name: str, values: Mapping[str, Any]) -> None:
-        """Append one JSON line to the file `name`; if it is too long, its values are shortened."""
+        """Append one JSON line to the file `name`. If the line is too long, shorten the values."""
         plain = jsonable(values)
         line = json.dumps(plain)
         if len(line) >= LONGEST_LINE:
@@ -140,8 +140,8 @@ class RunDirectory:
 
 
 def _kept_files(directory: Path) -> dict[Path, tuple[int, int]]:
-    """Return the report and all files of plugins: the path, and its device and inode."""
-    # A linked folder is made by the user and may be on another disk, so it is skipped.
+    """Return the path, and the device and inode, of the report and of all files of plugins."""
+    # Linked folders are skipped: the user made them, and they may be on another disk.
     of_plugins = (path for path in directory.glob("plugins/*/*") if not path.parent.is_symlink())
     stats = {path: path.lstat() for path in (*directory.glob("report.html"), *of_plugins)}
     return {path: (stat.st_dev, stat.st_ino) for path, stat in stats.items()}
@@ -190,7 +190,7 @@ def _locked(path: Path) -> IO[str]:
 def _keep(path: Path, wanted: Callable[[str], bool]) -> list[str]:
     if not path.exists():
         return []
-    # A damaged file may have bytes that are not UTF-8; `wanted` decides about their lines.
+    # A damaged file may have bytes that are not UTF-8; `wanted` decides about such lines.
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     kept = [line for line in lines if wanted(line)]
     text = "".join(f"{line}\n" for line in kept)

@@ -1,7 +1,7 @@
 """Checks the form of all sections of a checkpoint before `load` changes the run.
 
-The digests prove that no byte has changed. These checks prove that this version can load the data:
-names, types and shapes are right.
+The digests prove that no byte has changed. The checks of this module prove that names, types and
+shapes are right, so that this version can load the data.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Parts:
 
 @contextmanager
 def sections(parts: Parts, data: Any) -> Iterator[dict[str, Any]]:
-    """Yield all state except the weights: one tree per section, by the name of the section."""
+    """Yield a dict from names of sections to trees of state: all state except the weights."""
     state = parts.state
     with parts.store.compute(), parts.store.optimizer_state() as optimizer:
         yield {
@@ -87,10 +87,10 @@ def save(directory: Path, parts: Parts, data: Any) -> Path:
 def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     """Load a checkpoint into `parts`; return the saved position in the data.
 
-    Raises CheckpointError if the checkpoint is damaged or a section has not the form that `save`
-    writes. Raises WrongCheckpointError if there is no checkpoint, or if it belongs to another
-    config, model or set of plugins. Both are raised before anything is changed. With
-    `allow_changes` the config and the plugins may differ.
+    Raises CheckpointError if the checkpoint is damaged or a section has a wrong form. Raises
+    WrongCheckpointError if there is no checkpoint, or if the checkpoint belongs to another config,
+    model or set of plugins. Both errors are raised before the run is changed. With `allow_changes`
+    the config and the plugins may differ.
     """
     loaded = checkpoints.load(directory)
     with formed(loaded, "manifest"):
@@ -147,8 +147,8 @@ def _load_tensors(
 def digest(parts: Parts, data: Any) -> str:
     """Return the sha256 of weights, buffers, optimizer, plugins, schedule, RNG and data position.
 
-    Runs with equal computations have equal digests. The digest does not include times, nor plugins
-    and user objects that have no state.
+    Runs with equal computations have equal digests. Times are not included, and neither are plugins
+    and user objects without state.
     """
     store = parts.store
     with sections(parts, data) as trees:

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One run, which `HybridTrainer` and `Fit` use. If its assembly fails, the assembly is undone.
+    """One run, used by `HybridTrainer` and `Fit`. If the assembly fails, it is undone.
 
-    `ordered` are the manifests of the enabled plugins in resolved order. `build` makes the model
-    and the loss after the plugins were created. Without `optimizer`, the optimizer of the config is
-    built. The other arguments are those of `HybridTrainer`.
+    `ordered` are the manifests of the enabled plugins in resolved order. `build` returns the model
+    and the loss function, and is called when the plugins exist. Without `optimizer`, the optimizer
+    of the config is built. `HybridTrainer` documents the other arguments.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Session:
         self.data_state: Any = None
         """The position in the data, as saved in checkpoints."""
         self.error: BaseException | None = None
-        """The error that ends the run; the last step or the user's code raised it."""
+        """The error, raised by the last step or by the user's code, that ends the run."""
         self._closed = self._begun = self._loaded = self._stepping = False
         self._kernels: KernelScope | None = None
         if config.train.deterministic:
@@ -171,7 +171,7 @@ class Session:
         self._begun, self._loaded = False, True
 
     def digest(self) -> str:
-        """Return the sha256 of all state that a result may depend on."""
+        """Return the sha256 of all state on which results of the run may depend."""
         return saving.digest(self._parts, self.data_state)
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Session:
 
 
 _users: list[tuple[bool, bool]] = []
-"""The user's deterministic mode of torch and its `warn_only`, once per deterministic session."""
+"""The user's deterministic mode of torch and `warn_only`, once per deterministic session."""
 
 
 def _begin_deterministic() -> None:
@@ -239,7 +239,7 @@ def _log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) 
 
 
 def _raise_teardown(errors: list[BaseException], error: BaseException | None) -> None:
-    """Raise the errors of a teardown; if `error` ended the run, only note them on `error`."""
+    """Raise the errors of a teardown; if `error` ended the run, add them as notes to `error`."""
     if not errors:
         return
     msg = "plugins failed while the run ended"

@@ -25,7 +25,7 @@ class Interrupted(NeaptideError):  # noqa: N818 - no fault: a signal stops a run
     def __init__(self, received: int, message: str) -> None:
         super().__init__(message)
         self.received = received
-        self.exit_code = 128 + received  # type: ignore[misc]  # this error's code is the signal's
+        self.exit_code = 128 + received  # type: ignore[misc]  # the code depends on the signal
 
 
 class StopRequest:
@@ -48,8 +48,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
     """Catch SIGINT and SIGTERM inside the context.
 
     A second signal ends the process at once, without a checkpoint, with exit status 128 + the
-    number of the signal. In other threads than the main thread no signal is caught, as Python
-    cannot install handlers in them.
+    number of the signal. Python can install signal handlers only in the main thread, so in other
+    threads no signal is caught.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

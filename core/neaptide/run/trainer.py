@@ -47,20 +47,20 @@ class HybridTrainer:
 
     Args:
         model: any module; it stays on its device.
-        optimizer: an optimizer of the model's parameters; without it, `[optimizer]` of the config
-            names the optimizer to build.
-        loss_fn: `loss_fn(model, batch)` returns a 0-dim mean or a `Loss(sum, count)`; without it,
-            the loss is `model(**batch).loss`.
+        optimizer: an optimizer of the model's parameters. If it is None, the trainer builds the
+            optimizer that `[optimizer]` of the config names.
+        loss_fn: `loss_fn(model, batch)` returns a 0-dim mean or a `Loss(sum, count)`. If it is
+            None, the loss is `model(**batch).loss`.
         config: a TOML, YAML or JSON file, a mapping or a RunConfig. Without `run.dir` no file
             is written.
         plugins: names of installed plugins, or manifests; they are enabled in addition to the
             plugins of the config.
-        stateful: other objects with `state_dict` and `load_state_dict`, such as an LR scheduler;
-            their state is saved in checkpoints.
+        stateful: other objects with `state_dict` and `load_state_dict`, such as an LR scheduler.
+            Checkpoints include the state of these objects.
 
     Raises:
-        ConfigError: the config or the plugins are wrong; all faults are in the text, and nothing
-            was changed.
+        ConfigError: the config or the plugins are wrong. The text lists all faults. The model and
+            the optimizer are unchanged.
         TypeError: an argument has the wrong type.
     """
 
@@ -96,8 +96,8 @@ class HybridTrainer:
     ) -> Self:
         """Build the model and the optimizer that the config names, on the device of the config.
 
-        `origins` maps the dotted path of each setting to its source; it is written to the run
-        directory.
+        `origins` maps the dotted path of each setting to the source of this setting. The run
+        directory stores `origins`.
         """
         full, ordered = configured(config, plugins)
         device = assembly.choose_device(full.train.device, None)
@@ -156,8 +156,8 @@ class HybridTrainer:
         """Train until `train.steps` updates are made; evaluate, save and stop on signals.
 
         Args:
-            data: a `Data`, or the batches to train on; after the last batch, the first follows.
-            validation: the batches to evaluate on; used if `data` is not a `Data`.
+            data: a `Data`, or the batches to train on. The data is iterated again at its end.
+            validation: the batches to evaluate on, if `data` is not a `Data`.
             resume: the path of a checkpoint to continue from. `"auto"` means the newest valid
                 checkpoint of the run directory, if there is one.
             allow_changes: resume even if the config or the plugins differ.
@@ -167,7 +167,7 @@ class HybridTrainer:
                 `run.progress` is `"quiet"`.
 
         Returns:
-            The content of summary.json; print it for a table.
+            The content of summary.json. `print` shows the summary as a table.
 
         Raises:
             Interrupted: a SIGINT or SIGTERM arrived; the run was saved.
@@ -192,28 +192,30 @@ class HybridTrainer:
     # -- state ----------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> Path:
-        """Write a checkpoint as `directory`, atomically; replace the older checkpoint, if any.
+        """Write a checkpoint as `directory`, atomically. Replaces an older checkpoint there.
 
-        If this fails, the older checkpoint stays intact, and CheckpointError is raised.
+        If the write fails, CheckpointError is raised and the older checkpoint stays intact.
         """
         return self._session.save(Path(directory))
 
     def load(self, directory: str | Path, *, allow_changes: bool = False) -> None:
         """Load a checkpoint; training then continues bit for bit as after the save.
 
-        Raises CheckpointError if the checkpoint is damaged, and its subclass WrongCheckpointError
-        if there is no checkpoint or it belongs to another run, before anything is changed.
+        Raises CheckpointError if the checkpoint is damaged. Raises its subclass
+        WrongCheckpointError if there is no checkpoint, or if the checkpoint belongs to another run. Both errors are
+        raised before the run is changed.
         """
         self._session.load(Path(directory), allow_changes=allow_changes)
 
     def digest(self) -> str:
-        """Return the sha256 of all state that a result may depend on."""
+        """Return the sha256 of all state on which results of the run may depend."""
         return self._session.digest()
 
     def estimate_memory(self, phase: str = "full") -> Ledger:
-        """Return the memory that core and plugins expect to use in `phase`; print it for a table.
+        """Return the memory that the core and plugins expect to use in `phase`, in bytes.
 
-        Activations are not included, because they depend on the batch.
+        `print` shows the ledger as a table. Activations are not included, because they depend on
+        the batch.
         """
         chosen = phase_named(phase)
         return self.hooks.estimate_memory(assembly.base_ledger(self.store, chosen), chosen)
@@ -234,7 +236,7 @@ class HybridTrainer:
     # -- end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the run: write the last row; plugins undo their patches. Idempotent."""
+        """End the run: write the last row, and let plugins undo their patches. Idempotent."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -246,6 +248,6 @@ class HybridTrainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the run; `on_run_end` of the plugins gets the error of the block, if any."""
+        """End the run; pass the error of the `with` block to the hook `on_run_end`."""
         self._session.error = error or self._session.error
         self.close()

@@ -1,4 +1,4 @@
-"""Eviction of tensors: the move of their storages to RAM and back to the device."""
+"""Evicts tensors: moves their storages to RAM and back to the device."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT = 256
-"""Bytes; the alignment of CUDA's allocator. Some kernels are slower on less aligned memory."""
+"""Alignment of CUDA's allocator, in bytes. Some kernels are slower on less aligned memory."""
 
 
 @attrs.define(eq=False)
 class Moved:
-    """One storage's bytes on the host, and the tensors that use them."""
+    """The bytes of one storage on the host, and the tensors that use these bytes."""
 
     host: torch.Tensor
     """uint8 `[bytes]`, a view of the buffer."""
     tensors: tuple[torch.Tensor, ...]
     firsts: tuple[int, ...]
-    """Each tensor's storage offset, in elements."""
+    """The storage offset of each tensor, in elements."""
     device: torch.device
 
     __repr__ = one_line
 
     def put_back(self, storage: torch.UntypedStorage) -> None:
-        """Rebind to `storage` each tensor that still uses the host's bytes."""
+        """Rebind each tensor that still uses the bytes on the host to `storage`."""
         here = self.host.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity
         for tensor, first in zip(self.tensors, self.firsts, strict=True):
             if tensor.untyped_storage()._cdata == here:  # noqa: SLF001 - as above
@@ -44,7 +44,7 @@ class Moved:
 
 
 def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
-    """Lay the storages out in one buffer; return their offsets and the buffer's size, in bytes."""
+    """Return the offset of each storage in one buffer, and the size of the buffer, in bytes."""
     offsets, size = [], 0
     for shared in storages:
         offsets.append(size)
@@ -53,7 +53,7 @@ def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
 
 
 def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Moved]) -> None:
-    """Rebind the tensors to `flat`, which holds their bytes at the offsets of `places`.
+    """Rebind the tensors to `flat`, which has the bytes of each storage at its offset.
 
     Adds one `Moved` per storage to `into`. After an error or an interrupt, no tensor is rebound.
     """
@@ -91,7 +91,7 @@ class InRam:
         return called(self, f"{len(self._moved)} storages")
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Copy the storages to a new buffer; its pages are freed with the last tensor on them."""
+        """Copy the storages to a new buffer. A page is freed when no tensor uses it any more."""
         offsets, size = places(storages)
         _, flat = mapped(size, Pages)
         for offset, shared in zip(offsets, storages, strict=True):
@@ -110,7 +110,7 @@ class InRam:
 class Evictions:
     """The evicted tensors of a store.
 
-    Evicted optimizer state is moved back before the optimizer makes a step or loads a state.
+    The store moves evicted optimizer state back before the optimizer steps or loads a state.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -129,13 +129,13 @@ class Evictions:
         return weight in self._homes
 
     def home(self, weight: torch.Tensor) -> torch.device:
-        """Return the device of a weight, or its device before it was evicted."""
+        """Return the device of a weight; if it is evicted, the device before the eviction."""
         return self._homes.get(weight, weight.device)
 
     def weights(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
         """Evict weights; return a function that moves them back.
 
-        Loans read evicted weights in the refuge, so an unreadable refuge raises ValueError.
+        A loan reads an evicted weight from the refuge. ValueError if `refuge` is not readable.
         """
         kept = refuge or InRam()
         if not kept.readable:
@@ -158,7 +158,7 @@ class Evictions:
         return back
 
     def state(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
-        """Evict optimizer state; return a function that moves it back if it is still evicted."""
+        """Evict optimizer state; return a function that moves the still evicted state back."""
         kept = refuge or InRam()
         kept.take(found.storages)
         self._state.append(kept)
@@ -194,7 +194,7 @@ class Evictions:
                 self._back(refuge)
 
     def _back(self, refuge: Refuge) -> None:
-        self._state.remove(refuge)  # first, as `give_back` may lend state, which calls this
+        self._state.remove(refuge)  # before `give_back`, which may call `show` again
         try:
             refuge.give_back()
         except BaseException:

@@ -1,4 +1,4 @@
-"""Loans of the optimizer state of a parameter, and the storages that can be evicted."""
+"""Lends the optimizer state of a parameter, and finds the storages that can be evicted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def lent_entry(
     mode: Mode,
     on: torch.device | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Lend the optimizer's state dict of `parameter`; with `on`, copies of its tensors on `on`.
+    """Lend the optimizer's state dict of `parameter`; with `on`, copies on the device `on`.
 
-    After a loan for writing, a new state dict is added to the optimizer, and an empty one removed.
+    After a loan for writing, the optimizer gets a new state dict, and loses an empty state dict.
     """
     entry: dict[str, Any] = optimizer.state.get(parameter, {})
     lent = entry if mode == "write" else dict(entry)
@@ -57,7 +57,7 @@ def lent_entry(
 def evictable_state(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], away: Evictions
 ) -> Evictable:
-    """Return the evictable storages of optimizer state that is on the device of its parameter."""
+    """Return the evictable storages of optimizer state on the same device as the parameter."""
     own = dict.fromkeys(parameters)
     tensors = [
         tensor

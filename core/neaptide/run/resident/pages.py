@@ -1,4 +1,4 @@
-"""Pages of RAM outside torch's allocator; they are freed when no tensor uses them."""
+"""Pages of RAM outside torch's allocator. Pages are freed when no tensor uses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Pages(mmap.mmap):
-    """Anonymous pages; they are unmapped when this object is garbage-collected."""
+    """Anonymous pages of memory, unmapped when this object is garbage-collected."""
 
     address: int
 
@@ -23,8 +23,8 @@ _mapped_now: WeakSet[Pages] = WeakSet()
 def mapped(size: int, kind: type[P]) -> tuple[P, torch.Tensor]:
     """Map zeroed pages for `size` bytes; each page takes RAM only after its first write.
 
-    Returns the pages and a page-aligned uint8 tensor `[size]` over them, which keeps the pages
-    alive. Raises MemoryError if the system has no room.
+    Returns the pages and a page-aligned uint8 tensor `[size]`. The tensor uses the pages and keeps
+    them alive. Raises MemoryError if the system has no room.
     """
     try:
         pages = kind(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

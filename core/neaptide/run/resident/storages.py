@@ -13,13 +13,13 @@ from torch import nn
 from neaptide.api.spans import Evictable, SharedStorage
 
 SMALLEST = 1024
-"""Bytes; smaller optimizer state is not evicted, because it frees too little memory."""
+"""Size in bytes. Smaller optimizer state is not evicted, because this frees too little memory."""
 
 _SHARED = "used by other tensors, too"
 _ALIGNED = 64
-"""Bytes; the alignment of torch's allocations on a CPU."""
+"""Alignment of torch's allocations on a CPU, in bytes."""
 _HANDLE = 1
-"""The number of users that a call of `users` adds: its argument is one."""
+"""The number of users that a call of `users` adds: the argument itself is a user."""
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer)
 
@@ -29,8 +29,8 @@ def evictable(
 ) -> Evictable:
     """Return the storages of at least `smallest` bytes that only `tensors` use.
 
-    Storages that any other tensor uses, for example one of `others`, are not included, and neither
-    are tensors whose layout is not strided.
+    A storage that another tensor uses, such as one of `others`, is not included. A tensor whose
+    layout is not strided is not included either.
     """
     foreign = {_identity(tensor) for tensor in others if _has_storage(tensor)}
     members: dict[int, dict[int, torch.Tensor]] = {}
@@ -81,7 +81,7 @@ def users(storage: torch.UntypedStorage) -> int:
 
 
 def moved_in(tensor: torch.Tensor, storage: torch.UntypedStorage, first: int) -> None:
-    """Rebind `tensor` to `storage`; its data starts there at the element `first`.
+    """Rebind `tensor` to `storage`, where its data starts at the element `first`.
 
     Shape and strides do not change. `tensor` remains the same object and the base of its views.
     """
@@ -109,7 +109,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the inner tensors of a wrapper subclass; none for other tensors."""
+    """Return the inner tensors of a wrapper subclass; an empty list for any other tensor."""
     flatten: Any = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return []
@@ -146,7 +146,7 @@ def _shared(tensors: list[torch.Tensor]) -> SharedStorage:
 
 
 def _held(shared: SharedStorage) -> str | None:
-    """Return why a storage cannot be evicted; None if it can."""
+    """Return the reason why a storage cannot be evicted, or None if it can be evicted."""
     if any(t.is_conj() or t.is_neg() or t.is_inference() for t in shared.tensors):
         return "of tensors that cannot be rebound"
     # `resizable()` is no test for this: after `numpy()`, which `save` calls, it stays False.

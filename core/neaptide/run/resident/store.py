@@ -75,7 +75,7 @@ class ResidentStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend the parameter's tensor, or with `on` a copy on this device that is written back."""
+        """Lend the parameter's tensor; with `on`, a copy on this device, which is written back."""
         parameter = self.parameters[span.name]
         if of == "gradient":
             if parameter.grad is None:
@@ -101,7 +101,7 @@ class ResidentStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's state dict; with `on`, copies on this device, written back."""
+        """Lend the optimizer's state dict; with `on`, copies there, which are written back."""
         self._evicted.show()
         with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
             yield state
@@ -131,9 +131,9 @@ class ResidentStore(ParameterStore):
         self._evicted.close()
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
-        """Let `keeper` hold the weight; the parameter becomes one NaN, expanded to its shape.
+        """Let `keeper` hold the weight. The parameter becomes one NaN, expanded to the old shape.
 
-        Other tensors on the old memory, such as those of a state dict, keep their values.
+        Other tensors that use the old memory, such as tensors in a state dict, keep their values.
         """
         parameter = self.parameters[span.name]
         if parameter in self._evicted or parameter in self._kept or not is_whole(parameter):
@@ -150,7 +150,7 @@ class ResidentStore(ParameterStore):
         return back
 
     def step(self) -> None:
-        """Make the optimizer update every weight; kept weights are in memory during the update."""
+        """Run the optimizer's step. During the step, weights of keepers are in device memory."""
         lent: list[tuple[nn.Parameter, Keeper]] = []
         try:
             for parameter, keeper in self._kept.items():
@@ -163,7 +163,7 @@ class ResidentStore(ParameterStore):
                 parameter.data = _hollow(parameter)
 
     def notify_update(self, change: Change) -> None:
-        """Call every callback for each trainable weight, without one loan per span."""
+        """Call every callback for each trainable weight, without a loan."""
         if not self._on_update:
             return
         with torch.no_grad():
@@ -184,7 +184,7 @@ class ResidentStore(ParameterStore):
             parameter.grad = None
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm; a few fused kernels compute it, without loans."""
+        """Return the global L2 norm, computed by a few fused kernels without loans."""
         gradients = self._gradients()
         if any(map(_is_slow_fused, gradients)):
             return total_norm(list(map(norm_of, gradients)))
@@ -196,7 +196,7 @@ class ResidentStore(ParameterStore):
         return total_norm(norms)
 
     def has_nonfinite_gradients(self) -> bool:
-        """Check every gradient: on a CPU by one fused call, on other devices by their norm."""
+        """Check every gradient: on a CPU by one fused call, on other devices by the norm."""
         gradients = self._gradients()
         if False in [gradient.is_cpu for gradient in gradients]:
             return super().has_nonfinite_gradients()
@@ -226,7 +226,7 @@ class ResidentStore(ParameterStore):
 
 
 def _hollow(parameter: nn.Parameter) -> torch.Tensor:
-    """Return one NaN, expanded to a parameter's shape, so that any use of it gives NaN."""
+    """Return one NaN, expanded to the parameter's shape, so that any computation gives NaN."""
     one = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
     return one.expand(parameter.shape)
 

@@ -1,7 +1,7 @@
-"""Checkpoints: directories of safetensors and JSON, atomic, checked by digest, without pickle.
+"""Checkpoints: directories of safetensors and JSON files, written atomically, without pickle.
 
-The functions that list, verify and prune checkpoints do not need torch. The names in `_LAZY` import
-torch on first use.
+A digest of each file proves that no byte has changed. Functions that list, verify and prune
+checkpoints do not need torch. The names in `_LAZY` import torch on first use.
 """
 
 from __future__ import annotations

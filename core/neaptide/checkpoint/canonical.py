@@ -1,4 +1,4 @@
-"""Strict JSON: no repeated keys, no NaN, bounded size, and on request a canonical key order."""
+"""Strict JSON: no repeated keys, no NaN, limited size, and on request sorted keys."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from neaptide.errors import CheckpointError
 
 MAX_VALUES = 1_000_000
-"""The largest number of commas and opening brackets in one file; it limits parsing to a second."""
+"""The largest number of commas and opening brackets in one file. Parsing takes at most 1 s."""
 FREE_KEYS = 150_000
 BYTES_A_KEY = 512
-"""A file may have `FREE_KEYS` colons, and one more per `BYTES_A_KEY` bytes of its checkpoint.
+"""A file may have `FREE_KEYS` colons, plus one per `BYTES_A_KEY` bytes of the checkpoint.
 
-A parsed key takes about 300 bytes. So the memory to read a checkpoint is at most its size plus
-64 MiB.
+A parsed key takes about 300 bytes of memory. Therefore reading a checkpoint needs at most the size
+of the checkpoint plus 64 MiB.
 """
 
 
@@ -32,9 +32,9 @@ def dumps(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> b
 
 
 def loads(data: bytes, where: str, total: int = 0) -> Any:
-    """Return the value of the JSON text `data` (UTF-8); `where` names the file in errors.
+    """Return the value of the JSON text `data` (UTF-8). Error texts name the file by `where`.
 
-    `total` is the size of its checkpoint in bytes. Raises CheckpointError for invalid JSON, a
+    `total` is the size of the checkpoint in bytes. Raises CheckpointError for invalid JSON, a
     repeated key in an object, NaN, infinity, a number that overflows, more than `MAX_VALUES`
     values, and more keys than `check_keys` allows.
     """
@@ -67,7 +67,7 @@ def check_size(data: bytes, where: str) -> None:
 
 
 def check_keys(keys: int, where: str, total: int) -> None:
-    """Raise CheckpointError if `keys` colons are too many for a checkpoint of `total` bytes."""
+    """Raise CheckpointError if a checkpoint of `total` bytes may not have `keys` colons."""
     most = FREE_KEYS + total // BYTES_A_KEY
     if keys > most:
         msg = f"{where}: {keys} JSON keys, at most {most} here; use tensors"

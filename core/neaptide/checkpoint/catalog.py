@@ -1,4 +1,4 @@
-"""The checkpoints of a run by step: list them, find the newest valid one, delete old ones."""
+"""Lists the checkpoints of a run, finds the newest valid checkpoint, deletes old checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step_directory(root: Path, step: int) -> Path:
 def checkpoints(root: Path) -> list[Path]:
     """Return the checkpoints in `root`, oldest first; an empty list if `root` does not exist.
 
-    The list includes damaged checkpoints, and checkpoints with an `.old-` name after a crash.
+    The list includes damaged checkpoints, and checkpoints that have an `.old-` name after a crash.
     """
     steps = {}
     for path in (*root.glob("step-*"), *interrupted(root)):
@@ -48,7 +48,7 @@ def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Keep the newest `keep` (at least 1) `complete` checkpoints; delete all older checkpoints.
+    """Delete all checkpoints older than the newest `keep` (at least 1) `complete` checkpoints.
 
     Raises CheckpointError if a checkpoint cannot be deleted.
     """

@@ -1,8 +1,8 @@
-"""Writes a checkpoint directory; after a crash at any time the old or the new checkpoint exists.
+"""Writes a checkpoint directory. After a crash the old or the new checkpoint is complete.
 
-The files are written to a temporary directory in the parent of the target and fsynced, the manifest
-last. Then the previous checkpoint is renamed to `.old-<name>`, and the temporary directory gets the
-name of the target.
+All files are written and fsynced in a temporary directory in the parent of the target. The manifest
+is the last file. Then the previous checkpoint is renamed to `.old-<name>`, and the temporary
+directory is renamed to the name of the target.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _active: set[Path] = set()
 
 
 class HashedFile:
-    """A new file. `write` also hashes the data, and `close` flushes the data to the disk."""
+    """A new file. `write` also computes the sha256, and `close` flushes the data to the disk."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(
@@ -75,7 +75,7 @@ class HashedFile:
         return len(view)
 
     def close(self, *, sync: bool = True) -> None:
-        """Close the file, by default after a flush to the disk. Idempotent."""
+        """Close the file; with `sync` first flush the data to the disk. Idempotent."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
@@ -106,7 +106,7 @@ class Writer:
         self._files: dict[str, HashedFile] = {}
 
     def file(self, name: str) -> HashedFile:
-        """Create the data file `name`; return it open for writing, as a context manager.
+        """Create the data file `name` and open it for writing; the result is a context manager.
 
         Raises CheckpointError if `check_name` refuses the name, or if the file exists already.
         """
@@ -139,10 +139,10 @@ class Writer:
 
 @contextmanager
 def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Writer]:
-    """Yield a Writer for the checkpoint `directory`; at the end replace the previous checkpoint.
+    """Yield a Writer for the checkpoint `directory`; then replace the previous checkpoint.
 
     Only one thread of one process may write a directory at a time. `facts` must be plain JSON.
-    After an exception the new files are removed and the previous checkpoint stays. An OSError, also
+    After an exception the new files are removed and the previous checkpoint stays. Any OSError, even
     from the body of the context, becomes a CheckpointError. Raises CheckpointError if `directory`
     exists and is not a checkpoint.
     """
@@ -164,7 +164,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
         temporary.rename(directory)
     except BaseException as error:
         writer.abandon()
-        # If this fails, too, `recover` repeats it before the next load; the first error is raised.
+        # If this rename also fails, `recover` repeats it before the next load.
         with suppress(OSError):
             put_back(directory)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -189,7 +189,7 @@ def _settle(directory: Path) -> None:
     except OSError as error:
         msg = f"{directory} is written but may not survive a power failure: {error.strerror}"
         raise CheckpointError(msg) from error
-    # The new checkpoint is complete; remains of the previous checkpoint only take disk space.
+    # If this fails, the new checkpoint is still complete; the old files only take disk space.
     with suppress(OSError):
         discard(old_of(directory))
 

@@ -42,7 +42,7 @@ class Manifest:
     step: int
     files: dict[str, FileEntry]
     facts: dict[str, Any]
-    """Any plain JSON; a run saves its phase, and its plugins with their versions."""
+    """Any plain JSON. A run saves its phase, and the names and versions of its plugins."""
 
 
 def check_name(name: str) -> str:
@@ -69,7 +69,7 @@ def check_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def installed_version() -> str:
-    """Return the version of the installed Neaptide; `unknown` if it is not installed."""
+    """Return the version of the installed Neaptide, or `unknown` if it is not installed."""
     try:
         return metadata.version("neaptide")
     except metadata.PackageNotFoundError:

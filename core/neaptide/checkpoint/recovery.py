@@ -32,7 +32,7 @@ def old_of(directory: Path) -> Path:
 
 
 def temporary_of(directory: Path) -> Path:
-    """Return a new path in the parent of `directory`; its name contains this process's id."""
+    """Return a new path in the parent of `directory`. Its last part contains the process id."""
     unique = f"{os.getpid()}-{secrets.token_hex(4)}"
     return directory.with_name(f".tmp-{directory.name}-{unique}.neaptide")
 
@@ -40,7 +40,8 @@ def temporary_of(directory: Path) -> Path:
 def recover(directory: Path) -> None:
     """Give the previous checkpoint its name back after a crash between the two renames of a save.
 
-    Only the process that owns the run directory may call it. Raises CheckpointError on failure.
+    Only the process that holds the lock of the run directory may call this function. Raises
+    CheckpointError if the rename fails.
     """
     directory = directory.resolve()
     try:
@@ -66,9 +67,9 @@ def interrupted(root: Path) -> Iterator[Path]:
 
 
 def discard(directory: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so a crash never leaves half of it at `directory`.
+    """Rename a checkpoint, then delete it. A crash never leaves a half of it at `directory`.
 
-    Raises OSError if the rename fails. The next save deletes files that cannot be deleted now.
+    Raises OSError if the rename fails. If a file cannot be deleted now, the next save deletes it.
     """
     for path in (old_of(directory), directory):
         if exists(path):
@@ -90,11 +91,11 @@ def clear_strays(directory: Path, active: set[Path]) -> None:
     """Delete replaced checkpoints, and temporary directories that no process writes.
 
     Only the parent of `directory` is searched. `active` are the temporary directories that this
-    process writes now; its other temporary directories are deleted.
+    process writes now. All other temporary directories of this process are deleted.
     """
     for path in list(directory.parent.iterdir()):
         replaced = path.name.removeprefix(_OLD)
-        # The save continues if one cannot be deleted, as it only takes disk space.
+        # A directory that cannot be deleted only takes disk space, so the save continues.
         with suppress(OSError):
             if path not in active and _is_abandoned(path.name):
                 _delete(path)
@@ -123,7 +124,7 @@ def sync_directory(path: Path) -> None:
 
 def exists(path: Path) -> bool:
     """Return whether `path` exists; raise any OSError that does not mean a missing file."""
-    # Path.exists returns False on some errors, which could make a save rename a wrong directory.
+    # Path.exists returns False on some errors. Then a save could rename a wrong directory.
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, written and read in bounded memory.
+"""Writes and reads the header of a safetensors file in limited memory.
 
 A header is its length (8 bytes, little endian), then a JSON object with one member
 `name: {dtype, shape, data_offsets}` per tensor
@@ -59,13 +59,13 @@ _VALUE = re.compile(rb"(\{[^{}]*+\})[ \t\n\r]*+")
 
 
 class TensorItem(NamedTuple):
-    """A tensor to write, described before it is loaded; a plain tuple is accepted, too."""
+    """The description of a tensor to write. A plain tuple is accepted, too."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     load: Callable[[], AbstractContextManager[torch.Tensor]]
-    """A function that returns a context with the tensor, of this dtype and shape, on any device."""
+    """Returns a context manager that yields the tensor, of this dtype and shape, on any device."""
 
     def __repr__(self) -> str:
         return called(self, brief(self.name), str(self.dtype), str(self.shape))
@@ -73,7 +73,7 @@ class TensorItem(NamedTuple):
 
 @attrs.frozen
 class TensorEntry:
-    """The place of a tensor: its data are the bytes `start` to `stop` after the header."""
+    """The place of a tensor: bytes `start` to `stop` after the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class TensorEntry:
 
 
 def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the header's JSON for `items`; their data are stored in the order of `items`.
+    """Return the header's JSON for `items`. The data of the tensors have the same order.
 
     `metadata` is added to the header: at most 4 KiB, without braces. Raises CheckpointError for a
     dtype that the format does not have, and for an invalid or repeated name.
@@ -130,8 +130,8 @@ def _check_item(one: TensorItem, taken: Mapping[str, Any]) -> None:
 def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, TensorEntry], int]:
     """Return the tensors of an open file of `size` bytes by name, and the offset of their data.
 
-    Raises CheckpointError at the first fault; its text begins with `where`. Needs memory for the
-    header and for the returned entries.
+    Raises CheckpointError at the first fault. The error text begins with `where`. Needs memory for
+    the header and for the returned entries.
     """
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if length > min(size - 8, _MAX_HEADER):
@@ -151,7 +151,7 @@ def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, Tenso
 
 
 def _members(text: bytes, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each member of a JSON object. The values are flat objects."""
+    """Yield the name and value of each member of a JSON object whose values are flat objects."""
     position, end = 1, b","
     if text[:2] == b"{}":
         position, end = 2, b"}"

@@ -1,4 +1,4 @@
-"""safetensors files, written and read one tensor at a time, for models larger than memory.
+"""Writes and reads safetensors files one tensor at a time, for models larger than memory.
 
 After the header come the bytes of each tensor in row-major order, without gaps.
 """
@@ -49,11 +49,11 @@ def write_tensors(
     items: Iterable[TensorItem | ItemTuple],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file. Each item is loaded once, and copied in pieces of `PIECE` bytes.
+    """Write a safetensors file. Each item is loaded once and copied in pieces of `PIECE` bytes.
 
-    Items of wider dtypes are stored first, otherwise the given order is kept. Raises
-    CheckpointError for items or `metadata` that `header` refuses, and for a tensor that has not the
-    dtype and shape of its item.
+    Items of wider dtypes are stored first; items of the same width keep their order. Raises
+    CheckpointError for items or `metadata` that `header` refuses, and for a tensor whose dtype or
+    shape differs from its item.
     """
     # Readers map the file into memory, so each tensor must be aligned to its element size.
     ordered = sorted((TensorItem(*one) for one in items), key=lambda one: -one.dtype.itemsize)
@@ -65,7 +65,7 @@ def write_tensors(
 
 
 def _write_tensor(file: Sink, one: TensorItem) -> None:
-    # A separate function, so that no variable references the tensor while the next one is loaded.
+    # A separate function, so that no variable holds the tensor while the next tensor is loaded.
     with one.load() as tensor:
         if (tensor.dtype, tuple(tensor.shape)) != (one.dtype, one.shape):
             was, should = _kind(tensor.dtype, tensor.shape), _kind(one.dtype, one.shape)
@@ -97,9 +97,10 @@ def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
 class TensorFile(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, read into CPU memory on access.
 
-    `expected` is the identity of the verified file. The constructor raises CheckpointError if the
-    header is invalid or does not describe exactly the bytes after the header. The constructor
-    allocates no tensor. A read raises CheckpointError if the file has changed since it was opened.
+    `expected` is the identity that the file had when it was verified. The constructor raises
+    CheckpointError if the header is invalid or does not describe exactly the bytes after the
+    header. It allocates no tensor. A read raises CheckpointError if the file has changed since the
+    constructor opened it.
     """
 
     def __init__(self, path: Path, expected: Identity | None = None) -> None:
@@ -118,10 +119,10 @@ class TensorFile(Mapping[str, torch.Tensor]):
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """Read all tensors by the safetensors library; each tensor has its own memory."""
+        """Read all tensors with the safetensors library. No two tensors share memory."""
         with opened(self._path, self._identity) as (descriptor, _):
             try:
-                # Opened by descriptor, as another file may now be at the path. Not mapped: mapped
+                # Opened by descriptor, because the path may now be another file. Not mapped: mapped
                 # tensors change with the file, and a copy of them takes the memory twice.
                 return load_file(f"/dev/fd/{descriptor}", backend="pread")
             except (SafetensorError, OSError) as error:
@@ -135,7 +136,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
         return raw.view(entry.dtype).reshape(entry.shape)
 
     def read_into(self, name: str, into: memoryview, start: int = 0) -> None:
-        """Fill `into` with a tensor's bytes in row-major order, from its byte `start` on."""
+        """Fill `into` with the bytes of a tensor in row-major order, beginning at byte `start`."""
         entry = self._entries[name]
         if not 0 <= start <= start + len(into) <= entry.stop - entry.start:
             msg = f"{self._path}: tensor {name!r} has no {len(into)} bytes from {start} on"

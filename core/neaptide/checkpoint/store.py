@@ -63,7 +63,7 @@ class Checkpoint:
             raise CheckpointError(msg) from error
 
     def tensors(self, name: str) -> TensorFile:
-        """Return the tensors of the stream or section `name`; each is read on access."""
+        """Return the tensors of the stream or section `name`. Each tensor is read on access."""
         identity = self._identity(name, _TENSORS)
         return TensorFile(self.directory / f"{name}{_TENSORS}", identity)
 
@@ -93,9 +93,9 @@ def save(
 ) -> None:
     """Write the checkpoint `directory`; replace an older checkpoint as `files.writing` does.
 
-    A section is a tree (see `tree.flatten`), saved as `<name>.json` and, if it has tensors,
-    `<name>.safetensors`. A stream is one file `<name>.safetensors`, written one tensor at a time
-    (for models larger than memory). Raises CheckpointError.
+    A section is a tree (see `tree.flatten`). Its file is `<name>.json`. If the tree has tensors,
+    they are in `<name>.safetensors`. A stream is one file `<name>.safetensors`, written one tensor
+    at a time, for models larger than memory. Raises CheckpointError.
     """
     with writing(directory, step, facts) as writer:
         keys = {}

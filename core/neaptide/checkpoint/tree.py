@@ -1,7 +1,7 @@
 """Exact conversion of state trees (dicts, lists, numbers, strings, tensors) to JSON and tensors.
 
-A value whose type JSON does not have becomes an object with one key, such as `$tuple`. Keys of a
-dict that begin with `$` are escaped.
+A value whose type JSON does not have becomes an object with one key, such as `$tuple`. A dict's key
+that begins with `$` is escaped.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _TAGS = {"$tensor", "$tuple", "$ordered", *_DECODE}
 
 
 def flatten(tree: Any, where: str = "state") -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return `tree` as JSON that contains references to the tensors, and the tensors by reference.
+    """Return `tree` as JSON with references to tensors, and a dict from references to tensors.
 
     A reference is the tensor's JSON Pointer (RFC 6901) in the tree. A tensor that occurs twice is
-    stored twice. Parameters become plain tensors; the order of dicts is kept. Raises
+    stored twice. Parameters become plain tensors. The order of dicts is kept. Raises
     CheckpointError, with the path below `where`, for any value that `unflatten` could not restore
     exactly.
     """

@@ -1,4 +1,4 @@
-"""Reads the files of a checkpoint in bounded memory, checks every byte, follows no symlink."""
+"""Reads and checks every byte of a checkpoint in limited memory, without following symlinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PIECE = 2**20
-# Without O_NONBLOCK, the opening of a named pipe may wait for a writer for ever.
+# Without O_NONBLOCK, opening a named pipe may wait forever for a writer.
 # Windows has only O_BINARY; other systems have the other flags.
 _NAMES = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in _NAMES)
@@ -29,7 +29,7 @@ _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in _NAMES)
 
 @attrs.frozen
 class Identity:
-    """Facts of an open file; at least one fact changes if the file is replaced or modified."""
+    """Facts of an open file. If the file is replaced or modified, at least one fact changes."""
 
     device: int
     inode: int
@@ -103,7 +103,7 @@ class Examined:
 
     manifest: Manifest | None
     identities: dict[str, Identity]
-    """The identity of each data file whose digest is right, from the time of the read."""
+    """A dict from each data file with the right digest to its identity when it was read."""
     problems: list[str]
 
 
@@ -137,12 +137,12 @@ def examine(directory: Path) -> Examined:
 
 
 def verify(directory: Path) -> list[str]:
-    """Read every byte of a checkpoint; return its problems, one line each. A valid one has none."""
+    """Read every byte of a checkpoint; return its problems, one line each; empty if valid."""
     return examine(directory).problems
 
 
 def complete(directory: Path) -> bool:
-    """Return whether the manifest is valid and all files have the right size; read no data file."""
+    """Return whether the manifest is valid and all files have the right size, without a read."""
     try:
         files = read_manifest(directory).files
         return all(
@@ -160,7 +160,7 @@ def _sha256(descriptor: int, size: int) -> str:
 
 
 def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
-    # The read stops at `size`, as it might never end while another process appends to the file.
+    # The read stops at `size`, because another process may append to the file without end.
     while size > 0 and (piece := os.read(descriptor, min(size, _PIECE))):
         size -= len(piece)
         yield piece

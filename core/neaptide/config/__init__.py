@@ -12,9 +12,9 @@ from neaptide.config.schema import RunConfig
 from neaptide.renamed import missing_in
 
 loads = FORMATS["toml"].loads
-"""Reads TOML; other formats are in `FORMATS`."""
+"""Parses TOML text. `FORMATS` has the other formats."""
 dumps = FORMATS["toml"].dumps
-"""Writes TOML; other formats are in `FORMATS`."""
+"""Returns TOML text. `FORMATS` has the other formats."""
 
 __all__ = [
     "FORMATS",

@@ -59,10 +59,11 @@ def structure(
 ) -> RunConfig:
     """Check a plain table and return it as a configuration.
 
-    The result has a table for every enabled plugin, with the values of the plugin's preset, and
-    `plugins_from` is "listed". So it means the same on a machine with other plugins.
+    The result has a table for every enabled plugin. The table includes the values of the plugin's
+    preset. `plugins_from` is "listed", so that the result means the same on a machine where other
+    plugins are installed.
 
-    `specs` are the installed plugins by name; plugins named in `disabled` are not enabled.
+    `specs` maps names to installed plugins. Plugins named in `disabled` are not enabled.
     `origins` maps the dotted path of a value to its origin, for error texts. Raises ConfigError,
     with one line per problem.
     """
@@ -103,8 +104,8 @@ def structure_options(cls: type[T], values: Mapping[str, object], *path: str) ->
 def unstructure(config: RunConfig) -> dict[str, Any]:
     """Convert a configuration to a plain table; `structure` converts the table back, bit for bit.
 
-    Fields that are None are not in the table, and sets become sorted arrays. Raises ConfigError for
-    a value that TOML cannot express; only Python code can set such a value.
+    The table has no fields that are None. Sets become sorted arrays. Raises ConfigError for a value
+    that TOML cannot express. Only Python code can set such a value.
     """
     try:
         table: dict[str, Any] = unstructured(config)
@@ -114,7 +115,7 @@ def unstructure(config: RunConfig) -> dict[str, Any]:
 
 
 def plugin_preset(name: str, table: object, specs: Mapping[str, PluginSpec]) -> Mapping[str, Any]:
-    """Return the values of the preset that a plugin's `table` names; empty if it names none."""
+    """Return the values of the preset that a plugin's `table` names; empty without a preset."""
     preset = table.get("preset") if isinstance(table, Mapping) else None
     known = specs[name].presets if name in specs else {}
     return known.get(preset, {}) if isinstance(preset, str) else {}
@@ -207,9 +208,10 @@ def unstructured(value: Any) -> Any:
 
 
 def _present(section: attrs.AttrsInstance) -> Iterator[tuple[str, Any]]:
-    """Yield the alias and value of each field, but skip None in a field that defaults to None.
+    """Yield the alias and value of each field, except a None that is the field's default.
 
-    None in any other field is yielded, and an error later; without it the default would count.
+    Any other None is yielded and causes an error later. If it were skipped, the default would be
+    used instead of None.
     """
     for field in attrs.fields(type(section)):
         value = getattr(section, field.name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(repr=False)
 class ConfigSection:
-    """Base class of sections; `repr` is one line with all settings that are not the default."""
+    """Base class of sections. `repr` is one line with all settings that differ from the default."""
 
     def __repr__(self) -> str:
         values = attrs.asdict(self, recurse=False)
@@ -36,8 +36,7 @@ def field(
     """Return an attrs field with one line of help.
 
     If the default is an attrs class, the field is a section with the defaults of this class.
-    `schema` describes a validator of your own in JSON Schema. The validators of attrs need no
-    `schema`.
+    `schema` describes the validator in JSON Schema. A validator of attrs needs no `schema`.
     """
     if isinstance(default, type) and attrs.has(default):
         default, validator = attrs.Factory(default), instance_of(default)

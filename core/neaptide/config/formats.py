@@ -24,7 +24,7 @@ _PROBLEMS: dict[type, str] = {
 
 @attrs.frozen
 class Format:
-    """A file format for tables of plain values; it preserves every bit of a float."""
+    """A file format for tables of plain values. Every bit of a float is preserved."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -35,7 +35,7 @@ class Format:
         return import_module(f"neaptide.config.{self.name}")
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Parse a document; its values may be ones that a configuration cannot have."""
+        """Parse a document. The result may have values that no configuration has, such as dates."""
         document: dict[str, Any] = self._own.parse(text)
         return document
 
@@ -58,7 +58,7 @@ FORMATS = {
 
 
 def by_name(name: str) -> Format:
-    """Return a format by name; raise ConfigError if the name is unknown."""
+    """Return the format `name`; raise ConfigError if the name is unknown."""
     if name not in FORMATS:
         msg = f"unknown format {shorten(name)!r}{hint(name, FORMATS)}"
         raise ConfigError(msg)
@@ -77,7 +77,7 @@ def by_suffix(path: Path) -> Format:
 
 
 def read_text(path: str | Path) -> str:
-    """Return a file's text; if it cannot be read, raise ConfigError (without the path)."""
+    """Return a file's text. If the file cannot be read, raise ConfigError without the path."""
     content = _content(Path(path))
     by_suffix(Path(path))
     if len(content) > MAX_FILE_BYTES:

@@ -193,7 +193,7 @@ def _unexplained(error: Exception, known: list[Problem]) -> list[Problem]:
 
 
 def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
-    """Run every validator and return all violations; attrs would stop at the first violation."""
+    """Run every validator and return all violations. attrs would stop at the first one."""
     given = [field for field in attrs.fields(cls) if field.alias in values]
     draft = _draft(cls, values)
     problems = []
@@ -210,7 +210,7 @@ def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:
 
 
 def _draft(cls: Any, values: Mapping[str, Any]) -> Any:
-    """Return an unvalidated instance; fields without a value or default are not set."""
+    """Return an unvalidated instance. A field without a value or default is not set."""
     draft = object.__new__(cls)
     for field in attrs.fields(cls):
         if field.alias in values:

@@ -21,7 +21,7 @@ def parse(text: str) -> dict[str, Any]:
     """Parse a document; values may be null or NaN.
 
     Raises ConfigError for a syntax error, a repeated key, nesting that is too deep, and a document
-    that is not a table. The text states line and column if they are known.
+    that is not a table. The error text states the line and column if they are known.
     """
     try:
         document = json.loads(text)

@@ -1,4 +1,4 @@
-"""Layers: the settings from a preset, files, the environment and the command line; their merge."""
+"""Reads layers (settings from a preset, file, variable or the command line) and merges them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Layer:
 
 
 def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Merge the layers: a later value replaces an earlier one, and tables merge key by key.
+    """Merge the layers. A later value replaces an earlier value; tables are merged key by key.
 
-    Returns the merged table, and the origin of each value by its dotted path. Raises ConfigError if
-    a layer nests deeper than `values.MAX_DEPTH`.
+    Returns the merged table, and a dict from the dotted path of each value to its origin. Raises
+    ConfigError if a layer nests deeper than `values.MAX_DEPTH`.
     """
     values: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
@@ -66,8 +66,8 @@ def from_files(paths: Iterable[str | Path]) -> list[Layer]:
 def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[Layer]:
     """Read each variable such as `NEAPTIDE__TRAIN__STEPS=100` as a layer, sorted by name.
 
-    Two underscores separate keys; keys become lower case. `plugins` are the names of plugins, so
-    that an underscore can stand for a hyphen: `NEAPTIDE__PLUGINS__LAYER_DROP__RATE` sets
+    Two underscores separate keys, and keys become lower case. `plugins` are the names of plugins.
+    In these names an underscore can stand for a hyphen: `NEAPTIDE__PLUGINS__LAYER_DROP__RATE` sets
     `plugins.layer-drop.rate`.
     """
     by_variable = {name.replace("-", "_"): name for name in plugins}
@@ -94,7 +94,7 @@ def from_sets(settings: Iterable[str]) -> list[Layer]:
 
 
 def _layers(read: Callable[[T], Layer], sources: Iterable[T]) -> list[Layer]:
-    """Read every source; raise one ConfigError with the problems of all sources, if any."""
+    """Read every source. If there are problems, raise one ConfigError with all of them."""
     layers: list[Layer] = []
     problems: list[str] = []
     for source in sources:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class LoadedConfig:
-    """A configuration, and the origin of each value by its dotted path, such as `default`."""
+    """A configuration, and a dict from the dotted path of each value to its origin."""
 
     config: RunConfig
     origins: Mapping[str, str]
@@ -41,12 +41,12 @@ def load(
 ) -> LoadedConfig:
     """Combine the settings from all sources and check the result.
 
-    A later source replaces values of an earlier one. The order is: defaults, preset, files in their
-    order, environment, `sets`.
+    Values of a later source replace values of an earlier source. The order of the sources is:
+    defaults, preset, files in their order, environment, `sets`.
 
-    `specs` are the installed plugins by name, `sets` are settings such as `train.steps=100`.
-    Only variables such as `NEAPTIDE__TRAIN__STEPS` of `environ` are read. Plugins named in
-    `disabled` are not enabled. Raises ConfigError. Its text lists all problems of the first kind of
+    `specs` maps names to installed plugins. `sets` are settings such as `train.steps=100`. In
+    `environ` only variables such as `NEAPTIDE__TRAIN__STEPS` are read. Plugins named in `disabled`
+    are not enabled. Raises ConfigError. The error text lists all problems of the first kind of
     source that cannot be read, or all problems of the combined configuration.
     """
     layers = [] if preset is None else [from_preset(preset)]

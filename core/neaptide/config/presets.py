@@ -14,9 +14,9 @@ GROUP = "neaptide.presets"
 
 @cache
 def offered() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the TOML text of each usable preset by name, and the problem of each unusable preset.
+    """Return two dicts from names of presets: to TOML texts, and to problems of unusable presets.
 
-    If a whole package is unusable, the key of its problem is its distribution, `"name version"`.
+    If a whole package is unusable, the key is the distribution of the package: `"name version"`.
     """
     texts: dict[str, str] = {}
     problems: dict[str, str] = {}
@@ -49,7 +49,7 @@ def names() -> list[str]:
 
 
 def text(name: str) -> str:
-    """Return a preset's TOML text; raise ConfigError if it is unknown or unusable."""
+    """Return a preset's TOML text; raise ConfigError if the preset is unknown or unusable."""
     texts, problems = offered()
     if name in problems:
         msg = f"preset {name!r} cannot be used: {problems[name]}"

@@ -1,4 +1,4 @@
-"""The sections of a configuration; each field has a default, a check and one line of help."""
+"""The sections of a configuration. Each field has a default, a check and one line of help."""
 
 # ruff: noqa: RUF009 - `field` is `attrs.field` with one line of help
 
@@ -195,7 +195,7 @@ class FullSection(ConfigSection):
 
 @attrs.frozen(kw_only=True, repr=False)
 class PredictSection(ConfigSection):
-    """One predicted update, judged by forward passes before it counts."""
+    """One predicted update, which forward passes judge before the run continues."""
 
     max_horizon: int = field(
         50, validator=_at_least(1), help="most ordinary updates one prediction may stand for"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the values of `over`; tables merge, any other value is replaced."""
+    """Return `base` with the values of `over`. Tables are merged; other values are replaced."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)

@@ -58,7 +58,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _said(problem: str, text: str) -> str:
-    """Return tomllib's error text; if a key or table is repeated, return a text that names it."""
+    """Return tomllib's error text, or a text that names the repeated key or table."""
     match = _TWICE.fullmatch(problem)
     if match is None:
         return problem
@@ -80,8 +80,8 @@ def _said(problem: str, text: str) -> str:
 def parse_value(text: str) -> Any:
     """Return `text` as a TOML value if it is one, otherwise as a string.
 
-    So `runs/x` needs no quotes. A date is also returned as a string: no setting is a date, but the
-    name of a directory may look like a date.
+    Therefore `runs/x` needs no quotes. A date is also returned as a string, because no setting is a
+    date, but the name of a directory may look like a date.
     """
     text = text.strip()
     try:
@@ -94,7 +94,7 @@ def parse_value(text: str) -> Any:
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """Return a table of plain values as TOML text, in the order of its keys, but tables last.
+    """Return a table of plain values as TOML text in the order of the keys; tables are last.
 
     If the text is parsed and written again, the result is the same text.
     """

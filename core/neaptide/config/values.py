@@ -1,4 +1,4 @@
-"""Plain values (the types of TOML), their paths, and the problems of values."""
+"""Plain values (values of TOML's types), paths to values, and problems of values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MAX_DEPTH = 50
-"""The largest depth of nested tables and arrays; far below Python's recursion limit."""
+"""The largest depth of nested tables and arrays. It is far below Python's recursion limit."""
 TOO_DEEP = f"tables and arrays may nest at most {MAX_DEPTH} deep"
 TOO_LONG = "an integer has too many digits; at most 64 bits fit"
 
@@ -41,7 +41,7 @@ _INT64 = 2**63
 
 @attrs.frozen
 class Problem:
-    """A problem of one value, and the path of this value."""
+    """A problem of one value, and the path to this value."""
 
     message: str
     path: KeyPath = ()
@@ -55,7 +55,7 @@ class Problem:
 
 
 class Invalid(Exception):  # noqa: N818 - internal: it becomes a ConfigError
-    """All problems of one value, raised to the table or array that contains it."""
+    """All problems of one value. The reader of the surrounding table or array catches it."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*map(str, problems))
@@ -98,7 +98,7 @@ def collect(
 
 
 def convert_all(items: Iterable[tuple[K, Any]], convert: Callable[[Any], Any]) -> dict[K, Any]:
-    """Convert every value; raise Invalid with all problems, if any."""
+    """Convert every value. If there are problems, raise Invalid with all of them."""
     done, problems = collect(items, convert)
     if problems:
         raise Invalid(*problems)
@@ -144,7 +144,7 @@ def shorten(text: str, limit: int = 80) -> str:
 
 
 def hint(name: str, known: Iterable[str], label: str = "known") -> str:
-    """Return the end of an error text: the name in `known` closest to `name`, or all names."""
+    """Return an error text's end: the name in `known` that is closest to `name`, or all names."""
     names = list(known)
     return suggest(name, names) or (f" ({label}: {', '.join(names)})" if names else "")
 
@@ -186,7 +186,7 @@ def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def too_deep(value: object) -> bool:
-    """Return whether `value` nests deeper than `MAX_DEPTH`, as a cycle does."""
+    """Return whether `value` nests deeper than `MAX_DEPTH`. A cycle of references does, too."""
     stack = [(value, 1)]
     while stack:
         item, depth = stack.pop()

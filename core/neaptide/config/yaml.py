@@ -93,7 +93,7 @@ def parse(text: str) -> dict[str, Any]:
 
     Raises ConfigError for a syntax error, a repeated key, a key that is not a string, an anchor,
     alias, tag, merge key or second document, nesting that is too deep, and a document that is not a
-    table. The text states line and column if they are known.
+    table. The error text states the line and column if they are known.
     """
     try:
         loader = _Loader(text)

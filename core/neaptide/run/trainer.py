@@ -202,8 +202,8 @@ class HybridTrainer:
         """Load a checkpoint; training then continues bit for bit as after the save.
 
         Raises CheckpointError if the checkpoint is damaged. Raises its subclass
-        WrongCheckpointError if there is no checkpoint, or if the checkpoint belongs to another run. Both errors are
-        raised before the run is changed.
+        WrongCheckpointError if there is no checkpoint, or if the checkpoint belongs to another run.
+        Both errors are raised before the run is changed.
         """
         self._session.load(Path(directory), allow_changes=allow_changes)
 

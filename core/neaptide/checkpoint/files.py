@@ -142,7 +142,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
     """Yield a Writer for the checkpoint `directory`; then replace the previous checkpoint.
 
     Only one thread of one process may write a directory at a time. `facts` must be plain JSON.
-    After an exception the new files are removed and the previous checkpoint stays. Any OSError, even
+    After an exception the new files are removed and the previous checkpoint stays. An OSError, even
     from the body of the context, becomes a CheckpointError. Raises CheckpointError if `directory`
     exists and is not a checkpoint.
     """

@@ -1,4 +1,7 @@
-"""Computes the memory of streaming by tier, for the ledger and for out-of-memory errors."""
+"""Computes the memory that streaming uses on each tier (device, host).
+
+The memory ledger and the texts of out-of-memory errors use the numbers.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,14 @@ def account(
 ) -> Ledger:
     """Return the memory ledger of a phase.
 
-    The core has already counted the weights on the host: it uses the tiers of the store's spans.
+    The core has already counted the blocks' weights on the host, because their spans in the store
+    have the tier `host`.
 
     Args:
         ledger: the ledger of the core and of earlier plugins.
         owner: the plugin's name.
         streaming: the streamed model.
-        backward: whether the phase has backwards.
+        backward: whether backward passes run in the phase.
         all_stay: whether all blocks stay on the device in the phase.
     """
     trained = [
@@ -39,7 +43,8 @@ def account(
         if parameter.requires_grad
     ]
     if backward:
-        # The core counts all gradients on the device, but only one block's are there at once.
+        # The core counts all gradients on the device, but only one block's gradients are there at
+        # once.
         whole = ledger.total(kind="gradients")
         streamed = _bytes(trained)
         ledger = ledger.scale("gradients", (whole - streamed) / whole if whole else 0.0)
@@ -70,7 +75,7 @@ def account(
 
 
 def held(streaming: Streaming) -> dict[str, int]:
-    """Return the bytes on the device by use, including the inputs stored for the backward."""
+    """Return the bytes on the device by use. The inputs stored for the backward are included."""
     updates = streaming.updates
     waiting = sum(unit.kept_bytes for unit in _recomputed(streaming))
     return {
@@ -82,7 +87,7 @@ def held(streaming: Streaming) -> dict[str, int]:
 
 
 def savings(streaming: Streaming) -> dict[str, int]:
-    """Return the bytes that a lower value would save, for each setting that can be lowered."""
+    """Return, for each setting that can be lowered, the bytes that a lower value would save."""
     largest = max(block.layout.bytes for block in streaming.blocks)
     needed = max(len(block.needs) for block in streaming.blocks)
     slots, device = len(streaming.residency.slots), streaming.residency.device

@@ -53,7 +53,7 @@ def build(
 
 
 def decided(streaming: Streaming, run: Run, config: LayerStreamingConfig) -> dict[str, Any]:
-    """Return the resulting settings and sizes, for the log."""
+    """Return the settings and sizes that the log shows at the start."""
     settings = streaming.settings
     return {
         "blocks": len(streaming.blocks),

@@ -26,7 +26,10 @@ class StreamingPlan:
     """Bytes to allocate, by use."""
 
     host: dict[str, int]
-    """New allocations in RAM. Weights that are in RAM already need none, except one block's."""
+    """New allocations in RAM.
+
+    If the weights are in RAM already, only one block's bytes are added.
+    """
     device: dict[str, int]
     """New allocations on the device: slots and staging buffers."""
 
@@ -44,9 +47,9 @@ def plan(
     Args:
         named: qualified name and module of each block.
         outside: parameters that do not stream.
-        optimizer: the optimizer, whose state streams, too.
+        optimizer: the optimizer of the model; its state streams, too.
         settings: how to stream.
-        adopted: whether the optimizer's state is known before its first step.
+        adopted: whether the optimizer's state is known before the first step.
     """
     owned = owned_parameters(named, outside)
     weights = [BufferLayout.of(own).bytes for own in owned]
@@ -81,7 +84,9 @@ def plan(
 
 
 def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | None:
-    """Return a line about missing memory and the way out; None if there is enough.
+    """Return a line that states the missing memory and the way out.
+
+    Return None if there is enough memory.
 
     Args:
         needed: bytes by use.
@@ -110,9 +115,9 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def spare_bytes(device: torch.device, gib: float | None) -> int:
-    """Return the bytes of a GPU that stay free at the peak so far, less a tenth of the memory.
+    """Return the bytes of a GPU that were free at the highest use so far.
 
-    The result is 0 on a CPU.
+    A tenth of the GPU's memory is subtracted as a reserve. The result is 0 on a CPU.
     """
     if device.type != "cuda":
         return 0

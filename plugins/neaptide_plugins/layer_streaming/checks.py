@@ -1,4 +1,7 @@
-"""Checks before any parameter is moved; each raises a one-line ValueError with the way out."""
+"""Checks that run before any parameter is moved.
+
+Each check raises a one-line ValueError that states the way out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_blocks(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-    """Raise ValueError if there are no blocks, or none with parameters."""
+    """Raise ValueError if there are no blocks, or if no block has parameters."""
     if not blocks:
         msg = (
             f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential; name "
@@ -83,7 +86,8 @@ def looks_across_samples(module: nn.Module) -> bool:
     """Return whether a module's output for a sample depends on other samples of the batch."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return True
-    # An instance norm uses single samples, but its running statistics use the whole batch.
+    # An instance norm normalizes each sample by itself, but it updates its running statistics
+    # from the whole batch.
     return isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
 
 

@@ -1,4 +1,4 @@
-"""Derives the settings of streaming from the config; ValueError where they conflict."""
+"""Derives the settings of streaming from the config. Raises ValueError if settings conflict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def chosen(
     train: TrainSection,
     device: torch.device,
 ) -> StreamingSettings:
-    """Return the settings of streaming; ValueError, with the way out, where they conflict."""
+    """Return the settings of streaming.
+
+    Raise ValueError, with the way out, if settings conflict.
+    """
     reason = adoptable(optimizer)
     in_backward, on_device = config.update == "in_backward", config.optimizer_on == "device"
     split = config.master == "split"
@@ -80,7 +83,7 @@ def shortage_of(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
 ) -> str | None:
-    """Return an error line if RAM or device memory is too small, else None."""
+    """Return an error text of one line if RAM or device memory is too small, else None."""
     outside = parameters_outside(model, [block for _, block in blocks])
     adopted = adoptable(optimizer) is None
     needed = plan(blocks, outside, optimizer, settings, adopted=adopted)

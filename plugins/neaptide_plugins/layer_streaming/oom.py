@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` is torch's error for too little memory: a RuntimeError on a CPU."""
+    """Return whether `error` is torch's error for too little memory.
+
+    On a CPU torch raises a plain RuntimeError, which is recognized by its text.
+    """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error)
     )
@@ -26,7 +29,7 @@ def explanation(cause: str, where: str, held: Mapping[str, int], savings: Mappin
         cause: the allocator's message.
         where: phase and moment.
         held: bytes by use.
-        savings: bytes by setting; those that save nothing are not shown.
+        savings: bytes by setting; settings that save nothing are not shown.
     """
     first = " ".join(cause.split()).partition(". ")[0].rstrip(".")
     largest = sorted((name for name in held if held[name]), key=held.__getitem__, reverse=True)

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from .streaming import Streaming
 
 _SETTLED = 3
-"""Updates after which the peak of a step is known: the optimizer's state exists by then."""
+"""Number of updates after which the peak of a step is known.
+
+The optimizer has created its state by then.
+"""
 
 
 @attrs.define(eq=False)
@@ -66,7 +69,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Stream in the configured phases; in the others keep every block on the device."""
+        """Stream in the configured phases; in other phases keep every block on the device."""
         self._streaming().stay(whole=self._stays_whole(phase))
 
     def _stays_whole(self, phase: Phase) -> bool:
@@ -74,7 +77,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """With `resident = "auto"`, keep as many blocks on the device as its free memory holds."""
+        """With `resident = "auto"`, keep as many blocks on the device as fit into its free memory."""
         if self.config.resident != "auto" or step < _SETTLED or self._measured:
             return
         self._measured = True
@@ -141,7 +144,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return the number of fetches, and the number of fetches that were not prefetched."""
+        """Return the number of fetches, and how many of these were not prefetched."""
         residency = self._streaming().residency
         return {
             "fetches": float(residency.fetches),
@@ -153,7 +156,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         return self._store.streaming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last norm, for lagged clipping."""
+        """Return the gradient norm of the last update, which lagged clipping uses."""
         applying = self._streaming().applying
         return {} if applying is None else dict(applying.state_dict())
 

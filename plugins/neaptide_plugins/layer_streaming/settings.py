@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class StreamingSettings:
-    """How blocks stream. A field without a description is described in the plugin's config."""
+    """Settings of streaming. The plugin's config describes the fields that have no text here."""
 
     max_active_layers: int = 2
     prefetch_distance: int = 1

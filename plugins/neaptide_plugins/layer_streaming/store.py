@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamedStore(ParameterStore):
-    """Lends tensors of streamed parameters from the host, and those of others in place."""
+    """Lends tensors of streamed parameters from the host; lends all other tensors in place."""
 
     def __init__(self, model: nn.Module, streaming: Streaming, device: torch.device) -> None:
         super().__init__(model, streaming.optimizer)
@@ -36,7 +36,7 @@ class StreamedStore(ParameterStore):
 
     @property
     def stores_gradients(self) -> bool:
-        """Whether gradients wait for an update after the backward."""
+        """Whether gradients are stored until an update after the backward."""
         return self.streaming.applying is None
 
     def spans(self) -> list[Span]:
@@ -102,7 +102,7 @@ class StreamedStore(ParameterStore):
         return self.parameters[span.name].grad is not None
 
     def zero_gradients(self) -> None:
-        """Drop every gradient, and end an update that ran inside the backward."""
+        """Drop every gradient. If an update ran inside the backward, end this update."""
         self.streaming.gradients.drop()
         for parameter in self.names:
             parameter.grad = None
@@ -126,7 +126,10 @@ class StreamedStore(ParameterStore):
         return self.streaming.applying.norm(norm)
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
-        """Clip by the global norm; with updates in the backward, by the setting `clip`."""
+        """Clip the gradients by their global norm.
+
+        With updates in the backward, the setting `clip` decides.
+        """
         if self.streaming.applying is None:
             super().clip_gradients(max_norm, norm)
             return
@@ -141,7 +144,10 @@ class StreamedStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's state tensor, which is on the host for a streamed parameter."""
+        """Lend the optimizer's state tensor.
+
+        For a streamed parameter this tensor is on the host.
+        """
         self._evicted.show()
         self.drain()
         parameter = self.parameters[span.name]
@@ -151,7 +157,10 @@ class StreamedStore(ParameterStore):
             self.streaming.updates.adopt(self._owners[parameter][0])
 
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
-        """Return the storages of parameters that do not stream; the others are on the host."""
+        """Return the storages of parameters that do not stream.
+
+        Streamed parameters are on the host.
+        """
         parameters = [
             each
             for each in dict.fromkeys(self.parameters[span.name] for span in spans)
@@ -168,7 +177,10 @@ class StreamedStore(ParameterStore):
         of: Leaves = "weight",
         refuge: Refuge | None = None,
     ) -> Callable[[], None]:
-        """Evict parameters that do not stream; streamed ones are no longer fetched."""
+        """Evict parameters that do not stream.
+
+        Streamed parameters stay on the host and are not fetched.
+        """
         found = self.evictable(spans, of=of)
         if of == "state":
             return self._evicted.state(found, refuge)
@@ -195,7 +207,7 @@ class StreamedStore(ParameterStore):
         self.streaming.settle()
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        """Load `state`, and copy it to the host buffers from which it streams."""
+        """Load `state`, and copy it to the host buffers of the streamed optimizer state."""
         self.drain()
         super().load_optimizer_state_dict(state)
         if self.streaming.updates is not None:

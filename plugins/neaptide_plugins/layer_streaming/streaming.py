@@ -1,4 +1,4 @@
-"""A model whose blocks stream: builds and connects the parts of streaming."""
+"""Builds and connects the parts of streaming for one model."""
 
 from __future__ import annotations
 
@@ -38,15 +38,19 @@ class Streaming:
     """A model whose blocks stream from the host.
 
     Args:
-        model: its blocks' parameters are moved to the host, the rest to `device`.
+        model: the parameters of its blocks are moved to the host, all other parameters to
+            `device`.
         named: qualified name and module of each block.
         optimizer: the optimizer of the model's parameters.
         device: the device that computes.
         settings: how to stream.
-        pin: register host memory with CUDA, so that copies and computation overlap.
-        weights: safetensors with the weights, see `Shards.open`; None if the model has them.
-        listener: called for each copy on a CPU's lanes, for a timeline.
-        lanes: `lanes(device, name)` returns a lane; by default a stream or, on a CPU, a thread.
+        pin: register host memory with CUDA, so that copies run in parallel with the computation.
+        weights: path of safetensors files with the weights, see `Shards.open`; None if the model
+            already has its weights.
+        listener: called for each copy that a CPU's lane makes, so that a timeline can show the
+            copy.
+        lanes: `lanes(device, name)` returns a lane (a queue of copies); by default the lane is a
+            CUDA stream or, on a CPU, a thread.
     """
 
     def __init__(
@@ -65,7 +69,10 @@ class Streaming:
         self.settings = settings
         self.optimizer = optimizer
         self.unpinned: str | None = None
-        """Why host memory could not be pinned; None if it is pinned or need not be."""
+        """The reason why host memory could not be pinned;
+
+        None if it is pinned or need not be pinned.
+        """
 
         def allocate(size: int) -> torch.Tensor:
             slab = Slab.on_host_of(device, size, pin=pin)
@@ -81,7 +88,7 @@ class Streaming:
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
         self._newest: list[RemovableHandle] = []
-        """Handles of the hooks by which `state_dict` waits for copies to the host."""
+        """Handles of hooks on `state_dict`, which make it wait for the copies to the host."""
         with ExitStack() as stack:
             # On an error: end all copies before the memory that they read is freed.
             stack.callback(self._leave)
@@ -162,7 +169,8 @@ class Streaming:
         if not self.settings.in_backward:
             for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
                 self._step(block, following)
-        # The other parameters are stepped in place; hooks on `step` run once, for the whole update.
+        # Parameters that do not stream are stepped in place. Hooks on `step` run once, for the
+        # whole update.
         streamed = [parameter for block in self.blocks for parameter in block.parameters]
         held = [parameter.grad for parameter in streamed]
         for parameter in streamed:
@@ -185,9 +193,9 @@ class Streaming:
             updates.step(block, gradients)
 
     def stay(self, *, whole: bool) -> None:
-        """Keep all blocks on the device if `whole`, else only the resident ones.
+        """Keep all blocks on the device if `whole`, else only the resident blocks.
 
-        A block with an evicted parameter is not kept: its slot would still have the full size.
+        A block with an evicted parameter is not kept, because its slot would not be smaller.
         """
         self._whole = whole
         for block in self.blocks:
@@ -240,7 +248,7 @@ class Streaming:
             self.updates.settle()
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the slots, staging and gradient buffers, on both tiers."""
+        """Return the slots, the staging buffers and the gradient buffers, on device and host."""
         held = [
             *self.residency.buffers(),
             *self.gradients.host.buffers(),
@@ -268,9 +276,10 @@ class Streaming:
 
 
 def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
-    """Return a hook that calls `settle`, or nothing if the object of `settle` was freed.
+    """Return a hook that calls the bound method `settle`.
 
-    A copy of the model has the same hook, which must not keep the original model alive.
+    The hook does nothing if the object of `settle` was freed. A copy of the model has the same hook,
+    and this hook must not keep the original model alive.
     """
 
     def hook(*_: Any) -> None:

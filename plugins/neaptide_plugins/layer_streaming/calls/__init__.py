@@ -1,4 +1,4 @@
 """Calls of a block: a forward without a graph, and a backward that recomputes the forward.
 
-Between the two, the inputs are stored. `graph.py` keeps the graph instead.
+Between forward and backward the inputs are stored. In `graph.py` the graph is kept instead.
 """

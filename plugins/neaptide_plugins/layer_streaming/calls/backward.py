@@ -1,4 +1,7 @@
-"""The backward of a block: first recomputes the forward from the stored inputs, with a graph."""
+"""The backward of a block.
+
+It first recomputes the forward, with a graph, from the stored inputs.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ def backward(
     *,
     own_too: bool,
 ) -> list[torch.Tensor | None]:
-    """Recompute the block with a graph; return the gradients of shared parameters and inputs.
+    """Recompute the block with a graph, and return the gradients of shared parameters and inputs.
 
-    With `own_too`, the gradients of the block's streamed parameters are computed and gathered, too.
-    A call of `torch.autograd.grad` for other tensors does not need these gradients.
+    With `own_too`, the gradients of the block's streamed parameters are computed and gathered,
+    too. They are not needed when `torch.autograd.grad` is called for other tensors.
     """
     unit, arrived = call.unit, list(gradients)
     unit.check_weights(call.weights)
@@ -115,7 +118,10 @@ def _backward_of(
 
 
 def _as_before(call: Call, outputs: list[torch.Tensor]) -> bool:
-    """Return whether the outputs agree with the forward's samples; true without samples."""
+    """Return whether the outputs agree with the samples of the forward's outputs.
+
+    The result is true if the forward took no samples.
+    """
     if call.watched is None or call.batch is not None:
         return True
     return all(

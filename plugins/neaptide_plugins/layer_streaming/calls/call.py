@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .untracked_state import UntrackedState
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"
-"""Part of torch.func's error inside a forward whose saved tensors are dropped."""
+"""Part of the error that torch.func raises in a forward while hooks on saved tensors are set."""
 
 
 @attrs.define(eq=False)
@@ -34,14 +34,14 @@ class Waiting:
     """An input in RAM that waits for its backward; several blocks may share it."""
 
     host: torch.Tensor
-    """uint8, at least as large as the tensor."""
+    """uint8, with at least the bytes of the tensor."""
     like: torch.Tensor
-    """A meta tensor with its shape, strides and dtype."""
+    """A meta tensor with the shape, strides and dtype of the input."""
     left: Ticket
-    """The copy to RAM."""
+    """The copy of the input to RAM."""
     device: torch.Tensor | None = None
     arrival: Ticket = DONE
-    """The copy back to the device."""
+    """The copy of the input back to the device."""
 
 
 @attrs.define(eq=False)
@@ -53,7 +53,7 @@ class Call:
     args: Any
     kwargs: Any
     inputs: list[torch.Tensor]
-    """The distinct tensors in the arguments, nested ones included."""
+    """The distinct tensors in the arguments, including those inside containers."""
     shared: list[nn.Parameter]
     weights: tuple[int, ...]
     """Version of the weights of each needed block."""
@@ -65,18 +65,18 @@ class Call:
     waiting: list[tuple[KeptArgument, Waiting]] = attrs.field(factory=list)
     """The inputs that wait in RAM."""
     whole: Batch | None = None
-    """The batch in one piece; None without a batch."""
+    """The batch in one piece; None if no argument has a batch."""
     batch: Batch | None = None
-    """The batch in pieces; None if it is not split."""
+    """The batch in pieces; None if the batch is not split."""
     random: bool = False
     """Whether the forward drew random numbers."""
     outside: GraphOutside | None = None
-    """The graph before the call, while it is checked."""
+    """The graph before the call; None unless this call is checked."""
     result: Any = None
     came: list[torch.Tensor] = attrs.field(factory=list)
     """The distinct tensors that the forward returned or changed."""
     watched: list[torch.Tensor] | None = None
-    """Samples of the values of `came`, if the backward compares them."""
+    """Samples of the values of `came`; None unless the backward compares them."""
 
     def __attrs_post_init__(self) -> None:
         self.kept = [kept for _, _, kept in self.arguments.passed if isinstance(kept, KeptArgument)]
@@ -84,7 +84,7 @@ class Call:
     def run(
         self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]
     ) -> tuple[Any, list[torch.Tensor]]:
-        """Call the block; return its result and its distinct output tensors.
+        """Call the block, and return its result and its distinct output tensors.
 
         Outputs are the tensors in the result, inputs that were changed in place, and tensors that
         the block has stored in an argument (a cache).

@@ -35,8 +35,8 @@ def forward(call: Call) -> list[torch.Tensor]:
         call.batch = Batch.of(call.inputs, unit.micro_batches)
         probe(call)
     unit.seen += 1
-    # A later call may be the first to use an outer tensor or a generator that is not torch's, so
-    # calls 1, 2, 4, 8 and so on are checked.
+    # A later call may be the first to use an outer tensor, or a random generator outside of
+    # torch. Therefore calls 1, 2, 4, 8 and so on are checked.
     looked_at = unit.seen.bit_count() == 1
     call.outside = GraphOutside(call.inputs) if looked_at else None
     before = CallContext.now(unit.buffers.before())
@@ -129,4 +129,4 @@ def _not_kept(call: Call) -> torch.Tensor:
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """Discard a tensor that autograd would save."""
+    """Save nothing in place of a tensor that autograd would save."""

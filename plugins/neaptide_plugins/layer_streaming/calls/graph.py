@@ -1,7 +1,7 @@
-"""A block whose graph is kept; autograd saves references to the weights instead of the weights.
+"""A block whose graph is kept. Autograd saves references to the weights instead of the weights.
 
-Nothing is computed twice, and activations stay on the device. The weights are removed from the
-device between forward and backward. A block's gradients are copied to the host when the first
+No forward is recomputed, and activations stay on the device. Between forward and backward the
+weights are removed from the device. A block's gradients are copied to the host when the first
 gradient of another block arrives.
 """
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class _Weight:
-    """A reference to a view of a block's bytes."""
+    """A reference to a weight: a view of a block's bytes."""
 
     block: Block
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
-    """Bytes from the start of the block."""
+    """Offset of the weight from the start of the block, in bytes."""
     changes: int
-    """The block's version when it was saved."""
+    """The version of the block's weights when autograd saved the weight."""
 
 
 @attrs.frozen(eq=False)
@@ -59,7 +59,7 @@ class Preserved:
     residency: Residency
     gradients: Gradients
     hooked: dict[nn.Parameter, RemovableHandle]
-    """The gradient hooks of the parameters of all units."""
+    """The gradient hooks of the parameters. All units (blocks) share this dict."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's result.
@@ -94,7 +94,7 @@ class Preserved:
 
     def _begin(self, _: torch.Tensor) -> None:
         self.gradients.resume(self.block)
-        # Gradients of earlier backwards are on the host; this backward's are added to them there.
+        # Gradients of earlier backwards are on the host. This backward's gradients are added there.
         for owner in self.block.needs:
             for parameter in owner.parameters:
                 parameter.grad = None

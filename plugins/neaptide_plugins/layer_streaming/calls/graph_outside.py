@@ -1,4 +1,7 @@
-"""Finds tensors of the outer graph that a block uses without receiving them as arguments."""
+"""Finds tensors that a block uses although they are not arguments of its call.
+
+Such a tensor belongs to the autograd graph outside of the block.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ class GraphOutside:
         known: Iterable[nn.Parameter],
         streams: Callable[[torch.Tensor], bool],
     ) -> None:
-        """Raise RuntimeError if `outputs` depend on a tensor of this graph that is not an input.
+        """Raise RuntimeError if `outputs` depend on a tensor of this graph other than the inputs.
 
-        Parameters outside of blocks are allowed. Parameters of other blocks, for which `streams` is
-        true, are not.
+        Parameters outside of blocks are allowed. Parameters of other blocks are not allowed; for
+        these `streams` is true.
         """
         own = self._leaves | {id(parameter) for parameter in known}
         waiting: list[tuple[Any, int]] = [

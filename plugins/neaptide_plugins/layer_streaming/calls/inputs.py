@@ -1,4 +1,7 @@
-"""Stores blocks' inputs in RAM until the backward, and copies them back one block ahead."""
+"""Stores the inputs of blocks in RAM until the backward.
+
+The inputs are copied back to the device while the backward of the next block still runs.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Hide the gradients of earlier backwards: `.grad` is then this backward's gradient alone."""
+    """Hide the gradients of earlier backwards.
+
+    While the context is open, `.grad` contains only the gradient of this backward.
+    """
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -30,10 +33,11 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return a dict that hooks fill with gradients whose strides differ from their leaf's.
+    """Return a dict that hooks fill with gradients whose strides differ from the leaf's strides.
 
-    A leaf's `.grad` has the leaf's strides. With other strides kernels sum in another order, which
-    would change the bits of the next backward.
+    Autograd gives `.grad` the strides of the leaf. For other strides kernels sum in another order.
+    If the gradient were passed on with the strides of the leaf, the bits of the next backward would
+    change.
     """
     found: dict[int, torch.Tensor] = {}
     for index, leaf in enumerate(leaves):

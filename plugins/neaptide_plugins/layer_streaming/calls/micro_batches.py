@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Batch:
-    """The samples along dim 0, in `count` pieces whose sizes differ by at most one."""
+    """A batch of samples along dim 0.
+
+    It is split into `count` pieces whose sizes differ by at most one.
+    """
 
     size: int
     count: int
@@ -24,7 +27,8 @@ class Batch:
     def of(cls, tensors: Sequence[torch.Tensor], pieces: int) -> Batch | None:
         """Return the batch of the first tensor that requires grad, else of the first tensor.
 
-        Tensors without a dimension do not count. None without a tensor, or for an empty batch.
+        Tensors without a dimension are ignored. The result is None if no tensor remains or if the batch is
+        empty.
         """
         sized = [tensor for tensor in tensors if tensor.ndim > 0]
         first = next((tensor for tensor in sized if tensor.requires_grad), None)
@@ -40,7 +44,7 @@ class Batch:
         return start, (piece + 1) * self.size // self.count - start
 
     def piece(self, tensors: Sequence[torch.Tensor], piece: int) -> list[torch.Tensor]:
-        """Return the tensors; a tensor whose dim 0 is the batch is narrowed to the piece."""
+        """Return the tensors of one piece; a tensor whose dim 0 is the batch is narrowed to it."""
         start, length = self.bounds(piece)
         return [
             tensor.narrow(0, start, length)
@@ -53,9 +57,9 @@ class Batch:
 def joined(
     name: str, results: Sequence[tuple[Any, list[torch.Tensor]]], batch: Batch
 ) -> tuple[Any, list[torch.Tensor]]:
-    """Return the result and the tensors of the whole batch, joined from its pieces.
+    """Join the results and the tensors of the pieces to those of the whole batch.
 
-    Raises RuntimeError if a piece's tensor does not have its samples along dim 0.
+    Raises RuntimeError if a tensor of a piece does not have the piece's samples along dim 0.
     """
     (result, first), counts = results[0], {len(tensors) for _, tensors in results}
     if len(counts) > 1:

@@ -1,8 +1,8 @@
-"""A block as one autograd.Function: the forward keeps no graph, the backward recomputes it.
+"""A block as one autograd.Function. Its forward keeps no graph; its backward recomputes the graph.
 
-No graph holds a weight between forward and backward, so the device's copy of the weights can be
-freed. A block can split the batch into micro-batches; its weights are fetched once for all of
-these.
+Between forward and backward no graph holds a weight, so the weights' copy on the device can be
+freed. A block can split the batch into micro-batches; the block's weights are fetched once for all
+micro-batches.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Recomputed(Unit):
         ):
             with self.using("forward" if training else "infer"):
                 return apart(self.forward(*args, **kwargs), self.residency)
-        # The first call shows whether the block changes its inputs; until then store copies.
+        # The first call shows whether the block changes its inputs. Until then, copies are stored.
         arguments, _ = record(args, kwargs, _nowhere, copied=self.changes_inputs is not False)
         inputs = [tensor for tensor, _, _ in arguments.passed]
         call = Call(self, arguments, args, kwargs, inputs, shared, self.weights())
@@ -119,7 +119,10 @@ class _Function(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Returns gradients that raise RuntimeError if differentiated, even if they are constant."""
+    """Returns gradients that raise RuntimeError when they are differentiated.
+
+    This is also true of constant gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, name: str, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -142,4 +145,4 @@ def _once(name: str, gradients: list[torch.Tensor | None]) -> list[torch.Tensor 
 
 
 def _nowhere(_: torch.Tensor) -> None:
-    """Return None, the answer for a tensor that is no earlier block's output."""
+    """Return None. This is the answer for a tensor that no earlier block has returned."""

@@ -1,4 +1,4 @@
-"""Tests whether a block returns the same for a batch and for its micro-batches."""
+"""Tests whether a block returns the same values for a batch and for the batch's micro-batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLE = 4096
 
 
 def probe(call: Call) -> None:
-    """Compare the block's result for the pieces with that for the whole batch, only once.
+    """Compare the block's result for the pieces with the result for the whole batch, only once.
 
     Raises RuntimeError if they differ.
     """
@@ -64,7 +64,7 @@ def _outputs(
 
 @contextmanager
 def _evaluated(call: Call) -> Iterator[None]:
-    """Run in eval mode, and restore random state and buffers afterwards."""
+    """Run the block in eval mode, and restore random state and buffers afterwards."""
     modules = [(module, module.training) for module in call.unit.block.module.modules()]
     unit = call.unit
     context = CallContext.now(unit.buffers.before())
@@ -97,7 +97,8 @@ def is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if not (one.is_floating_point() or one.is_complex()):
         return torch.equal(one, other)
-    # Kernels sum in another order for other shapes: up to a few hundred units in the last place.
+    # For other shapes kernels sum in another order; the results then differ by up to a few
+    # hundred units in the last place.
     tolerance = 512 * torch.finfo(one.dtype).eps
     scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

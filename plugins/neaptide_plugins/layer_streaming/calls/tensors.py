@@ -33,13 +33,13 @@ _PLAIN = (
 
 @attrs.define(eq=False)
 class FoundTensors:
-    """The tensors in a structure, each once, in the order of traversal."""
+    """The distinct tensors in a nested structure, in the order of traversal."""
 
     tensors: list[torch.Tensor] = attrs.field(factory=list)
     _seen: dict[int, Any] = attrs.field(factory=dict)
 
     def look(self, value: Any) -> FoundTensors:
-        """Add the tensors in `value`, its containers and its objects' attributes; return self."""
+        """Add the tensors in `value`, in nested containers and in attributes; return self."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
@@ -64,9 +64,9 @@ def _parts(value: Any) -> list[Any]:
 def replaced(
     value: Any, others: dict[int, torch.Tensor], memo: dict[int, Any] | None = None
 ) -> Any:
-    """Return `value` with tensors replaced by id; objects and mutable containers change in place.
+    """Return `value` with its tensors replaced. `others` maps a tensor's id to the new tensor.
 
-    Tuples, also named ones, are created anew.
+    Objects and mutable containers are changed in place. Tuples and named tuples are created anew.
     """
     memo = {} if memo is None else memo
     if isinstance(value, torch.Tensor):

@@ -40,7 +40,10 @@ class Unit:
     changes_inputs: bool | None = None
     probed: bool = False
     hooked: bool = True
-    """Whether hooks drop the tensors that its forward saves; torch.func supports no hooks."""
+    """Whether hooks drop the tensors that autograd saves in the forward.
+
+It is false for a forward that uses torch.func, which supports no hooks.
+    """
     seen: int = 0
     """Number of calls with gradients so far."""
 
@@ -55,7 +58,7 @@ class Unit:
 
     @contextmanager
     def using(self, kind: UseKind) -> Iterator[None]:
-        """Hold the weights on the device, and switch autocast's cache of cast weights off."""
+        """Hold the weights on the device, and switch off autocast's cache of cast weights."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         own = [(owner, one) for owner in self.block.needs for one in owner.parameters]
@@ -77,7 +80,10 @@ class Unit:
                 raise RuntimeError(msg)
 
     def learn(self, arguments: Arguments) -> None:
-        """Learn whether calls change inputs in place; if not, store inputs without copies."""
+        """Learn whether calls change inputs in place.
+
+        If they do not, inputs are stored without copies.
+        """
         if self.changes_inputs is None:
             self.changes_inputs = arguments.changed
             if not arguments.changed:
@@ -91,7 +97,7 @@ class Unit:
 
 
 def apart(returned: Any, residency: Residency) -> Any:
-    """Return `returned` with copies in place of tensors in a slot: the slot will be overwritten."""
+    """Return `returned` with tensors in a slot replaced by copies: the slot will be overwritten."""
     others = {
         id(tensor): tensor.clone()
         for tensor in FoundTensors().look(returned).tensors
@@ -101,7 +107,7 @@ def apart(returned: Any, residency: Residency) -> Any:
 
 
 def weights_changed(block: str) -> str:
-    """Return the error text for a backward after its weights have changed."""
+    """Return the error text for a backward whose weights have changed since the forward."""
     return (
         f"the weights of block {block!r} have changed between its forward and this backward (by an "
         f"update?); run the backward before the update"

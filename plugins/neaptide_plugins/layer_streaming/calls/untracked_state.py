@@ -1,4 +1,4 @@
-"""State of a block outside of tensors: attributes, and Python's and numpy's random state."""
+"""State of a block that is not in tensors: attributes, and Python's and numpy's random state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _OWN = frozenset(
     [*vars(nn.Module()), "forward", "_compiled_call_impl", "_is_full_backward_hook"]
 ) - {"training"}
-"""Attributes of a module that belong to torch or to streaming, except `training`."""
+"""Names of a module's attributes that belong to torch or to streaming, except `training`."""
 
 
 @attrs.frozen(eq=False)
@@ -24,7 +24,7 @@ class UntrackedState:
     """A copy of the attributes of a block's modules and of Python's and numpy's random state."""
 
     attributes: list[tuple[dict[str, Any], dict[str, Any]]]
-    """Each module's `__dict__`, and its former content with copies of containers."""
+    """For each module: its `__dict__`, and a copy of the former content, containers included."""
     rng_state: Any
     numpy_rng_state: Any
 
@@ -40,7 +40,7 @@ class UntrackedState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Set this state while the context is open; then restore the state from before it."""
+        """Set this state while the context is open; afterwards set back the earlier state."""
         live = [({**held}, held) for held, _ in self.attributes]
         rng_state, numpy = random.getstate(), sys.modules.get("numpy.random")
         numpy_rng_state = None if numpy is None else numpy.get_state()

@@ -26,9 +26,11 @@ class BackwardUpdate:
     Args:
         updates: makes the steps.
         device: the device of the gradients.
-        clip: `lagged` scales by the norm of the previous update; the first is clipped per tensor.
-        max_norm: the norm to clip to; None with `none`.
-        check_finite: skip a block with an inf or NaN gradient; waits for the device.
+        clip: the mode. `lagged` scales by the norm of the previous update; the first update is
+            clipped per tensor.
+        max_norm: the largest norm; None if `clip` is `none`.
+        check_finite: skip a block that has a gradient with an inf or NaN. The check waits for the
+            device.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class BackwardUpdate:
         return self._updates.using(block)
 
     def __call__(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Step a block that is on the device, or skip it."""
+        """Step a block that is on the device. Skip the block if a gradient is not finite."""
         given = [gradient for gradient in gradients if gradient is not None]
         finite = add_squares(self._squares, given)
         if self._check_finite and not finite:
@@ -84,12 +86,15 @@ class BackwardUpdate:
             clip_per_tensor(gradients, self._max_norm)
 
     def norm(self, rest: torch.Tensor) -> torch.Tensor:
-        """Return the norm of all gradients of this update; `rest` is that of unstreamed ones."""
+        """Return the norm of all gradients of this update.
+
+        `rest` is the norm of the gradients of parameters that do not stream.
+        """
         squares = self._squares + rest.to(self._squares).square()
         return squares.sqrt().to(rest.dtype)
 
     def finish(self, rest: torch.Tensor) -> None:
-        """End an update; `rest` is the norm of the gradients that do not stream."""
+        """End an update. `rest` is the norm of the gradients of parameters that do not stream."""
         squares = self._squares + rest.to(self._squares).square()
         self._last_norm = latest_finite(self._last_norm, squares)
         self._squares.zero_()
@@ -97,7 +102,7 @@ class BackwardUpdate:
         self.left_out = []
 
     def state_dict(self) -> dict[str, torch.Tensor | None]:
-        """Return the last norm, for lagged clipping."""
+        """Return the gradient norm of the last update, which lagged clipping uses."""
         return {"last_norm": self._last_norm}
 
     def load_state_dict(self, state: dict[str, torch.Tensor | None]) -> None:

@@ -1,4 +1,8 @@
-"""The optimizer's step on the device, block by block; the state is copied in and back out."""
+"""The optimizer's step on the device, block by block.
+
+The state of a block is copied to the device before the block's step, and back to the host after
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from ..weights.residency import Residency
 
 _AT_ONCE = 32 << 20
-"""Largest number of elements in one step; the optimizer allocates a few times as many."""
+"""Largest number of elements in one step. The optimizer allocates a few times this number."""
 
 
 @attrs.define(eq=False)
@@ -47,7 +51,9 @@ class _StateSlot:
 
 
 class Updates:
-    """Steps blocks by the user's optimizer class, bit for bit as `optimizer.step()`.
+    """Steps blocks by the user's optimizer class.
+
+    The results are bitwise those of `optimizer.step()`.
 
     Args:
         optimizer: an optimizer that `stepping.adoptable` accepts.
@@ -56,7 +62,8 @@ class Updates:
         outwards: the lane of copies to the host.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
         split: store the lower half of a float32 master for bfloat16 parameters.
-        slots: number of blocks whose state is on the device at once; with 1 nothing is prefetched.
+        slots: number of blocks whose state is on the device at once. With 1, no state is
+            prefetched.
     """
 
     def __init__(
@@ -96,7 +103,7 @@ class Updates:
         return self._residency.use(block, "update")
 
     def prefetch_next(self, block: Block) -> None:
-        """Start to copy the state of the next block to the device, if there is a slot."""
+        """If a slot is free, start to copy the state of the next block to the device."""
         if len(self._slots) > 1:
             self.prefetch(block)
 
@@ -119,7 +126,10 @@ class Updates:
         )
 
     def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Step a block that is on the device; start to copy its weights and state to the host."""
+        """Step a block that is on the device.
+
+        Then start to copy its weights and state to the host.
+        """
         self.prefetch(block)
         home = self._homes[block.index]
         home.arrival.wait()
@@ -131,9 +141,10 @@ class Updates:
         self._write_back(block, home)
 
     def adopt(self, block: Block | None = None) -> None:
-        """Copy state that is in other tensors, such as loaded ones, to the host buffers.
+        """Copy state from other tensors, such as those of a loaded checkpoint, to the host buffers.
 
-        With `block`, only that block's state is copied. The copy on the device is discarded.
+        With `block`, only that block's state is copied. The state's copy on the device is
+        discarded.
         """
         for home in self._homes.values() if block is None else (self._homes[block.index],):
             home.written.finish()
@@ -213,9 +224,9 @@ def state_tensors(
 ) -> tuple[list[tuple[nn.Parameter, str]], list[torch.Tensor], list[torch.dtype]]:
     """Return descriptions of the state tensors that the optimizer will have for `parameters`.
 
-    The result is three lists, with one entry per state tensor: its parameter and name, a tensor of
-    its shape, and its dtype. With `split` this includes the lower half of a bfloat16 parameter's
-    master.
+    The result is three lists with one entry per state tensor. The first list has the parameter and
+    the name, the second a tensor of the state tensor's shape, the third the dtype. With `split`,
+    the lists also describe the lower half of each bfloat16 parameter's float32 master.
     """
     groups = {
         id(parameter): group for group in optimizer.param_groups for parameter in group["params"]

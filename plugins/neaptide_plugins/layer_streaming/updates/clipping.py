@@ -1,4 +1,4 @@
-"""Clips a block's gradients and computes their norms on the device, without waiting for it."""
+"""Clips a block's gradients and computes their norms, without a wait for the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _EPSILON = 1e-6
-"""The number that `torch.nn.utils.clip_grad_norm_` adds to the norm."""
+"""The number that `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides."""
 
 
 @torch.no_grad()
 def clip_per_tensor(gradients: Iterable[torch.Tensor], max_norm: float) -> None:
     """Scale each gradient, in place, to a norm of at most `max_norm`.
 
-    The result is that of `clip_grad_norm_` called for each gradient alone: a gradient whose norm is
-    not finite becomes zero or NaN.
+    The result is the same as if `clip_grad_norm_` was called for each gradient alone. A gradient
+    whose norm is not finite becomes zero or NaN.
     """
     for gradient in gradients:
         scale([gradient], coefficient(get_total_norm([gradient]), max_norm))
@@ -29,8 +29,8 @@ def coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     """Return the factor, at most 1, that scales `norm` to `max_norm`, as in `clip_grad_norm_`.
 
     Args:
-        norm: 0-dim; the factor has its dtype and device. For lagged clipping it is the norm of an
-            earlier step (`latest_finite`).
+        norm: 0-dim; the factor has the dtype and device of the norm. For lagged clipping pass the
+            norm of an earlier step (`latest_finite`).
         max_norm: not negative.
     """
     return (max_norm / (norm + _EPSILON)).clamp(max=1.0)
@@ -40,8 +40,8 @@ def coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
 def scale(gradients: list[torch.Tensor], factor: torch.Tensor) -> None:
     """Multiply gradients by a 0-dim factor, in place.
 
-    The factor is on the gradients' device or on the CPU. It is rounded to the dtype of each
-    gradient, as torch does for 0-dim factors.
+    The factor is on the gradients' device or on the CPU. For each gradient the factor is rounded
+    to the gradient's dtype, as torch does for 0-dim factors.
     """
     if gradients:
         torch._foreach_mul_(gradients, factor)
@@ -49,18 +49,18 @@ def scale(gradients: list[torch.Tensor], factor: torch.Tensor) -> None:
 
 @torch.no_grad()
 def add_squares(total: torch.Tensor, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Add the gradients' squared norms to `total`, in place, and return whether all are finite.
+    """Add the gradients' squared norms to `total`, in place; return whether all norms are finite.
 
-    Each norm is computed in float32 or wider and squared in the dtype of `total`; in float64 the
-    square of a finite float32 norm does not overflow.
+    Each norm is computed in float32 or wider, and squared in the dtype of `total`. If `total` is
+    float64, the square of a finite float32 norm does not overflow.
 
     Args:
         total: 0-dim, float32 or float64, on the gradients' device.
         gradients: tensors of any floating or complex dtype.
 
     Returns:
-        0-dim bool on that device: whether every norm, and so every element, is finite; true
-        without gradients.
+        0-dim bool on the device of `total`: whether every norm is finite. Then every element is
+        finite, too. The result is true if there are no gradients.
     """
     norms = [norm_of(gradient).to(total.dtype) for gradient in gradients]
     if not norms:
@@ -80,15 +80,17 @@ def norm_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def latest_finite(known: torch.Tensor | None, total: torch.Tensor) -> torch.Tensor:
-    """Return the norm by which the next step clips: this step's norm if finite, else `known`.
+    """Return the norm by which the next step clips.
 
-    Args:
-        known: 0-dim, the result of the previous step, or None.
-        total: 0-dim, the sum of squares of a whole step (`add_squares`).
+    It is the norm of this step if that norm is finite, else `known`.
 
-    Returns:
-        0-dim, with the dtype and device of `total`. If no norm was finite so far, the result is
-        infinite, for which `coefficient` returns 0.
+        Args:
+            known: 0-dim, the result of the previous step, or None.
+            total: 0-dim, the sum of squares of a whole step (`add_squares`).
+
+        Returns:
+            0-dim, with the dtype and device of `total`. If no norm was finite so far, the result is
+            infinite; for this norm `coefficient` returns 0.
     """
     norm = total.sqrt()
     before = torch.full_like(norm, torch.inf) if known is None else known

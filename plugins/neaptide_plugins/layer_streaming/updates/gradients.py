@@ -1,4 +1,4 @@
-"""Gathers blocks' gradients, and stores or applies them as soon as they are complete."""
+"""Gathers the gradients of a block, and stores or applies them as soon as all have arrived."""
 
 from __future__ import annotations
 
@@ -26,24 +26,27 @@ class Apply(Protocol):
     """Applies complete gradients inside the backward."""
 
     def prefetch(self, block: Block) -> None:
-        """Start to copy to the device the tensors that the update of a block needs."""
+        """Start to copy the tensors that a block's update needs to the device."""
 
     def using(self, block: Block) -> AbstractContextManager[None]:
         """Hold a block's weights on the device outside of its backward."""
 
     def __call__(self, block: Block, gradients: list[Gradient]) -> None:
-        """Apply a block's gradients, on the device; None for a parameter without one."""
+        """Apply a block's gradients, which are on the device. None stands for no gradient."""
 
 
 class Gradients:
-    """Sums a block's gradients over its uses in one backward, then stores or applies them.
+    """Sums the gradients of a block over all uses of the block in one backward.
 
-    Args:
-        blocks: all blocks.
-        device: the device of the backward.
-        lane: the lane of copies to the host.
-        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
-        apply: applies complete gradients; None adds them to the sums on the host.
+    Then it stores or applies the sums.
+
+        Args:
+            blocks: all blocks.
+            device: the device of the backward.
+            lane: the lane of copies to the host.
+            allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+            apply: applies complete gradients; with None, complete gradients are added to the sums on
+                the host.
     """
 
     def __init__(
@@ -72,18 +75,18 @@ class Gradients:
     def prepare(self, block: Block) -> None:
         """Begin a backward of the block."""
         self.resume(block)
-        self._check_outside(block.needs)  # on a GPU the backward would lose these gradients
+        self._check_outside(block.needs)  # On a GPU the backward would overwrite these gradients.
         if self._apply is not None:
             for owner in block.needs:
                 self._apply.prefetch(owner)
 
     def resume(self, block: Block) -> None:
-        """Before a backward of the block, drop gradients whose `.grad` was set to None."""
+        """Before a block's backward, drop gradients of parameters whose `.grad` was set to None."""
         for owner in block.needs:
             self.host.forget_taken(owner)
 
     def add_piece(self, block: Block) -> None:
-        """Add the 16-bit gradients of one micro-batch to sums in float32."""
+        """Add the 16-bit gradients of one micro-batch to the float32 sums."""
         for owner in block.needs:
             for parameter in owner.parameters:
                 gradient = parameter.grad
@@ -102,12 +105,12 @@ class Gradients:
                 self._sums.pop(parameter, None)
 
     def pass_over(self, block: Block) -> None:
-        """End a use whose backward does not compute gradients of parameters."""
+        """End a use of the block whose backward does not compute gradients of parameters."""
         for owner in block.needs:
             self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
 
     def take(self, block: Block) -> None:
-        """End a use: take the gradients of the block's own and tied parameters."""
+        """End a use of the block, and take the gradients of its own and its tied parameters."""
         for owner in block.needs:
             found = []
             for parameter in owner.parameters:
@@ -126,7 +129,8 @@ class Gradients:
         """Take the gradient of one parameter, with `mode = "graph"`.
 
         A block's gradients are gathered until a gradient of another block arrives. On a GPU, a
-        parameter that was on the host between two uses gets one gradient per use; they are summed.
+        parameter that was on the host between two uses receives one gradient per use. These
+        gradients are summed.
         """
         parameter = block.parameters[place]
         gradient, parameter.grad = parameter.grad, None
@@ -145,7 +149,7 @@ class Gradients:
     def flush(self) -> None:
         """End a backward: store or apply the remaining sums, and set every `.grad`.
 
-        A sum remains if a further use of its block had no backward.
+        A sum remains if another use of the block had no backward.
         """
         self._finish_arriving()
         for index, total in list(self._pending.items()):
@@ -158,7 +162,7 @@ class Gradients:
         self.host.show()
 
     def drop(self) -> None:
-        """Drop all gradients, also those of a backward that failed."""
+        """Drop all gradients, including the gradients of a failed backward."""
         self._pending.clear()
         self._uses.clear()
         self._sums.clear()

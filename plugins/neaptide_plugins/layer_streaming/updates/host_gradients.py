@@ -1,4 +1,4 @@
-"""Blocks' gradients on the host, and the staging buffers for their copies."""
+"""The gradients of blocks on the host, and the staging buffers for copies between host and device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Staging:
-    """A buffer on the device, to copy one block's gradients in a single call."""
+    """A buffer on the device through which one block's gradients are copied in a single call."""
 
     flat: torch.Tensor
     free: Ticket = DONE
@@ -33,7 +33,7 @@ class _GradientBuffer:
     """The gradients of one block, on the host."""
 
     parameters: list[nn.Parameter]
-    """The parameters that are or were trainable."""
+    """The parameters that are trainable now or were trainable earlier."""
     layout: BufferLayout
     flat: torch.Tensor
     views: list[torch.Tensor]
@@ -45,7 +45,9 @@ class _GradientBuffer:
 
 
 class HostGradients:
-    """Stores the sums of gradients on the host; between backwards each `.grad` is such a sum.
+    """Stores the sums of gradients on the host.
+
+    Between backwards each `.grad` is one of these sums.
 
     Args:
         device: the device of the backward.
@@ -79,12 +81,15 @@ class HostGradients:
         return [home.flat for home in self._homes.values()]
 
     def views(self, block: Block) -> Mapping[nn.Parameter, torch.Tensor]:
-        """Return each parameter's view of the host buffer; empty without a buffer."""
+        """Return each parameter's view of the host buffer.
+
+        The result is empty if there is no buffer.
+        """
         home = self._homes.get(block.index)
         return {} if home is None else dict(zip(home.parameters, home.views, strict=True))
 
     def forget_taken(self, block: Block) -> None:
-        """Drop gradients whose `.grad` was set to None since `show`."""
+        """Drop the gradients of parameters whose `.grad` was set to None since `show`."""
         home = self._homes.get(block.index)
         if home is not None and home.shown:
             gone = {place for place in home.present if home.parameters[place].grad is None}
@@ -107,7 +112,10 @@ class HostGradients:
                 parameter.grad = None
 
     def add(self, block: Block, gradients: Sequence[Gradient]) -> None:
-        """Add a block's gradients, on the device, to its sums; None stands for no gradient."""
+        """Add a block's gradients, which are on the device, to the block's sums on the host.
+
+        None stands for no gradient.
+        """
         home = self._home(block)
         staging = self._staged(home)
         device, host = staging.flat[: home.layout.bytes], home.flat
@@ -140,7 +148,10 @@ class HostGradients:
         parameter.grad = home.views[place]
 
     def fetched(self, block: Block) -> list[Gradient]:
-        """Return a block's gradients on the device; the call after the next one overwrites them."""
+        """Return a block's gradients on the device.
+
+        The second call after this one overwrites them.
+        """
         home = self._home(block)
         home.written.finish()
         for place, parameter in enumerate(home.parameters):
@@ -164,7 +175,10 @@ class HostGradients:
         return [found.get(id(parameter)) for parameter in block.parameters]
 
     def _home(self, block: Block) -> _GradientBuffer:
-        """Return the block's host buffer; allocate a larger one if more parameters train now."""
+        """Return the block's host buffer.
+
+        If more parameters are trained now, allocate a larger buffer.
+        """
         old = self._homes.get(block.index)
         roomy = {} if old is None else dict(zip(old.parameters, old.views, strict=True))
         wanted = [one for one in block.parameters if one.requires_grad or one in roomy]
@@ -187,7 +201,7 @@ class HostGradients:
     def _staged(self, home: _GradientBuffer) -> _Staging:
         """Return a free staging buffer that is large enough."""
         staging = next(self._next)
-        staging.free.wait()  # needed even if a larger buffer replaces the memory
+        staging.free.wait()  # The ticket is needed even if a larger buffer replaces the memory.
         if staging.flat.nbytes < home.layout.bytes:
             staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
         return staging

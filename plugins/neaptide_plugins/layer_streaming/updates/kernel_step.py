@@ -1,6 +1,7 @@
-"""Makes AdamW's step on split masters with one kernel, if the run has such a kernel.
+"""Makes the step of AdamW on split masters with one kernel, if the run has such a kernel.
 
-Without a kernel the optimizer's own class makes every step.
+A split master is a float32 weight stored as a bfloat16 weight and its lower 16 bits. Without a
+kernel the optimizer's own class makes every step.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[Item]:
     """Step the items that a kernel of this run supports, and return the others.
 
-    A kernel supports items with `lo` of a plain `torch.optim.AdamW`, if a provider other than the
-    reference runs `adamw_split_step`. Weights and state agree with those of `step_away` within that
-    provider's tolerance. Hooks do not run; the optimizer's state has the same entries.
+    A kernel supports items that have `lo` and belong to a plain `torch.optim.AdamW`, if a provider
+    other than the reference runs `adamw_split_step`. Weights and state agree with the results of
+    `step_away` within the provider's tolerance. Hooks do not run. The optimizer's state has the
+    same entries as after `step_away`.
     """
     if type(optimizer) is not optim.AdamW or not has_kernel():
         return list(items)
@@ -56,14 +58,17 @@ def _kept(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
 
 
 def _count(optimizer: optim.Optimizer, item: Item) -> float:
-    """Return the number of the item's next step, from 1."""
+    """Return the number of the item's next step, counted from 1."""
     return float(_kept(optimizer, item).get("step", 0.0)) + 1
 
 
 def _taken(
     optimizer: optim.Optimizer, group: Mapping[str, Any], count: float, items: Sequence[Item]
 ) -> bool:
-    """Step items of one group and step count if a kernel supports them; return whether it does."""
+    """Step items of one group with equal step counts, if a kernel supports them.
+
+    Return whether a kernel supports them.
+    """
     if not items:
         return False
     device = items[0].weight.device
@@ -71,7 +76,7 @@ def _taken(
     if isinstance(rate, torch.Tensor):
         rate = rate.detach().to(device).reshape(())
     else:
-        # Filled on the device, because a copy from the host would wait for the device.
+        # Fill the tensor on the device: a copy from the host would wait for the device.
         rate = torch.full((), rate, dtype=torch.float64, device=device)
     arguments = (
         [item.weight.detach() for item in items],

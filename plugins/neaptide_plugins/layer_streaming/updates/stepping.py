@@ -1,7 +1,8 @@
-"""Steps some of an optimizer's parameters by its own class, on other tensors with the same values.
+"""Steps some parameters of an optimizer by the optimizer's class, on other tensors.
 
-A twin of the optimizer makes the step. The twin has the same options, and a proxy for each
-parameter. The optimizer itself is changed only after the step, and its hooks do not run.
+The other tensors have the values of the parameters. A twin of the optimizer makes the step. The
+twin has the same options, and one proxy for each parameter. The optimizer itself is changed only
+after the step, and the optimizer's hooks do not run.
 """
 
 from __future__ import annotations
@@ -35,27 +36,35 @@ ADOPTED: frozenset[type[optim.Optimizer]] = frozenset(
         optim.SGD,
     }
 )
-"""Classes whose update of a parameter depends on nothing but the parameter, its gradient and its
-state, and whose state tensors have the parameter's shape or no dimension."""
+"""Classes whose update of a parameter reads only the parameter, its gradient and its state.
+
+Each state tensor of these classes has the parameter's shape or no dimension.
+"""
 
 LO = "lo"
-"""Name, in an optimizer's state, of the lower 16 bits that `split` separates from a weight."""
+"""Name of the state tensor with the lower 16 bits that `split` separates from a weight."""
 
 
 @attrs.frozen(eq=False)
 class Item:
-    """The tensors of one parameter's step, all on one device; weight and state change in place.
+    """The tensors of one parameter's step, all on one device.
+
+    Weight and state are changed in place.
 
     Attributes:
-        parameter: the optimizer's parameter; it identifies the group, its values are not used.
-        weight: of the parameter's shape; bfloat16 with `lo`, else of any floating dtype.
-        gradient: of that shape and any floating dtype. The update is computed in the weight's
-            dtype, or in float32 with `lo`. The class may change the gradient.
-        state: the tensors named by `state_layout`, with its dtypes and the weight's shape. Their
-            values before the parameter's first step are ignored.
-        lo: int16, the lower bits that `split` returns; the step is then that of the float32 weight.
-        shown: the tensors that the optimizer's state will contain instead of those in `state`, by
-            name, such as copies on the host that the caller updates. It may also have `lo`.
+        parameter: the optimizer's parameter. It identifies the parameter group; its values are not
+            used.
+        weight: a tensor of the parameter's shape; bfloat16 with `lo`, else of any floating dtype.
+        gradient: a tensor of the parameter's shape and any floating dtype. The update is computed
+            in the weight's dtype, or in float32 with `lo`. The optimizer's class may change the
+            gradient.
+        state: the tensors that `state_layout` names, with the dtypes from `state_layout` and the
+            weight's shape. Values from before the parameter's first step are ignored.
+        lo: int16, the lower bits that `split` returns. The step is then made on the float32
+            weight.
+        shown: by name, the tensors that the optimizer's state will contain instead of the tensors
+            in `state`. An example is a copy on the host that the caller updates. `shown` may also
+            have an entry `lo`.
     """
 
     parameter: torch.Tensor
@@ -69,10 +78,10 @@ class Item:
 
 
 def adoptable(optimizer: optim.Optimizer) -> str | None:
-    """Return None if `step_away` is exact for the optimizer, else the reason, in one line.
+    """Return None if `step_away` is exact for the optimizer, else one line with the reason why not.
 
-    A class that is not torch's declares in its own body, by `separable = True`, that it meets the
-    conditions of `ADOPTED`. Its subclasses do not inherit the declaration.
+    A class from outside of torch declares by `separable = True` in its own body that it meets the
+    conditions of `ADOPTED`. Subclasses do not inherit the declaration.
     """
     if type(optimizer) not in ADOPTED and not vars(type(optimizer)).get("separable", False):
         name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
@@ -94,7 +103,8 @@ def state_layout(
     """Return names and dtypes of the state tensors of a parameter of `group` after a step.
 
     The result has only the tensors of the parameter's shape. Other state tensors have no dimension
-    and stay in the optimizer's state. To find the names, the class steps a matrix of four numbers.
+    and stay in the optimizer's state. To find the names, an optimizer of the same class steps a
+    matrix of four numbers.
 
     Args:
         optimizer: an optimizer that `adoptable` accepts.
@@ -123,17 +133,19 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     """Step the items' tensors as `optimizer.step()` would step its parameters, bit for bit.
 
     The options are those of the optimizer's groups. Afterwards the optimizer's state has the same
-    entries as after `optimizer.step()`; its tensors of the parameter's shape are those in `shown`.
-    If the state has another tensor before the step, as after `load_state_dict`, that tensor is
-    first copied into the item's tensor. Hooks on the step do not run, and wrappers of the
-    optimizer's `step` are not called. If the class raises, groups and state are unchanged.
+    entries as after `optimizer.step()`. Its tensors of the parameter's shape are the tensors in
+    `shown`. If the state contains another tensor before the step, for example after
+    `load_state_dict`, the other tensor is first copied into the item's tensor. Hooks on the step do
+    not run, and wrappers of the optimizer's `step` are not called. If the class raises, groups and
+    state are unchanged.
 
-    An item with `lo` needs a float32 copy of its weight, and a gradient of another dtype needs one
-    more copy, in addition to the class's own allocations. Pass fewer items to save memory.
+    Each item with `lo` needs memory for a float32 copy of its weight. Each gradient of another
+    dtype needs memory for one copy. The optimizer's class allocates more. Pass fewer items to save
+    memory.
 
     Raises:
-        ValueError: a parameter is not in the optimizer or twice in `items`, or the class has
-            created a state tensor of the parameter's shape for which the item has none.
+        ValueError: a parameter is not in the optimizer, or it is twice in `items`, or the class
+            has created a state tensor of the parameter's shape that the item does not have.
     """
     state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
     proxies = {id(item.parameter): _proxy(item, optimizer.state) for item in items}
@@ -179,7 +191,7 @@ def adopt_lo(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> Non
 
 
 def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, Any]:
-    """Return the state for the step: the item's tensors, with `kept`'s values, and its scalars."""
+    """Return the state for the step: the item's tensors with `kept`'s values, and the scalars."""
     state: dict[str, Any] = {}
     for name, value in kept.items():
         if item.lo is not None and name == LO:
@@ -189,14 +201,14 @@ def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, An
                 item.state[name].copy_(value)
             state[name] = item.state[name]
         elif fused and isinstance(value, torch.Tensor):
-            state[name] = value.to(item.weight.device)  # a fused kernel reads it there
+            state[name] = value.to(item.weight.device)  # read by a fused kernel
         else:
             state[name] = value
     return state
 
 
 def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state to keep after the step; copy new tensors into the item's tensors."""
+    """Return the state to keep after the step. New tensors are copied into the item's tensors."""
     kept: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and name in item.state:
@@ -217,7 +229,7 @@ def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_step(cls: type[optim.Optimizer]) -> Callable[[optim.Optimizer], Any]:
-    """Return the step of a class without torch's wrapper that runs hooks."""
+    """Return the `step` of a class, without the wrapper by which torch runs hooks."""
     step: Any = cls.step
     while getattr(step, "hooked", False):
         step = step.__wrapped__

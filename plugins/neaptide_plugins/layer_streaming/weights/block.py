@@ -24,11 +24,11 @@ class Slot:
     flat: torch.Tensor
     """uint8 `[bytes of the largest block]`."""
     free: Ticket = DONE
-    """The last computation with its former content."""
+    """The last computation that uses the slot's former content."""
     leaving: Ticket = DONE
-    """The last copy out of the slot."""
+    """The last copy from the slot to the host."""
     views: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
-    """The parameters' views, by index of the block."""
+    """The views of the parameters in `flat`, by the index of their block."""
 
 
 @attrs.define(eq=False)
@@ -46,22 +46,28 @@ class Block:
     views: list[torch.Tensor]
     """The parameters' views of `host`."""
     needs: list[Block] = attrs.field(factory=list)
-    """The owners of all parameters that the block uses: itself, and the owners of tied ones."""
+    """The blocks that own the parameters that this block uses.
+
+    They are the block itself and the owners of its tied parameters.
+    """
     slot: Slot | None = None
     arrival: Ticket = DONE
-    """The copy into the slot."""
+    """The copy of the weights into the slot."""
     written: Ticket = DONE
-    """The last copy back to the host."""
+    """The last copy of the weights back to the host."""
     stale: bool = False
     """Whether the weights on the host are newer than those in the slot."""
     evicted: frozenset[int] = frozenset()
-    """Indices of parameters that are evicted, and not fetched."""
+    """Indices of evicted parameters, which are not fetched."""
     changes: int = 0
-    """Version of the weights, increased by each change of their values."""
+    """Version of the weights. Each change of their values increases it."""
     users: int = 0
     """Number of current uses on the device."""
     used: int = 0
-    """Time of the last use, by a counter: the least recently used block leaves its slot first."""
+    """Counter value at the last use.
+
+    The least recently used block is removed from its slot first.
+    """
 
     def bind(self, views: Sequence[torch.Tensor]) -> None:
         """Rebind the parameters to `views`."""

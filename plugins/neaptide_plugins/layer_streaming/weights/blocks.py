@@ -1,4 +1,7 @@
-"""Finds the parameters that stream: those that only blocks use. The first such block owns them."""
+"""Finds the parameters that stream.
+
+Only blocks use them, and the first block that uses a parameter owns it.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ def make_blocks(
 ) -> list[Block]:
     """Move the blocks' parameters into flat buffers on the host, one block after the other.
 
-    A parameter that a module outside of the blocks also uses is not moved. Parameters get a new
-    storage and stay the same objects.
+    A parameter that a module outside of the blocks also uses is not moved. A moved parameter has a
+    new storage and stays the same object.
 
     Args:
         model: the whole model.
@@ -37,7 +40,7 @@ def make_blocks(
         fill: `fill(parameter, place)` writes the parameter's values to `place`.
 
     Raises:
-        ValueError: a block contains another, or a parameter's storage cannot be moved.
+        ValueError: a block contains another block, or a parameter's storage cannot be moved.
     """
     outside = parameters_outside(model, [module for _, module in named])
     owned = owned_parameters(named, outside)
@@ -63,7 +66,7 @@ def make_blocks(
 def owned_parameters(
     named: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]
 ) -> list[list[nn.Parameter]]:
-    """Return each block's own parameters: those not in `outside` and not in an earlier block."""
+    """Return, for each block, its parameters that are neither in `outside` nor in an earlier block."""
     seen = set(outside)
     owned = []
     for _, module in named:
@@ -76,7 +79,7 @@ def owned_parameters(
 def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.Parameter]:
     """Return the parameters that belong directly to a module outside of the blocks.
 
-    ValueError if a block contains another.
+    Raises ValueError if a block contains another block.
     """
     chosen = {id(block) for block in blocks}
     inside: set[int] = set()
@@ -96,7 +99,7 @@ def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.
 
 
 def owners_of(blocks: Sequence[Block]) -> dict[nn.Parameter, tuple[Block, int]]:
-    """Return each streamed parameter's block, and its index in the block."""
+    """Return, for each streamed parameter, its block and its index in this block."""
     return {
         parameter: (block, place)
         for block in blocks

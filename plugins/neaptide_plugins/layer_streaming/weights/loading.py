@@ -1,4 +1,4 @@
-"""The sources of weights when they are moved: the model itself, or safetensors files."""
+"""The sources of the weights that are moved to the host: the model itself, or safetensors files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FromFiles:
         self._shards.read_into(self._names[parameter][0], place)
 
     def read_buffers(self, model: nn.Module, device: torch.device) -> None:
-        """Read the persistent buffers; those on the meta device are allocated on `device`."""
+        """Read the persistent buffers. Buffers on the meta device are allocated on `device`."""
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer in self._names:
@@ -60,7 +60,7 @@ def from_model(parameter: nn.Parameter, place: torch.Tensor) -> None:
 
 
 def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, fill: Fill) -> None:
-    """Move to `device` the parameters that do not stream, and all buffers."""
+    """Move all parameters that do not stream, and all buffers, to `device`."""
     if isinstance(fill, FromFiles):
         fill.read_buffers(model, device)
     streamed = {id(parameter) for block in blocks for parameter in block.parameters}
@@ -79,10 +79,10 @@ def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, 
 
 
 def put(parameter: nn.Parameter, place: torch.Tensor) -> None:
-    """Rebind a parameter, which stays the same object, to the memory of `place`."""
+    """Rebind a parameter to the memory of `place`. The parameter stays the same object."""
     if parameter.is_meta:
-        # With a version counter of its own: a write to the buffer must not count as an in-place
-        # change of the parameter.
+        # The parameter needs a separate version counter: a write to the buffer must not count as an
+        # in-place change of the parameter.
         new = nn.Parameter(torch.empty(0, dtype=place.dtype), requires_grad=parameter.requires_grad)
         new.data = place
         swap_tensors(parameter, new)  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -106,7 +106,7 @@ def check_values(model: nn.Module, path: str | None) -> None:
 
 
 def _saved(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of the state dict, without copies."""
+    """Return the tensors of the state dict. They are not copied."""
     found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for path, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():

@@ -1,4 +1,4 @@
-"""Learns the order in which blocks are used, to prefetch the next ones."""
+"""Learns the order in which blocks are used, so that the next blocks can be prefetched."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ Use = tuple[UseKind, int]
 
 
 class Order:
-    """Predicts the next use: the use that last followed the latest two uses, else the latest one.
+    """Predicts the next use of a block.
 
-    A model may skip blocks, repeat them or change their order (experts, an evaluation in between).
-    After a wrong prediction the computation waits for one fetch; the next prediction is corrected.
+    The prediction is the use that last followed the latest two uses. If these two uses are new, it is
+    the use that last followed the latest use.
+
+        A model may skip blocks, repeat them or change their order (experts, an evaluation in between).
+        After a wrong prediction the computation waits for one fetch; the next prediction is corrected.
     """
 
     def __init__(self) -> None:
@@ -29,7 +32,7 @@ class Order:
         self._before, self._last = self._last, use
 
     def ahead(self, count: int) -> list[int]:
-        """Return the indices of at most `count` blocks after the current one, nearest first."""
+        """Return the indices of at most `count` blocks after the current block, the nearest first."""
         before, last = self._before, self._last
         if last is None:
             return []

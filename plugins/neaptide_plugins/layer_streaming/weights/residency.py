@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _NAN_BYTE = 0xFF
-"""A tensor of these bytes is NaN in every floating-point dtype."""
+"""A byte. A tensor that consists of this byte is NaN in every floating-point dtype."""
 
 
 class Residency:
@@ -28,10 +28,10 @@ class Residency:
     Args:
         blocks: all blocks that stream, with their weights on the host.
         device: the device of the slots.
-        slots: number of slots, which limits the blocks that are in use at once.
+        slots: number of slots. At most this number of blocks can be in use at once.
         distance: number of blocks to prefetch.
         lane: the lane of copies.
-        poison: overwrite a freed slot with NaN, for tests.
+        poison: overwrite a freed slot with NaN, to find wrong reads in tests.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Residency:
         self.fetches = 0
         """Number of copies to the device so far."""
         self.waited_for = 0
-        """Number of these that were not prefetched."""
+        """Number of fetches that were not prefetched."""
         self._distance = distance
         self._lane = lane
         self._poison = poison
@@ -98,7 +98,7 @@ class Residency:
     def visit(self, block: Block, user: Block) -> torch.Tensor:
         """Return a block's bytes on the device, for the next operation in a backward of `user`.
 
-        The bytes stay valid until the visit of a block that `user` does not need.
+        The bytes stay valid until a block that `user` does not need is visited.
         """
         if block.slot is None:
             self.waited_for += 1
@@ -136,7 +136,7 @@ class Residency:
         return next(found, None)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether `tensor` is a view of a slot, or of a block's host buffer."""
+        """Return whether `tensor` is a view of a slot or of a block's host buffer."""
         try:
             storage = tensor.untyped_storage().data_ptr()
         except RuntimeError:  # sparse tensors and wrappers have no storage
@@ -144,7 +144,7 @@ class Residency:
         return storage in self._storages
 
     def keep(self, block: Block) -> None:
-        """Keep a block on the device, in a slot of its own, until `let_go`."""
+        """Keep a block on the device, in an additional slot, until `let_go`."""
         if self._is_kept(block):
             return
         self.evict(block)
@@ -166,7 +166,7 @@ class Residency:
             self.changed(block)
 
     def changed(self, block: Block) -> None:
-        """Discard a block's copy on the device; a kept block is fetched again at its next use."""
+        """Discard a block's copy on the device. A kept block is fetched again at its next use."""
         block.changes += 1
         if block.slot is None:
             return
@@ -181,7 +181,7 @@ class Residency:
         if slot is None:
             return
         assert not block.users, "a block in use cannot be evicted"
-        block.arrival.finish()  # before the slot's memory is used again
+        block.arrival.finish()  # The copies must end before the slot's memory is used again.
         slot.views.pop(block.index, None) if slot not in self.slots else None
         if slot in self.slots:
             slot.free = computed(self.device)
@@ -200,7 +200,7 @@ class Residency:
     def _new_slot(self, size: int) -> Slot:
         flat = torch.empty(size, dtype=torch.uint8, device=self.device)
         # Queued kernels may still use the memory that the allocator has returned. Later kernels of
-        # the stream run after these kernels; a lane has to wait for them.
+        # the stream run after the queued kernels; a lane has to wait for the queued kernels.
         return Slot(flat, free=computed(self.device))
 
     def _is_kept(self, block: Block) -> bool:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _CHUNK = 2**18
-"""Elements converted at a time: 2 MiB of the widest dtype."""
+"""Number of elements converted at a time: 2 MiB of the widest dtype."""
 _MAX_INDEX = 100_000_000
 _SHOWN = 3
 
 
 @attrs.frozen(eq=False)
 class Shards:
-    """The tensors, by name, of one or several safetensors files; created by `open`.
+    """The tensors of one or several safetensors files, by name. `open` creates the object.
 
     Every error is a CheckpointError of one line.
     """
@@ -84,13 +84,14 @@ class Shards:
         return self._file(name).info(name)
 
     def check(self, targets: Mapping[str, torch.Tensor], ignore: Iterable[str] = ()) -> None:
-        """Raise unless the names are those of `targets`, and each tensor fits its target.
+        """Raise an error if the names differ from those of `targets`, or if a tensor does not fit.
 
-        Tied targets are the same tensor; at least one of their names is required.
+        Tied targets are one tensor with several names. The files need at least one of these names.
 
-        Args:
-            targets: the target of each tensor.
-            ignore: patterns of names, such as `*.inv_freq`, that may be missing or additional.
+                Args:
+                    targets: the target of each tensor.
+                    ignore: patterns of names, such as `*.inv_freq`. Tensors with these names may be
+                        missing or additional.
         """
         patterns = list(ignore)
         ids = {id(target) for name, target in targets.items() if name in self._files}
@@ -110,7 +111,7 @@ class Shards:
                 self._check_one(name, target)
 
     def load(self, targets: Mapping[str, torch.Tensor], ignore: Iterable[str] = ()) -> None:
-        """Call `check`, then read each target once."""
+        """Call `check`, then read the values of each target once."""
         self.check(targets, ignore)
         done: set[int] = set()
         for name, target in targets.items():
@@ -123,9 +124,9 @@ class Shards:
         """Overwrite `out`, on any device and with any strides, with the tensor `name`.
 
         The shapes must be equal. If the dtypes differ, floating-point numbers are rounded. A
-        contiguous CPU tensor of the same dtype is read directly, any other through a buffer of a
-        few MiB. An error is raised before anything is written, except for a damaged file or a
-        number that is too large for the dtype of `out`.
+        contiguous CPU tensor of the same dtype is read directly. Any other tensor is read through a
+        buffer of a few MiB. Errors are raised before `out` is written, with two exceptions: a
+        damaged file, and a number that is too large for the dtype of `out`.
         """
         self._check_one(name, out)
         file, (dtype, _) = self._file(name), self.info(name)
@@ -187,7 +188,7 @@ def _found(path: Path) -> list[Path]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Return the file name of each tensor."""
+    """Return the file name of each tensor, read from the index."""
     content = read_bytes(path.resolve(), _MAX_INDEX)
     match canonical.loads(content, str(path), total=len(content) * canonical.BYTES_A_KEY):
         case {"weight_map": {**found}} if found and all(map(_is_file_name, found.values())):
@@ -210,7 +211,7 @@ def _listed(index: Path, listed: Mapping[str, str]) -> list[Path]:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield views of at most `_CHUNK` elements that follow each other in row-major order."""
+    """Yield consecutive views, in row-major order, of at most `_CHUNK` elements each."""
     if tensor.is_contiguous():
         yield from (tensor.view(-1)[at : at + _CHUNK] for at in range(0, tensor.numel(), _CHUNK))
     elif tensor.numel() <= _CHUNK:

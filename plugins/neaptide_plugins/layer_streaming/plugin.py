@@ -77,7 +77,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """With `resident = "auto"`, keep as many blocks on the device as fit into its free memory."""
+        """With `resident = "auto"`, keep as many blocks on the device as its free memory allows."""
         if self.config.resident != "auto" or step < _SETTLED or self._measured:
             return
         self._measured = True

@@ -278,8 +278,8 @@ class Streaming:
 def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
     """Return a hook that calls the bound method `settle`.
 
-    The hook does nothing if the object of `settle` was freed. A copy of the model has the same hook,
-    and this hook must not keep the original model alive.
+    The hook does nothing if the object of `settle` was freed. A copy of the model has the same
+    hook. The hook must not keep the original model alive.
     """
 
     def hook(*_: Any) -> None:

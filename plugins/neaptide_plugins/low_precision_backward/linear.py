@@ -1,4 +1,7 @@
-"""A product with a weight: the forward is torch's own, the backward uses 8-bit factors."""
+"""A product with a weight.
+
+Torch computes the forward; the backward rounds its factors to 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class _LowBackwardProduct(torch.autograd.Function):
-    """Computes a `Product`. Its backward uses `multiply`; the bias's gradient is an exact sum."""
+    """Computes a `Product`.
+
+    Its backward uses `multiply`. The gradient of the bias is an exact sum.
+    """
 
     @staticmethod
     def forward(
@@ -40,9 +46,10 @@ class _LowBackwardProduct(torch.autograd.Function):
         saved = x
         cached = torch.is_autocast_cache_enabled()
         if torch.is_autocast_enabled(device) and x.dtype is torch.float32:
-            saved = x.to(torch.get_autocast_dtype(device))  # as autograd would save it
+            saved = x.to(torch.get_autocast_dtype(device))  # with the cast that autograd would save
         ctx.save_for_backward(saved, weight)
-        # A cast made here has no graph. A product that needs a graph must not reuse the cast.
+        # A cast that is made in this forward has no graph. A product that needs a graph must not
+        # reuse this cast.
         torch.set_autocast_cache_enabled(False)
         try:
             return not_a_view(product.compute())
@@ -84,12 +91,18 @@ class LowBackward:
     low: int = 0
     """Number of products whose backward is in low precision."""
     exact: int = 0
-    """Number of products left exact: too few rows, or a dtype that the kernels do not support."""
+    """Number of products that stayed exact.
+
+    They have too few rows, or a dtype that the kernels do not support.
+    """
     met: set[str] = attrs.field(factory=set)
     """Names of the weights that occurred in a product."""
 
     def __call__(self, product: Product) -> torch.Tensor | None:
-        """Compute a product; None if its weight is not in `weights` or no backward is needed."""
+        """Compute a product.
+
+        Return None if its weight is not in `weights` or if no backward is needed.
+        """
         x, weight, bias = product.x, product.weight, product.bias
         name = self.weights.get(weight)  # type: ignore[call-overload]  # only parameters arrive
         if name is None:

@@ -1,4 +1,7 @@
-"""A low-precision backward for some weights, until its measured error exceeds a limit."""
+"""A low-precision backward for some weights.
+
+It is used until its measured error exceeds a limit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from .meter import VarianceVerdict
 
 _LOSS_SCALE = 1024.0
-"""Loss scale of measurements: without it, gradients of a mean loss in fp16 would underflow."""
+"""Loss scale of measurements. Without a scale, gradients of a mean loss in fp16 would underflow."""
 
 
 @attrs.define(eq=False)
@@ -36,12 +39,12 @@ class Lowering:
     Args:
         dtype: `"int8"` or `"fp8"`.
         seed: the run's seed, for stochastic rounding.
-        chosen: the weights.
+        chosen: the weights whose products are lowered.
         sampled: the parameters whose gradients are measured.
         device: the device that computes.
         min_rows: a product with fewer rows stays exact.
-        check_every: updates between two measurements.
-        limit: largest extra variance, as a share of the gradient's own.
+        check_every: number of low-precision updates between two measurements.
+        limit: largest extra variance, as a share of the gradient's variance without rounding.
     """
 
     dtype: Literal["int8", "fp8"]
@@ -53,13 +56,13 @@ class Lowering:
     check_every: int
     limit: float
     ratio: float | None = None
-    """The extra variance at the last measurement."""
+    """Result of the last measurement: extra variance over the gradient's variance. None before."""
     refused: str = ""
-    """Why the rest of the run is exact; empty while the backward is lowered."""
+    """The reason why the rest of the run is exact; empty while the backward is lowered."""
     seeds: Seeds = attrs.field(init=False)
     meter: Meter = attrs.field(init=False)
     exact: list[torch.Tensor] = attrs.field(init=False)
-    """Buffers for the exact gradients while the low-precision ones are computed."""
+    """Buffers for the exact gradients while the low-precision gradients are computed."""
     handler: LowBackward = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -73,7 +76,7 @@ class Lowering:
 
     @property
     def workspace(self) -> int:
-        """Bytes that rounding the largest weight, or summing its gradient, needs on the device."""
+        """Bytes needed on the device to round the largest weight or to sum its gradient."""
         largest = self.chosen.largest
         if self.dtype == "fp8":  # a float32 copy, which is scaled
             return largest * torch.float32.itemsize
@@ -85,21 +88,25 @@ class Lowering:
         return [*self.meter.kept, *self.exact]
 
     def lowered(self) -> AbstractContextManager[None]:
-        """Return a context in which products are lowered."""
+        """Return a context in which the backward of products is lowered."""
         return intercepting(self.handler)
 
     def measure(
         self, model: nn.Module, store: ParameterStore, call: Callable[[], WeighedLoss]
     ) -> tuple[VarianceVerdict, str] | None:
-        """Compare the exact and the low-precision backward of a micro-batch, outside of the run.
+        """Compare the exact and the low-precision backward of a micro-batch.
+
+        The comparison changes nothing in the run.
 
         Returns:
-            After every second micro-batch the verdict and the name of its metric, else None.
+            After every second micro-batch: the verdict, and the name of the metric in which it was
+            measured. Otherwise None.
         """
         try:
             low = self._measured(partial(gradients, model, store, call))
         except (RuntimeError, ValueError) as error:
-            # The measurement had too little memory or a reentrant checkpoint; the run can continue.
+            # The measurement failed because of too little memory or a reentrant checkpoint.
+            # The run can continue.
             verdict: VarianceVerdict | None = self.meter.failed(
                 str(error).strip().partition("\n")[0]
             )
@@ -115,10 +122,10 @@ class Lowering:
     def _measured(
         self, take: Callable[..., list[torch.Tensor | None]]
     ) -> list[torch.Tensor | None]:
-        """Return the low-precision gradients, and write the exact ones to `self.exact`."""
+        """Return the low-precision gradients, and write the exact gradients to `self.exact`."""
         parameters = self.sampled.parameters
         _copy(take(parameters, loss_scale=_LOSS_SCALE), self.exact)
-        # Measurements have separate seeds, so that the run rounds as it would without them.
+        # Measurements have separate seeds, so that the run rounds as it would without measurements.
         with intercepting(self._handler_of(Seeds(~self.seed, self.seeds.drawn))):
             return take(parameters, loss_scale=_LOSS_SCALE)
 

@@ -1,8 +1,9 @@
-"""Measures the variance that a low-precision backward adds, relative to the gradient's own.
+"""Measures the variance that a low-precision backward adds to the gradient.
 
-A measurement takes two micro-batches in a row. Half the squared distance of their exact gradients
-estimates the variance of the gradient. The squared distance of the exact and the low-precision
-gradient of one micro-batch is the variance that rounding adds.
+The result is a share of the gradient's variance without rounding. A measurement takes two
+consecutive micro-batches. Half the squared distance of their exact gradients estimates the variance
+of the gradient. The squared distance of the exact and the low-precision gradient of one micro-batch
+is the variance that rounding adds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     Gradients = Sequence[torch.Tensor | None]
 
 _VOID_IN_A_ROW = 3
-"""Unusable micro-batches in a row after which the measurement fails."""
+"""Number of consecutive unusable micro-batches after which the measurement fails."""
 
 
 @attrs.frozen
@@ -31,10 +32,10 @@ class VarianceVerdict:
     """The result of measuring two micro-batches."""
 
     ratio: float
-    """Extra variance as a share of the gradient's own; inf where it cannot be measured."""
+    """Extra variance over the gradient's variance; inf if it cannot be measured."""
     passed: bool
     reason: str
-    """Why it did not pass, in one line; empty where it passed."""
+    """One line that states why the measurement did not pass; empty if it passed."""
 
 
 @attrs.define(eq=False)
@@ -42,7 +43,7 @@ class Meter:
     """Decides when to measure, and turns gradients into a verdict.
 
     Args:
-        every: updates between two measurements.
+        every: number of low-precision updates between two measurements.
         limit: largest ratio that passes.
         kept: buffers for the exact gradients of the first micro-batch, one per parameter.
     """
@@ -51,13 +52,13 @@ class Meter:
     limit: float
     kept: list[torch.Tensor]
     updates: int = 0
-    """Updates in low precision since the last measurement."""
+    """Number of low-precision updates since the last measurement."""
     waiting: bool = False
-    """Whether the first micro-batch is measured and the second is not."""
+    """Whether the first micro-batch has been measured and the second one has not."""
     extra: float = 0.0
-    """Squared error of the first micro-batch."""
+    """Squared error of the low-precision gradients of the first micro-batch."""
     void: int = 0
-    """Unusable micro-batches in a row."""
+    """Number of consecutive unusable micro-batches up to now."""
 
     @property
     def due(self) -> bool:
@@ -67,14 +68,16 @@ class Meter:
     def take(
         self, exact: Gradients, low: Gradients, factors: Gradients | None = None
     ) -> VarianceVerdict | None:
-        """Take both gradients of a micro-batch; return a verdict after every second one, else None.
+        """Take the exact and the low-precision gradients of a micro-batch.
+
+        Return a verdict after every second micro-batch, else None.
 
         Args:
-            exact: gradients of a full-precision backward; None for a parameter without one.
+            exact: gradients of a full-precision backward; None for a parameter without a gradient.
             low: gradients of the same micro-batch in low precision.
             factors: the metric, see `neaptide_toolkit.gradient_error.compare`.
         """
-        # Gradients without rounding are left out: their noise would hide the rounding error.
+        # Gradients that no rounding affects are omitted: their noise would hide the rounding error.
         touched = [
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(exact, low, strict=True)
@@ -84,7 +87,7 @@ class Meter:
         if not any(touched):
             problem = "show no trace of a product in low precision"
         elif not math.isfinite(error.exact):
-            problem = "are not finite"  # the batch or the loss scale is the cause
+            problem = "are not finite"  # caused by the batch or the scale
         if problem:
             self.void += 1
             if self.void < _VOID_IN_A_ROW:
@@ -139,10 +142,11 @@ def _of(touched: Sequence[bool], gradients: Gradients) -> list[torch.Tensor | No
 
 
 def adam_factors(store: ParameterStore, names: Sequence[str]) -> list[torch.Tensor] | None:
-    """Return `1 / sqrt(v)` of each named parameter, float64, on its device; 0 where `v` is 0.
+    """Return `1 / sqrt(v)` for each named parameter: float64, on the parameter's device.
 
-    `v` is Adam's `exp_avg_sq`. The update is the gradient times this factor, so errors are weighed
-    by how far they move the weights. None unless every parameter has a floating `v` of its shape.
+    The result is 0 where `v` is 0. `v` is Adam's `exp_avg_sq`. Adam multiplies the gradient by
+    this factor, so the factor weighs an error by the distance that it moves the weights. The result
+    is None unless every parameter has a floating `v` of the parameter's shape.
     """
     spans = {span.name: span for span in store.spans()}
     factors = []

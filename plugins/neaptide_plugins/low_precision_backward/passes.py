@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Passes:
-    """Lowers the backward in the configured phases, until its measured error exceeds the limit.
+    """Lowers the backward in the configured phases, until its measured error exceeds a limit.
 
     Args:
-        lowering: the weights and their measurements.
+        lowering: the lowered weights and the measurements of their error.
         phases: names of the phases.
         store: holds the weights.
-        log: the log for measurements, and for weights that occurred in no product.
+        log: the log for measurements and for weights that occurred in no product.
     """
 
     lowering: Lowering
@@ -38,7 +38,7 @@ class Passes:
     store: ParameterStore
     log: structlog.BoundLogger
     _looked: bool = attrs.field(init=False, default=False)
-    """Whether weights without a product were looked for."""
+    """Whether a search for weights that occur in no product was made."""
 
     def active(self, phase: Phase) -> bool:
         """Return whether the backward of a phase is lowered."""
@@ -54,7 +54,10 @@ class Passes:
         moment: str,
         **arguments: Any,
     ) -> WeighedLoss:
-        """Run a training forward with a lowered backward; first measure, if that is due."""
+        """Run a training forward whose backward is lowered.
+
+        If a measurement is due, measure first.
+        """
         lowering = self.lowering
 
         def call() -> WeighedLoss:
@@ -72,7 +75,7 @@ class Passes:
             return call()
 
     def backward(self, following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
-        """Run a backward; the forwards that it recomputes get a lowered backward, too."""
+        """Run a backward. The backward of forwards that it recomputes is lowered, too."""
         if not self.active(phase):
             following(phase=phase, **arguments)
             return
@@ -82,7 +85,10 @@ class Passes:
     def update(
         self, following: Callable[..., Outcome], *, phase: Phase, **arguments: Any
     ) -> Outcome:
-        """Count updates between measurements; warn once about weights without a product."""
+        """Count the updates since the last measurement.
+
+        Warn once about weights without a product.
+        """
         outcome = following(phase=phase, **arguments)
         if outcome is Outcome.APPLIED and self.active(phase):
             self.lowering.meter.updates += 1

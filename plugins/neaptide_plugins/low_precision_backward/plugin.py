@@ -36,7 +36,7 @@ _NAME = "low-precision-backward"
 
 @attrs.define(eq=False)
 class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
-    """Lowers the backward in the configured phases, until its measured error exceeds the limit."""
+    """Lowers the backward in the configured phases, until its measured error exceeds a limit."""
 
     _chosen: Chosen = attrs.field(init=False)
     _lowering: Lowering = attrs.field(init=False)
@@ -77,22 +77,28 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Run training forwards with a lowered backward; first measure, if that is due."""
+        """Run training forwards whose backward is lowered.
+
+        If a measurement is due, measure first.
+        """
         return self._passes.forward
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Run backwards; the forwards that they recompute get a lowered backward, too."""
+        """Run backwards. The backward of forwards that they recompute is lowered, too."""
         return self._passes.backward
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Count updates between measurements; warn once about weights without a product."""
+        """Count the updates since the last measurement.
+
+        Warn once about weights without a product.
+        """
         return self._passes.update
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the gradients kept for the meter, and the buffers to round the largest weight."""
+        """Add the gradients kept for the meter, and the buffers for rounding the largest weight."""
         lowering = self._lowering
         ledger = ledger.add(_NAME, "measured.gradients", "device", tensor_bytes(lowering.held))
         if not self._passes.active(phase):
@@ -117,7 +123,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         return messages.summary(self._lowering)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the lowering's state: seeds drawn, meter, last result, refusal."""
+        """Return the number of seeds drawn, the meter's state, the last result and the refusal."""
         return self._lowering.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Products of two matrices with both factors rounded to 8 bits."""
+"""Products of two matrices. Both factors are rounded to 8 bits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from neaptide_kernels.int8 import quantize_int8
 from neaptide_toolkit.low_precision import GRADIENT_DTYPE, fp8_product
 
 EXACT_TERMS = 1 << 17
-"""Products of two codes, at most 127 * 127 each, that an int32 sum holds without overflow."""
+"""Number of products of two int8 codes, at most 127 * 127 each, whose int32 sum cannot overflow."""
 
 MULTIPLE = 16
-"""Divisor of the sizes that the kernels accept; the inner size is padded with zeros."""
+"""The kernels accept sizes that are multiples of this number.
+
+The inner size is padded with zeros.
+"""
 
 MIN_ROWS = 32
-"""Least rows given to CUDA's int8 kernel, which needs more than 16."""
+"""Least number of rows for CUDA's int8 kernel, which needs more than 16 rows."""
 
 WORKSPACE = 41
-"""Bytes per element while torch operations round it stochastically."""
+"""Bytes needed per element while torch operations round a tensor stochastically."""
 
 SUMS = 8
-"""Bytes per element while an int8 product is computed: an int32 sum and its float32 copy."""
+"""Bytes needed per element of an int8 product: an int32 sum and its float32 copy."""
 
 
 @attrs.define(eq=False)
@@ -41,17 +44,19 @@ class Seeds:
 def int8_product(
     a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, seeds: Seeds
 ) -> torch.Tensor:
-    """Return `a @ b.T`, `[M, N]`; factors are int8 with a scale per row, rounded stochastically.
+    """Return `a @ b.T`, `[M, N]`.
+
+    Both factors are rounded stochastically to int8, with a scale per row.
 
     The mean over many seeds is the exact product. Sums of codes are exact in int32; a product with
-    K above `EXACT_TERMS` is computed in pieces with separate scales. A row with an inf or NaN makes
-    its products NaN.
+    K above `EXACT_TERMS` is computed in pieces with separate scales. If a row of a factor has an
+    inf or NaN, all products of this row are NaN.
 
     Args:
         a: `[M, K]`, floating.
         b: `[N, K]`, floating; N divisible by `MULTIPLE`.
         dtype: the dtype of the result.
-        seeds: several are drawn for each piece.
+        seeds: several seeds are drawn for each piece.
     """
     total: torch.Tensor | None = None
     for start in range(0, a.shape[1], EXACT_TERMS):
@@ -81,22 +86,26 @@ def _rounded(x: torch.Tensor, seeds: Seeds) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rounded_at_a_time(device: torch.device) -> int:
-    """Return how many elements one call rounds; each needs `WORKSPACE` bytes during the call.
+    """Return the number of elements that one call rounds.
 
-    A CPU is seven times as fast if these bytes fit into its caches.
+    Each element needs `WORKSPACE` bytes during the call. A CPU is seven times as fast if these
+    bytes fit into its caches.
     """
     return 1 << 17 if device.type == "cpu" else 1 << 22
 
 
 def fp8_gradient_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `a @ b.T` with `a` in e5m2 and `b` in e4m3, one scale each, rounded to the nearest.
+    """Return `a @ b.T`.
 
-    Shapes and dtypes are those of `int8_product`. An inf or NaN in `a` makes every element NaN.
+    The factors are rounded to the nearest fp8 number, with one scale per tensor.
+
+    `a` is rounded to e5m2, `b` to e4m3. Shapes and dtypes are those of `int8_product`. If `a` has
+    an inf or NaN, every element of the result is NaN.
     """
     return fp8_product(filled_up(a), filled_up(b), out_dtype=dtype, a_dtype=GRADIENT_DTYPE)
 
 
 def filled_up(x: torch.Tensor) -> torch.Tensor:
-    """Return `x`, contiguous, with zero columns added to a multiple of `MULTIPLE`."""
+    """Return `x`, contiguous, padded with zero columns to a multiple of `MULTIPLE` columns."""
     missing = -x.shape[1] % MULTIPLE
     return functional.pad(x, (0, missing)) if missing else x.contiguous()

@@ -1,4 +1,7 @@
-"""Checks at the start: whether the hardware is faster in low precision, and what to measure."""
+"""Checks at the start of a run.
+
+Is the hardware faster in low precision? Which gradients can be measured?
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,14 @@ if TYPE_CHECKING:
     from .config import LowPrecisionBackwardConfig
 
 _ELEMENTS = 1 << 20
-"""Measured elements at most, unless one weight has more; two float32 copies are held: 8 MiB."""
+"""Largest number of measured elements, unless every weight has more.
+
+Two float32 copies of the gradients are kept: 8 MiB.
+"""
 
 
 def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:
-    """Raise ConfigError if the dtype cannot run, or if it is slower and not `even_if_slower`."""
+    """Raise ConfigError if the dtype cannot run, or if it is slower without `even_if_slower`."""
     missing = fp8_missing(device) if config.dtype == "fp8" else None
     if missing is not None:
         msg = (
@@ -40,7 +46,9 @@ def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> 
 
 
 def measured(model: nn.Module, store: ParameterStore, chosen: Chosen) -> Sampled:
-    """Return the parameters to measure: lowered weights, or others if all lowered weights stream.
+    """Return the parameters to measure.
+
+    They are lowered weights. If all lowered weights stream, they are other parameters.
 
     Raises:
         ConfigError: no trained parameter stays on the device.

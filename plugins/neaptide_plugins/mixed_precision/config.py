@@ -21,7 +21,7 @@ _precision = in_(("fp32", "bf16", "fp16", "fp8", "auto"))
 
 
 def _power_of_two(_: Any, attribute: attrs.Attribute[float], value: float) -> None:
-    # Scaling by a factor that is no power of two would round every gradient.
+    # Scaling by a factor that is not a power of two would round every gradient.
     if value <= 0 or math.frexp(value)[0] != 0.5:  # noqa: PLR2004 - the mantissa of a power of two
         msg = f"{attribute.name!r} must be a power of two (got {value})"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Findings for `neaptide doctor`: the dtypes of each device, and the recommended one."""
+"""Findings for `neaptide doctor`: the dtypes of each device, and the recommended dtype."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 
 def capabilities() -> dict[str, tuple[int, int] | None]:
-    """Return the compute capability of each CUDA device, or `{"cpu": None}` without one."""
+    """Return the compute capability of each CUDA device, or `{"cpu": None}` if there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = {f"cuda:{index}": torch.cuda.get_device_capability(index) for index in range(count)}
     return {**found} or {"cpu": None}
 
 
 def findings(devices: Mapping[str, tuple[int, int] | None]) -> Iterator[Finding]:
-    """Yield for each device, by compute capability, its dtypes, the dtype of `auto`, and why."""
+    """Yield, for each device: its dtypes, the dtype that `auto` means, and the reason.
+
+    The compute capability of the device determines them.
+    """
     for device, capability in devices.items():
         dtype = recommend(capability)
         name = next(name for name, known in DTYPES.items() if known is dtype)

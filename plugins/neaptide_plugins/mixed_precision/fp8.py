@@ -1,4 +1,4 @@
-"""Products with weights in fp8: e4m3 with one scale per tensor, and a backward in bf16."""
+"""Products with weights in fp8 (e4m3, one scale per tensor). Their backward runs in bf16."""
 
 from __future__ import annotations
 
@@ -67,14 +67,17 @@ class Fp8Products:
     done: int = 0
 
     def __call__(self, product: Product) -> torch.Tensor | None:
-        """Compute a product in fp8; None if the product must not be computed in fp8."""
+        """Compute a product in fp8. Return None if the product must not be computed in fp8."""
         x = product.x
         if (
             product.weight not in self.weights
             or not product.rows
             or x.layout != torch.strided
             or torch.float64
-            in (x.dtype, product.weight.dtype)  # autocast does not cast float64 either
+            in (
+                x.dtype,
+                product.weight.dtype,
+            )  # autocast does not cast float64 either
             or not torch.is_autocast_enabled(x.device.type)
             or torch.get_autocast_dtype(x.device.type) is not self.dtype
         ):

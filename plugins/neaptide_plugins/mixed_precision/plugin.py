@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = (*TRAINED, "predict", "evaluate")
 _AT = {"probe": "predict", "evaluate": "evaluate"}
-"""The settings of moments; any other moment uses the setting of its phase."""
+"""The setting for some moments of a step. Any other moment uses the setting of its phase."""
 
 
 @attrs.define(eq=False)
@@ -74,7 +74,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
-        """Resolve the settings for the device; refuse fp16 and fp8 if they do not work."""
+        """Resolve the settings for the device. Raise an error if fp16 or fp8 cannot work."""
         self._store = store
         self._dtypes = {name: resolve(getattr(self.config, name), run.device) for name in _SETTINGS}
         self._fp16 = tuple(name for name in TRAINED if self._dtypes[name] is torch.float16)
@@ -110,7 +110,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """After a failed step, which drops the accumulated gradients, reset the scaler."""
+        """Reset the scaler after a failed step: such a step drops the accumulated gradients."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
             store, scaler = self._store, self._scaler
@@ -126,7 +126,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
         def backward(following: Callable[..., None], *, loss: torch.Tensor, phase: Phase) -> None:
             factor = self._scaler.before_backward(wanted=phase.name in self._fp16)
-            with self._lowered(phase.name):  # for forwards that the backward recomputes
+            with self._lowered(phase.name):  # for recomputed forwards
                 following(loss=loss if factor == 1.0 else loss * factor, phase=phase)
 
         return backward

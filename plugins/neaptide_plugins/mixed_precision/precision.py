@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _NATIVE_BF16 = (8, 0)
-"""Least CUDA compute capability with bfloat16 in hardware; below it is emulated."""
+"""Least CUDA compute capability with bfloat16 in hardware. Below it bfloat16 is emulated."""
 
 
 def recommend(capability: tuple[int, int] | None) -> torch.dtype:
@@ -28,7 +28,7 @@ def recommend(capability: tuple[int, int] | None) -> torch.dtype:
 
 
 def resolve(precision: str, device: torch.device) -> torch.dtype:
-    """Return autocast's dtype for `precision` on `device`; `auto` is the recommended one.
+    """Return autocast's dtype for `precision` on `device`; `auto` is the recommended dtype.
 
     For `fp8` the result is bfloat16: only products with weights are computed in 8 bits.
     """
@@ -43,8 +43,9 @@ def resolve(precision: str, device: torch.device) -> torch.dtype:
 def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Run matrix products and convolutions in `dtype`; float32 turns autocast off.
 
-    Casts of weights are cached until this context ends. If the caller has an autocast around the
-    training loop, torch alone would reuse the casts after an update has changed the weights.
+    Casts of weights are cached until this context ends. Otherwise, if the caller has an autocast
+    context around the training loop, torch would reuse the casts after an update has changed the
+    weights.
     """
     lowered = dtype is not torch.float32
     try:

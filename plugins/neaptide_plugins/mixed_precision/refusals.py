@@ -1,4 +1,4 @@
-"""Checks at the start: refuses settings and hardware with which fp16 or fp8 cannot work."""
+"""Checks at the start of a run: settings and hardware with which fp16 or fp8 cannot work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) -> None:
-    """Raise ConfigError if fp8 cannot run, or if it is slower and not `fp8_even_if_slower`.
+    """Raise ConfigError if fp8 cannot run, or if it is slower and `fp8_even_if_slower` is false.
 
     `setting` is the name of a setting that is `"fp8"`, for the message.
     """

@@ -8,15 +8,18 @@ import attrs
 
 SMALLEST = 2.0**-126
 LARGEST = 2.0**126
-"""Scales between these are normal float32 numbers, and so are their inverses."""
+"""Largest loss scale.
+
+A scale up to this value and the scale's inverse are normal float32 numbers.
+"""
 
 
 @attrs.frozen(kw_only=True)
 class LossScale:
-    """A loss scale; its methods return the next one.
+    """A loss scale. Its methods return the next loss scale.
 
-    All three factors are powers of two: scaling and unscaling are exact for a gradient that neither
-    overflows nor underflows. The policy is that of `torch.amp.GradScaler`.
+    The scale and both of its factors are powers of two. So scaling and unscaling are exact for a
+    gradient that neither overflows nor underflows. The rules are those of `torch.amp.GradScaler`.
     """
 
     scale: float
@@ -24,7 +27,7 @@ class LossScale:
     backoff_factor: float
     growth_interval: int
     clean: int = 0
-    """Updates without overflow since the scale last changed."""
+    """Number of updates without overflow since the scale last changed."""
 
     def overflowed(self) -> LossScale:
         """Return the scale after a skipped update."""
@@ -45,8 +48,8 @@ class LossScaler:
     carried: bool | None = None
     """Whether the accumulated gradients are scaled; None without accumulated gradients.
 
-    The first backward of an accumulation decides for the others: the precision may change between
-    them, the scale must not.
+    The first backward of an accumulation decides for all its backwards: the precision may change
+    between two backwards, but the scale must not change.
     """
 
     def before_backward(self, *, wanted: bool) -> float:

@@ -1,4 +1,4 @@
-"""The bytes of optimizer state that an eviction frees on the device, and the resulting ledger."""
+"""The bytes of optimizer state that an eviction frees on the device, and the memory ledger."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ _KIND = "optimizer.state"
 
 @attrs.frozen(kw_only=True)
 class Room:
-    """Bytes that an eviction frees on the device, and bytes allocated in exchange."""
+    """Bytes that an eviction frees on the device, and bytes that it allocates elsewhere."""
 
     leaves: int
     """Bytes freed on the device in phases without updates."""
     codes: int = 0
     """Bytes of the codes that replace the freed state on the device."""
     host: int = 0
-    """Bytes on the host while the state is away."""
+    """Bytes on the host while the state is evicted."""
     kept: int = 0
-    """Bytes of the host buffer that stays allocated after the state is back."""
+    """Bytes of the host buffer that stays allocated after the state is copied back."""
 
 
 def account(ledger: Ledger, owner: str, room: Room, phase: Phase, *, corrects: bool) -> Ledger:
-    """Return the memory ledger of `phase`; `corrects`: whether Correct follows a jump."""
+    """Return the memory ledger of `phase`.
+
+    `corrects` states whether a Correct phase follows a jump.
+    """
     if not phase.updates_optimizer:
         ledger = ledger.move(_KIND, "device", None, room.leaves)
         ledger = ledger.add(owner, f"{_KIND}.codes", "device", room.codes)
         return ledger.add(owner, _KIND, "host", room.host)
-    if room.kept and phase is not WARMUP:  # the first Predict comes after Warmup
+    if room.kept and phase is not WARMUP:  # The first Predict phase follows Warmup.
         return ledger.add(owner, _KIND, "host", room.kept)
     if phase is (CORRECT if corrects else FULL):
         # The first step after Predict: the host buffer is in use until the update.

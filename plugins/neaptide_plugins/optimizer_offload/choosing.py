@@ -1,4 +1,4 @@
-"""Chooses the mechanism that evicts the state, by the strategy's name."""
+"""Chooses the mechanism that evicts the state. The configured strategy determines it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Mechanism(Protocol):
-    """Evicts state and brings it back. A call that fails can be repeated."""
+    """Evicts the optimizer's state and brings it back. A call that fails can be repeated."""
 
     left: Mapping[str, int]
-    """Bytes that stayed on the device at the last eviction, by reason."""
+    """Bytes that the last eviction could not evict, by reason."""
     error: float | None
-    """Relative error of the last eviction; None where the state comes back bit for bit."""
+    """Relative error of the last eviction; None if the state is brought back bit for bit."""
 
     @property
     def note(self) -> str | None:
-        """A line that says why the mechanism does less than configured, or None."""
+        """One line that states why the mechanism does less than configured; None if it does all."""
 
     @property
     def is_away(self) -> bool:
@@ -41,19 +41,19 @@ class Mechanism(Protocol):
         """Start to copy the state back in parallel with the computation, where possible."""
 
     def finish(self) -> None:
-        """Bring the state back; later computation waits for the copies."""
+        """Bring the state back. Computation that is queued later waits for the copies."""
 
     def close(self) -> None:
         """End threads and free memory."""
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return the bytes that an eviction would free, and the bytes allocated for it."""
+        """Return the bytes that an eviction would free and the bytes that it would allocate."""
 
 
 def mechanism(
     strategy: str, store: ParameterStore, spans: Collection[Span], device: torch.device
 ) -> Mechanism | None:
-    """Return the mechanism of `strategy`, None for `none`.
+    """Return the mechanism of `strategy`; None for the strategy `none`.
 
     Raises ValueError if the mechanism cannot evict the state of `spans`.
     """

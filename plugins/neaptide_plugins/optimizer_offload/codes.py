@@ -1,6 +1,7 @@
-"""Optimizer state as int8 codes: linear for tensors with negative elements, else logarithmic.
+"""Optimizer state as int8 codes.
 
-With logarithmic codes positive elements stay positive, so an update can divide by their root.
+Codes are linear for tensors with negative elements, and logarithmic for other tensors. With
+logarithmic codes positive elements stay positive, so an update can divide by their root.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 _CODED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _LARGEST = torch.finfo(torch.float32).max
 GROUP = 256
-"""Neighbouring elements that share a scale."""
+"""Number of neighbouring elements that share a scale."""
 _ZERO = -1
-"""The code of zero in a tensor of logarithms, whose other codes are 0 or more."""
+"""The code for zero in a tensor with logarithmic codes. All other codes are 0 or more."""
 
 
 @attrs.frozen(eq=False)
 class StateCodes:
-    """One tensor's codes."""
+    """The int8 codes of one tensor."""
 
     codes: torch.Tensor
-    """int8 `[elements]`, in the order of memory."""
+    """int8 `[elements]`, in the order of the elements in memory."""
     scale: torch.Tensor
-    """float32 `[groups]`: the scale of the values, or of their logarithms to base 2."""
+    """float32 `[groups]`: the scale of the values or, with logarithmic codes, of their log2."""
     smallest: torch.Tensor | None
-    """`[groups]`: the least nonzero value of a group, for codes of logarithms; else None."""
+    """`[groups]`: the least nonzero value of each group; None with linear codes."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -41,7 +42,9 @@ class StateCodes:
 
 
 def encodable(tensor: torch.Tensor) -> bool:
-    """Return whether `encode` accepts the tensor: floating, dense, at least 2 bytes per element.
+    """Return whether `encode` accepts the tensor.
+
+    It must be floating and dense, with at least 2 bytes per element.
 
     The elements are not read, so `encode` may still return None for the tensor.
     """
@@ -50,10 +53,10 @@ def encodable(tensor: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def encode(tensor: torch.Tensor) -> StateCodes | None:
-    """Return the codes of a tensor that `encodable` accepts, or None.
+    """Return the codes of a tensor that `encodable` accepts, or None for some values.
 
     The result is None for an empty tensor, for a tensor with an inf or NaN, and for a tensor with
-    negative elements that exceeds the range of float32. Waits for the device.
+    negative elements that exceeds the range of float32. The call waits for the device.
     """
     flat = _in_memory_order(tensor)
     if not flat.numel():
@@ -76,7 +79,7 @@ def decode(encoded: StateCodes) -> torch.Tensor:
         values = dequantize_int8(encoded.codes, encoded.scale, None, GROUP, wide)
     else:
         values = _powers(encoded.codes, encoded.scale, encoded.smallest.to(wide))
-    largest = torch.finfo(encoded.dtype).max  # rounding may exceed it
+    largest = torch.finfo(encoded.dtype).max  # Rounding may exceed the largest code.
     decoded: torch.Tensor = values.clamp_(-largest, largest).to(encoded.dtype)
     return decoded.as_strided(encoded.shape, encoded.strides)
 

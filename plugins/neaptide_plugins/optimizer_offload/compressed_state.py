@@ -1,4 +1,4 @@
-"""A refuge that keeps evicted state as int8 codes on the device."""
+"""A refuge (a place for evicted tensors) that keeps state as int8 codes on the device."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from neaptide.api.spans import SharedStorage
 
 _ROUNDED = 16
-"""Units in the last place by which two ways to compute one value may differ."""
+"""Two computations of one value may differ by this number of units in the last place."""
 
 
 @attrs.frozen(eq=False)
 class _Coded:
-    """A tensor, which fills its storage alone, and its codes."""
+    """A tensor and its codes. The tensor shares its storage with no other tensor."""
 
     tensor: torch.Tensor
     codes: StateCodes
 
 
 class CompressedState:
-    """A refuge of int8 codes on the device.
+    """A refuge that stores evicted state as int8 codes on the device.
 
     The tensors stay the same objects and are empty until the codes are decoded.
     """
@@ -42,7 +42,7 @@ class CompressedState:
 
     def __init__(self) -> None:
         self.left: Mapping[str, int] = {}
-        """Bytes that stayed on the device at the last eviction, by reason."""
+        """Bytes that the last eviction could not evict, by reason."""
         self.note: str | None = None
         self.error: float | None = None
         """Relative error of the last coding: the norm of the error over the norm of the values."""
@@ -52,7 +52,7 @@ class CompressedState:
 
     @property
     def is_away(self) -> bool:
-        """Whether any state is coded."""
+        """Whether any state is stored as codes."""
         return bool(self._coded)
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
@@ -78,7 +78,7 @@ class CompressedState:
         assert not self.is_away, "it has left already"
         stays, norms = 0, []
         while storages:
-            shared = storages.pop()  # the only reference to the storage except the tensor's
+            shared = storages.pop()  # one more reference is the tensor's
             tensor = _only(shared)
             codes = None if tensor is None else encode(tensor)
             if tensor is None or codes is None:
@@ -100,7 +100,7 @@ class CompressedState:
         """Decode all tensors. A call that fails can be repeated."""
         while self._coded:
             coded = self._coded[-1]
-            if not coded.tensor.numel():  # else it was given new values during the eviction
+            if not coded.tensor.numel():  # else it has new values
                 coded.tensor.data = decode(coded.codes)
             self._coded.pop()
         for above, root in self._pairs:
@@ -130,7 +130,11 @@ class CompressedState:
 
 
 def _only(shared: SharedStorage) -> torch.Tensor | None:
-    """Return the storage's tensor if it alone fills the storage and can be coded, else None."""
+    """Return the storage's only tensor, or None.
+
+    The result is None if the storage has several tensors, if its tensor does not fill it, or if
+    its tensor cannot be coded.
+    """
     tensor = shared.tensors[0]
     alone = len(shared.tensors) == 1 and tensor.nbytes == shared.bytes
     return tensor if alone and encodable(tensor) else None
@@ -139,7 +143,8 @@ def _only(shared: SharedStorage) -> torch.Tensor | None:
 def _squares(entry: object, coded: Container[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield `(above, root)` for each pair of tensors with `above >= root ** 2` in all elements.
 
-    Centred RMSprop takes the root of `above - root ** 2`, which rounding must not make negative.
+    Centred RMSprop computes the square root of `above - root ** 2`. Rounding must not make this
+    difference negative.
     """
     tensors = [tensor for tensor in tensors_in(entry) if id(tensor) in coded]
     for above, root in permutations(tensors, 2):

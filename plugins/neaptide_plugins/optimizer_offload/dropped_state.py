@@ -1,4 +1,4 @@
-"""Discards the state on eviction, so that the next update is like that of a new optimizer."""
+"""Discards the state on eviction. The next update is then like the update of a new optimizer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class DroppedState:
-    """Discards the state of parameters, step counts included.
+    """Discards the state of parameters, including their step counts.
 
-    An optimizer that creates its state in the first update creates it again. State that exists
-    before the first update, and step counts in parameter groups, are reset to their initial values.
+    An optimizer that creates its state in its first update creates the state again. State that
+    exists before the first update, and step counts in parameter groups, are reset to their initial
+    values.
 
     Args:
         store: the store, with an optimizer of any class. If the class cannot step without its
@@ -44,7 +45,7 @@ class DroppedState:
         self._end: Callable[[], None] | None = None
         self._initial: dict[str, Any] = {}
         self._settings: list[dict[str, tuple[bool, Any]]] = []
-        """By group: for each counted setting, whether it existed, and its value."""
+        """For each parameter group and each counted setting: whether it existed, and its value."""
         optimizer = store.optimizer
         mine = {store.parameters[span.name]: span for span in spans}
         with ExitStack() as loans:
@@ -86,7 +87,7 @@ class DroppedState:
                     state.clear()
         if not self._gone:
             return
-        # Evict nothing: the store then calls `give_back` before any use of the state.
+        # No tensor is evicted, but the store now calls `give_back` before any use of the state.
         self._end = store.evict([], of="state", refuge=self)
         for group, settings in zip(store.optimizer.param_groups, self._settings, strict=False):
             for key, (was_there, value) in settings.items():
@@ -102,7 +103,7 @@ class DroppedState:
         """Do nothing: the state is discarded already."""
 
     def give_back(self) -> None:
-        """Restore the initial state that the optimizer does not create in its step."""
+        """Restore the part of the initial state that the optimizer does not create in its step."""
         for span in self._gone:
             if span.name in self._initial:
                 with self._store.loan(span, "write", of="state") as state:

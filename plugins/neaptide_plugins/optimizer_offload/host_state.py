@@ -1,4 +1,7 @@
-"""A refuge in host memory: evicted state can be read there and is copied back asynchronously."""
+"""A refuge (a place for evicted tensors) in host memory.
+
+Evicted state can be read in host memory. It is copied back asynchronously.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ if TYPE_CHECKING:
 
 
 class HostState:
-    """A refuge in host memory; the copy back runs in parallel with the computation.
+    """A refuge in host memory. The copy back runs in parallel with the computation.
 
     Args:
         device: the device from which state is evicted.
-        pin: register the host buffer with CUDA, so that copies run at the link's speed, and keep
-            it, because pinning is slow. A pageable buffer is freed when the state is back.
-        lane: runs the copies; by default a new lane for the device.
+        pin: register the host buffer with CUDA, so that copies run at the link's speed. The pinned
+            buffer is kept, because pinning is slow. A pageable buffer is freed when the state has
+            been copied back.
+        lane: the queue that runs the copies; by default a new lane for the device.
     """
 
     readable = True
@@ -37,12 +41,12 @@ class HostState:
         self._slab: Slab | None = None
         self._moved: list[Moved] = []
         self._back: list[tuple[torch.Tensor, tuple[int, ...]]] = []
-        """For each of `_moved`: the target on the device, and the tensors' versions at `begin`."""
+        """For each entry of `_moved`: the target on the device, and the versions at `begin`."""
         self._lane = lane
         self._ticket: Ticket | None = None
         self._end: Callable[[], None] | None = None
         self.left: Mapping[str, int] = {}
-        """Bytes that stayed on the device at the last eviction, by reason."""
+        """Bytes that the last eviction could not evict, by reason."""
         self.error: float | None = None
 
     @property
@@ -52,7 +56,7 @@ class HostState:
 
     @property
     def note(self) -> str | None:
-        """A line that says why the buffer could not be pinned, or None."""
+        """One line that states why the buffer could not be pinned; None if it could."""
         return None if self._slab is None else self._slab.reason
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
@@ -63,8 +67,9 @@ class HostState:
     def take(self, storages: list[SharedStorage]) -> None:
         """Copy `storages` to the host and rebind their tensors to the copies.
 
-        Waits for the copies, because only then the device memory can be freed. Raises MemoryError
-        if the host has too little memory. After an error every tensor is still on the device.
+        The call waits for the copies, because the device memory can be freed only after them.
+        Raises MemoryError if the host has too little memory. After an error every tensor is still
+        on the device.
         """
         assert not self._moved, "the state is evicted already"
         if not storages:
@@ -81,7 +86,7 @@ class HostState:
         rebind(storages, flat, self._moved)
 
     def begin(self) -> None:
-        """Start to copy the state back; the tensors refer to the host until `give_back`."""
+        """Start to copy the state back. The tensors refer to host memory until `give_back`."""
         if self._ticket is not None or not self._moved:
             return
         lane = self._lanes()
@@ -103,7 +108,7 @@ class HostState:
         self._ticket = lane.submit("optimizer state returns", copy, (computed(self.device),))
 
     def give_back(self) -> None:
-        """Rebind all tensors to the device; later computation waits for the copies.
+        """Rebind all tensors to the device. Computation that is queued later waits for the copies.
 
         A call that fails can be repeated.
         """
@@ -117,7 +122,7 @@ class HostState:
             self._ticket = None
             raise
         for moved, (room, versions) in zip(self._moved, self._back, strict=True):
-            if _versions(moved.tensors) != versions:  # changed since the copy began
+            if _versions(moved.tensors) != versions:  # The tensor was changed after the copy began.
                 room.copy_(moved.host)
             moved.put_back(room.untyped_storage())
         self._moved, self._back, self._ticket = [], [], None
@@ -147,7 +152,7 @@ class HostState:
         if self._slab is None or self._slab.size < size:
             # The device has waited for the last copy from the old buffer; the host must wait, too.
             self._lanes().submit("optimizer state is back", lambda: None).finish()
-            self._slab = None  # free the old buffer first
+            self._slab = None  # The old buffer is freed first.
             self._slab = Slab.on_host_of(self.device, size, pin=self._pin)
         return self._slab.flat
 

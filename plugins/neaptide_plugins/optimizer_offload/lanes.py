@@ -16,7 +16,10 @@ _NAME = "optimizer-state"
 
 
 class PageableLane:
-    """A stream to which a thread submits copies, because a pageable copy makes its caller wait."""
+    """A stream to which a separate thread submits copies.
+
+    A copy of pageable memory makes its caller wait; so only the thread waits.
+    """
 
     def __init__(self, stream: Lane) -> None:
         self._stream, self._thread = stream, ThreadLane(_NAME)
@@ -39,6 +42,9 @@ class PageableLane:
 
 
 def copying_lane(device: torch.device, *, pinned: bool) -> Lane:
-    """Return a lane for copies between `device` and host memory, pinned or pageable."""
+    """Return a lane for copies between `device` and host memory.
+
+    The memory is pinned or pageable.
+    """
     lane = lane_for(device, _NAME)
     return PageableLane(lane) if isinstance(lane, StreamLane) and not pinned else lane

@@ -44,7 +44,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
     _spans: list[Span] = attrs.field(init=False, factory=list)
     _mechanism: Mechanism | None = attrs.field(init=False, default=None)
     _last: Room | None = attrs.field(init=False, default=None)
-    """The bytes of the last eviction."""
+    """The bytes that the last eviction freed and allocated."""
     _log: Any = attrs.field(init=False, default=None)
     _told: bool = attrs.field(init=False, default=False)
 
@@ -53,8 +53,8 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         """Choose the mechanism for the state of the parameters on the device."""
         self._device, self._store, self._log = run.device, store, run.log
         self._corrects = run.config.phases.correct.steps > 0
-        # Fixed at the start: a plugin may evict weights in Predict, which changes their tier. The
-        # state of streamed weights is on the host already.
+        # The choice is made once, because a plugin may evict weights in Predict and so change their
+        # tier. The state of streamed weights is on the host already.
         self._spans = [span for span in store.spans() if span.tier == "device"]
         try:
             with store.compute():
@@ -75,7 +75,10 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Evict the state in a phase without updates, else start to bring it back."""
+        """Evict the state in a phase without updates.
+
+        In other phases start to bring the state back.
+        """
         if phase.updates_optimizer:
             self._begin()
             return
@@ -111,7 +114,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Move the state, in the ledger, to its tier in `phase`."""
+        """Move the state in the memory ledger to the tier on which it is stored in `phase`."""
         if self._mechanism is None:
             return ledger
         room = self._mechanism.room(self._store, self._spans)
@@ -119,7 +122,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return the bytes freed by the last eviction, and the relative error of `compress`."""
+        """Return the bytes that the last eviction freed, and the relative error of `compress`."""
         if self._mechanism is None or self._last is None:
             return {}
         room, error = self._last, self._mechanism.error
@@ -152,7 +155,10 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
             return
         try:
             mechanism.begin()
-        except (RuntimeError, MemoryError) as error:  # no memory yet: the update tries again
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # the update tries again
             self._log.warning(f"{_NAME}.put_off", reason=str(error).partition("\n")[0])
 
     def _bring_back(self) -> None:

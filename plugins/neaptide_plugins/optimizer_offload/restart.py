@@ -1,6 +1,7 @@
-"""Tests whether an optimizer can start anew without its state, and finds what it needs for that.
+"""Tests whether an optimizer can start anew without its state, and finds the requirements.
 
-A twin of the optimizer takes a step on a matrix of four numbers. The class's name does not matter.
+For the test a twin of the optimizer steps a matrix of four numbers. The test does not depend on
+the name of the optimizer's class.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SIDE = 2
 
 @attrs.frozen
 class _Filled:
-    """A tensor whose elements all have one value."""
+    """A tensor whose elements all have the same value."""
 
     value: Any
     shape: tuple[int, ...]
@@ -68,18 +69,18 @@ def made_again(memory: Any) -> Any:
 
 @attrs.frozen
 class Restart:
-    """The requirements of a parameter group to start anew."""
+    """The requirements under which the optimizer can start anew with a parameter group."""
 
     counted: frozenset[str] = frozenset()
-    """Settings of the group that a step changes, such as a count of steps."""
+    """Names of settings of the group that a step changes, such as a count of steps."""
     needs_state: bool = False
-    """Whether the class steps only with the state that it creates before its first step."""
+    """Whether the class can step only with the state that it creates before its first step."""
 
 
 def tried(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], first: Mapping[torch.Tensor, Any]
 ) -> Restart:
-    """Return the requirements of `group` to start anew; `first` is the state at the start.
+    """Return the requirements of `group` for a new start. `first` is the state at the run's start.
 
     Raises ValueError, in one line, if the class cannot step without its state.
     """
@@ -179,7 +180,7 @@ def _remembered_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _small(kept: _Filled | _Copied, like: torch.Tensor) -> _Filled | _Copied:
-    """Return a stored tensor of the shape of `like` in the shape of the twin's parameter."""
+    """Return a stored tensor in the shape of the twin's parameter; `like` has the stored shape."""
     shape = kept.shape if isinstance(kept, _Filled) else tuple(kept.values.shape)
     if shape != tuple(like.shape) or not shape:
         return kept

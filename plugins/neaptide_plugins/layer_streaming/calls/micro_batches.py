@@ -27,8 +27,8 @@ class Batch:
     def of(cls, tensors: Sequence[torch.Tensor], pieces: int) -> Batch | None:
         """Return the batch of the first tensor that requires grad, else of the first tensor.
 
-        Tensors without a dimension are ignored. The result is None if no tensor remains or if the batch is
-        empty.
+        Tensors without a dimension are ignored. The result is None without other tensors, or for
+        an empty batch.
         """
         sized = [tensor for tensor in tensors if tensor.ndim > 0]
         first = next((tensor for tensor in sized if tensor.requires_grad), None)

@@ -84,13 +84,13 @@ def latest_finite(known: torch.Tensor | None, total: torch.Tensor) -> torch.Tens
 
     It is the norm of this step if that norm is finite, else `known`.
 
-        Args:
-            known: 0-dim, the result of the previous step, or None.
-            total: 0-dim, the sum of squares of a whole step (`add_squares`).
+    Args:
+        known: 0-dim, the result of the previous step, or None.
+        total: 0-dim, the sum of squares of a whole step (`add_squares`).
 
-        Returns:
-            0-dim, with the dtype and device of `total`. If no norm was finite so far, the result is
-            infinite; for this norm `coefficient` returns 0.
+    Returns:
+        0-dim, with the dtype and device of `total`. If no norm was finite so far, the result is
+        infinite; for this norm `coefficient` returns 0.
     """
     norm = total.sqrt()
     before = torch.full_like(norm, torch.inf) if known is None else known

@@ -40,13 +40,13 @@ class Gradients:
 
     Then it stores or applies the sums.
 
-        Args:
-            blocks: all blocks.
-            device: the device of the backward.
-            lane: the lane of copies to the host.
-            allocate: `allocate(bytes)` returns a uint8 tensor on the host.
-            apply: applies complete gradients; with None, complete gradients are added to the sums on
-                the host.
+    Args:
+        blocks: all blocks.
+        device: the device of the backward.
+        lane: the lane of copies to the host.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        apply: applies complete gradients; with None, complete gradients are added to the sums on
+            the host.
     """
 
     def __init__(

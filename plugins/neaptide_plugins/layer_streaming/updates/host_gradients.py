@@ -1,4 +1,4 @@
-"""The gradients of blocks on the host, and the staging buffers for copies between host and device."""
+"""The gradients of blocks on the host, and the staging buffers through which they are copied."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def make_blocks(
 def owned_parameters(
     named: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]
 ) -> list[list[nn.Parameter]]:
-    """Return, for each block, its parameters that are neither in `outside` nor in an earlier block."""
+    """Return, for each block, its parameters outside of `outside` and of earlier blocks."""
     seen = set(outside)
     owned = []
     for _, module in named:

@@ -12,11 +12,11 @@ Use = tuple[UseKind, int]
 class Order:
     """Predicts the next use of a block.
 
-    The prediction is the use that last followed the latest two uses. If these two uses are new, it is
-    the use that last followed the latest use.
+    The prediction is the use that last followed the latest two uses. If these two uses never
+    occurred in this order, it is the use that last followed the latest use.
 
-        A model may skip blocks, repeat them or change their order (experts, an evaluation in between).
-        After a wrong prediction the computation waits for one fetch; the next prediction is corrected.
+    A model may skip blocks, repeat them or change their order (experts, an evaluation in between).
+    After a wrong prediction the computation waits for one fetch; the next prediction is corrected.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Order:
         self._before, self._last = self._last, use
 
     def ahead(self, count: int) -> list[int]:
-        """Return the indices of at most `count` blocks after the current block, the nearest first."""
+        """Return the indices of at most `count` blocks after the current block, nearest first."""
         before, last = self._before, self._last
         if last is None:
             return []

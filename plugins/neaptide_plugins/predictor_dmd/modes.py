@@ -1,7 +1,8 @@
-"""Dynamic mode decomposition by the method of snapshots, from a Gram matrix alone.
+"""Dynamic mode decomposition by the method of snapshots. Only a Gram matrix is needed.
 
-The steps `d_i = w_{i+1} - w_i` are modelled as `d_{i+1} = A d_i`, A of low rank. The input is the
-matrix of inner products of the steps; the forecast is a linear combination of the snapshots.
+The steps `d_i = w_{i+1} - w_i` are modelled as `d_{i+1} = A d_i`, where A has a low rank. The
+input is the Gram matrix of the steps (their inner products). The forecast is a linear combination
+of the snapshots `w_i`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import math
 import torch
 
 NEGLIGIBLE = 1e-10
-"""An eigenvalue below this share of the Gram matrix's largest one counts as noise."""
+"""An eigenvalue below this share of the Gram matrix's largest eigenvalue is treated as noise."""
 WORST_CONDITION = 1e10
-"""Largest condition number of the eigenvectors; above it the modes are not distinct."""
+"""Largest condition number of the eigenvectors. Above it the modes are treated as not distinct."""
 
 
 def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> list[float] | None:
-    """Return coefficients of the m + 1 snapshots whose combination is the change in `ahead` steps.
+    """Return coefficients of the m + 1 snapshots.
+
+    The linear combination of the snapshots with these coefficients is the predicted change of the
+    weights in `ahead` steps.
 
     The coefficients sum to zero. The result is None if all steps are zero or not finite, or if the
     modes are not distinct.
@@ -36,14 +40,15 @@ def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> 
     if squares[-1] <= 0.0 or not kept.any():
         return None
     squares, basis = squares[kept][-rank:], basis[:, kept][:, -rank:]
-    # In the orthonormal basis U = X V / sigma: X is all steps except the last, X' except the first.
+    # A is projected to the orthonormal basis U = X V / sigma. X has all steps except the last one,
+    # X' all steps except the first one.
     scaled = basis / squares.sqrt()
     reduced = scaled.T @ shifted @ scaled
     last = scaled.T @ gram[:-1, -1]
     advanced = _series(reduced, last, ahead, damping)
     if advanced is None:
         return None
-    steps = scaled @ advanced  # coefficients of X'
+    steps = scaled @ advanced  # the coefficients of X'
     later = torch.zeros(len(gram) + 1, dtype=torch.float64)
     later[2:] += steps
     later[1:-1] -= steps
@@ -53,7 +58,7 @@ def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> 
 def _series(
     matrix: torch.Tensor, vector: torch.Tensor, ahead: float, damping: float
 ) -> torch.Tensor | None:
-    """Return `(1 + A + ... + A**(ahead - 1)) v` with A's eigenvalues scaled down to `damping`."""
+    """Return `(1 + A + ... + A**(ahead - 1)) v`. Eigenvalues of A are scaled down to `damping`."""
     values, vectors = torch.linalg.eig(matrix)
     if not torch.linalg.cond(vectors) < WORST_CONDITION:
         return None

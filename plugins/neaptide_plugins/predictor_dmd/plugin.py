@@ -1,4 +1,4 @@
-"""A predictor that stores snapshots and extrapolates their dynamic modes."""
+"""A predictor that stores snapshots of the weights and extrapolates their dynamic modes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class PredictorDmd(WindowPredictor[PredictorDmdConfig]):
         return tuple(float(index == row) for row in range(samples))
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
-        """Extrapolate the modes over `scale` of the horizon; None if there are no modes."""
+        """Extrapolate the modes over `scale` times the horizon.
+
+        Return None if there are no modes.
+        """
         updates, config = reach(horizon, scale), self.config
         found = forecast(
             window.gram(),

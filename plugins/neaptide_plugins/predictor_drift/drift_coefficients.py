@@ -1,4 +1,4 @@
-"""The drift of a sequence of weights over a window, as coefficients of its samples."""
+"""The drift of the weights over a window, as coefficients of the window's samples."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def share_of(index: int, samples: int) -> float:
 def reach(half: int, scale: float, horizon: int) -> tuple[float, int]:
     """Return the scale of a jump of at most `horizon` updates, and the updates it replaces.
 
-    The centres of the halves are `half` updates apart, so `scale` times the drift is the movement
-    of `scale * half` updates.
+    The distance between the centres of the two halves is `half` updates. So `scale` times the
+    drift is the movement of `scale * half` updates.
     """
     scale = min(scale, horizon / half)
     return scale, max(1, round(scale * half))

@@ -1,4 +1,4 @@
-"""A predictor that proposes the drift between the halves of a window."""
+"""A predictor that proposes the drift from a window's first half to its second half."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .drift_coefficients import half_at, reach, share_of
 
 @attrs.define(eq=False)
 class PredictorDrift(WindowPredictor[PredictorDriftConfig]):
-    """Accumulates mean(second half) - mean(first half) in one row and stores no sample."""
+    """Accumulates mean(second half) - mean(first half) in one row. No sample is stored."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
@@ -35,6 +35,6 @@ class PredictorDrift(WindowPredictor[PredictorDriftConfig]):
         return (share_of(index, samples),)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Return a jump by `scale` times the drift."""
+        """Return a jump that changes the weights by `scale` times the drift."""
         gain, reached = reach(window.length // 2, scale, horizon)
         return Gains((gain,), reached)

@@ -1,7 +1,8 @@
 """Least-squares polynomials through equally spaced samples, as coefficients of the samples.
 
-The basis is orthogonal, so the slope is the same for a line and a parabola. With time `u` in
-samples from the middle of the window, `p(u) = mean + slope * u + bend * (u**2 - mean of u**2)`.
+The time `u` is counted in samples from the middle of the window. The polynomial is `p(u) = mean +
+slope * u + bend * (u**2 - mean of u**2)`. Its basis is orthogonal, so a line and a parabola have
+the same slope.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def coefficients(index: int, samples: int, order: int) -> tuple[float, ...]:
 
 
 def ahead(samples: int, steps: float, order: int) -> tuple[float, ...]:
-    """Return the factors of slope and bend in `p(end + steps) - p(end)`."""
+    """Return the factors by which slope and bend are multiplied in `p(end + steps) - p(end)`."""
     if order == 1:
         return (steps,)
     end = (samples - 1) / 2

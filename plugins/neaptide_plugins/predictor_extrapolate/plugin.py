@@ -16,7 +16,7 @@ from .fit import ahead, coefficients
 
 @attrs.define(eq=False)
 class PredictorExtrapolate(WindowPredictor[PredictorExtrapolateConfig]):
-    """Accumulates the slope of the fit in one row and its bend in another; stores no sample."""
+    """Accumulates the slope of the fit in one row and the bend in another. No sample is stored."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
@@ -27,11 +27,11 @@ class PredictorExtrapolate(WindowPredictor[PredictorExtrapolateConfig]):
         return WindowPlan(self.config.samples, max(1, round(self.config.sample_every * stretch)))
 
     def coefficients(self, index: int, samples: int) -> tuple[float, ...]:
-        """Return the sample's coefficients in slope and bend."""
+        """Return the coefficients of the sample in slope and bend."""
         return coefficients(index, samples, self.config.order)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Extrapolate the fit from the window's end over `scale` of the horizon."""
+        """Extrapolate the fit from the window's end by `scale` times the horizon."""
         updates = reach(horizon, scale)
         plan = window.plan
         return Gains(ahead(plan.samples, updates / plan.every, self.config.order), round(updates))

@@ -1,4 +1,4 @@
-"""A predictor that moves the weights further at the window's average velocity."""
+"""A predictor that moves the weights further at their average velocity over a window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .velocity import coefficient
 
 @attrs.define(eq=False)
 class PredictorMomentum(WindowPredictor[PredictorMomentumConfig]):
-    """Accumulates the velocity in one row and stores no sample."""
+    """Accumulates the velocity in one row. No sample is stored."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
@@ -31,6 +31,6 @@ class PredictorMomentum(WindowPredictor[PredictorMomentumConfig]):
         return (coefficient(index, samples, self.config.decay),)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Move the weights further at the velocity, over `scale` of the horizon."""
+        """Move the weights further at the velocity, for `scale` times the horizon."""
         updates = reach(horizon, scale)
         return Gains((updates / window.plan.every,), round(updates))

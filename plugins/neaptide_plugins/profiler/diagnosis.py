@@ -1,4 +1,4 @@
-"""Findings for `neaptide doctor` about NVML: its binding, the driver, and each GPU."""
+"""Findings for `neaptide doctor` about NVML: the Python binding, the driver, and each GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 def findings() -> Iterator[Finding]:
-    """Yield findings about NVML; errors of NVML become findings, too."""
+    """Yield findings about NVML. An error of NVML is also a finding."""
     if _version("pynvml") is not None:
         detail = "the distribution pynvml is deprecated: nvidia-ml-py provides the same module"
         advice = f"pip uninstall pynvml && {_INSTALL}"

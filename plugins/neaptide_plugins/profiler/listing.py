@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Storage = tuple[str, int]
-"""Device and address of a storage. Views of one tensor have the same."""
+"""Device and address of a storage. All views of one tensor have the same device and address."""
 
 
 @attrs.define
@@ -39,7 +39,7 @@ class Listing:
     entries: list[AlikeStorages]
     """Sorted by bytes, the largest first."""
     left_out: dict[str, int]
-    """Number of tensors without visible memory, by kind: fake, meta, sparse, wrappers."""
+    """Number of tensors whose memory is not visible, by kind: fake, meta, sparse, wrapper."""
 
 
 @attrs.frozen
@@ -51,7 +51,10 @@ class _Seen:
     dtype: str
     shape: list[int]
     rank: tuple[bool, int]
-    """Sort key within a storage; expanded and overlapping tensors sort first."""
+    """Sort key among the tensors of a storage.
+
+    Expanded and overlapping tensors are sorted first.
+    """
 
 
 def live_tensors(
@@ -59,8 +62,9 @@ def live_tensors(
 ) -> Listing:
     """Return the tensors that are visible to Python.
 
-    Tensors that autograd saves in C++ and memory that libraries allocate outside torch are not
-    visible. A storage is counted once, with the shape of its largest tensor.
+    Two kinds of memory are not visible: tensors that autograd saves in C++, and memory that
+    libraries allocate outside of torch. A storage is counted once, with the shape of its largest
+    tensor.
     """
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as its documentation shows; subclasses must not override the calls
         left_out: dict[int, str] = {}
@@ -86,7 +90,10 @@ def _largest_of_each_storage(left_out: dict[int, str]) -> Iterable[_Seen]:
 
 
 def _seen(tensor: torch.Tensor) -> _Seen | None:
-    """Return a tensor's storage and size; None if it is empty; raise if it has no memory."""
+    """Return a tensor's storage and size. Return None for an empty tensor.
+
+    Raises an error if the tensor has no memory.
+    """
     place = _place(tensor)
     if place is None:
         return None
@@ -98,10 +105,12 @@ def _seen(tensor: torch.Tensor) -> _Seen | None:
 
 
 def _place(tensor: torch.Tensor) -> Storage | None:
-    """Return a tensor's storage; None if it is empty; raise RuntimeError if it has no memory.
+    """Return a tensor's storage. Return None for an empty tensor.
 
-    The device of a fake tensor is the CPU, but the device of its storage is meta, and reading the
-    storage's address warns or raises.
+    Raises RuntimeError if the tensor has no memory.
+
+    A fake tensor may state the CPU as its device, but the device of its storage is meta. A read of
+    that storage's address warns or raises.
     """
     storage = tensor.untyped_storage()
     if storage.device.type != "meta":
@@ -183,7 +192,7 @@ def _categories(
 
 
 def _storage(tensor: torch.Tensor) -> Storage | None:
-    """Return a tensor's storage; None if it is empty or has no visible memory."""
+    """Return a tensor's storage. Return None if the tensor is empty or has no visible memory."""
     with contextlib.suppress(Exception):  # as above
         return _place(tensor)
     return None

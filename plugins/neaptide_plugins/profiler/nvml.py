@@ -19,7 +19,7 @@ class Reading:
     used_bytes: int
     """GPU memory in use by all processes."""
     utilization: int | None
-    """Percent of the driver's last period in which a kernel ran; None where it is unknown."""
+    """Percent of the driver's last period in which a kernel ran; None if it is unknown."""
 
 
 class Nvml:
@@ -29,15 +29,15 @@ class Nvml:
     continues.
 
     Args:
-        uuid: UUID of the GPU or MIG instance, without prefix. Indices of NVML and CUDA differ under
-            CUDA_VISIBLE_DEVICES.
+        uuid: UUID of the GPU or MIG instance, without prefix. A UUID is needed because with
+            CUDA_VISIBLE_DEVICES the indices of NVML and CUDA differ.
         interval: seconds between two readings.
-        patience: longest time of a call, and longest wait for the first reading, in seconds.
+        patience: longest duration of a call, and longest wait for the first reading, in seconds.
     """
 
     def __init__(self, uuid: str, *, interval: float = 0.1, patience: float = 5.0) -> None:
         self.problem: str | None = None
-        """Why there are no readings, or no further ones; None without a problem."""
+        """The reason why there are no further readings; None if there is no problem."""
         self.utilization = Running()
         """Statistics of the utilization so far, in percent."""
         self._latest: Reading | None = None
@@ -64,7 +64,8 @@ class Nvml:
         """Return the latest reading, at most `interval` old; None after a problem or `close`."""
         if self.problem is not None or self._stop.is_set():
             return None
-        # The process may have kept the thread from running: give it time before blaming the driver.
+        # The process may have prevented the thread from running. Give the thread time before the
+        # driver is reported as hanging.
         late = time.monotonic() - self._asked > self._patience and not self._idle.is_set()
         if late and not self._idle.wait(self._patience / 10):
             self.problem = self._silence()

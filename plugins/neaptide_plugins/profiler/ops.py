@@ -18,7 +18,7 @@ TAKEN = "torch.profiler is recording already, so the trace has no operators"
 
 
 class Operators:
-    """Records from `start` to `stop`. A named span contains the operators that it launches."""
+    """Records from `start` to `stop`. A named span contains the operators that run inside it."""
 
     def __init__(self, device: torch.device) -> None:
         activities = [ProfilerActivity.CPU]
@@ -29,7 +29,10 @@ class Operators:
 
     @staticmethod
     def in_use() -> bool:
-        """Return whether torch.profiler is recording already: torch allows one recording."""
+        """Return whether torch.profiler is recording already.
+
+        Torch allows only one recording at a time.
+        """
         return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001 - no public way to ask
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POINTS = 2000
-"""Largest number of points of a line, more than a screen shows."""
+"""Largest number of points in a line of the plot. It is more than a screen can show."""
 _LINES = {
     "rss_bytes": "RSS (host)",
     "rss_peak_bytes": "RSS, high-water mark",
@@ -29,7 +29,10 @@ Row = dict[str, str]
 
 
 def problem(*, has_rows: bool) -> str | None:
-    """Return why nothing can be plotted, or None; `has_rows`: whether memory.csv is written."""
+    """Return the reason why nothing can be plotted, or None.
+
+    `has_rows` states whether memory.csv is written.
+    """
     if find_spec("matplotlib") is None:
         return 'matplotlib is not installed: pip install "neaptide[plots]"'
     return None if has_rows else "the plot needs memory.csv: set csv = true as well"
@@ -73,7 +76,7 @@ def draw(source: Path, target: Path) -> None:
 
 
 def _highest(rows: Iterable[Row], column: str) -> list[tuple[int, int]]:
-    """Return the highest value of each step that has values."""
+    """Return, for each step that has values, the highest value."""
     by_step: dict[int, int] = {}
     for row in rows:
         if row[column]:
@@ -83,7 +86,7 @@ def _highest(rows: Iterable[Row], column: str) -> list[tuple[int, int]]:
 
 
 def thinned(points: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Return at most `most` points, the highest of each interval, so that no peak is lost."""
+    """Return at most `most` points: the highest point of each interval, so that no peak is lost."""
     size = -(-len(points) // most) or 1
     stretches = (points[start : start + size] for start in range(0, len(points), size))
     return [max(stretch, key=lambda point: point[1]) for stretch in stretches]
@@ -92,8 +95,8 @@ def thinned(points: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
 def bands(rows: Iterable[Row]) -> Iterator[tuple[str, float, float]]:
     """Yield phase, start and end of each band.
 
-    A band begins half a step before its first step and ends half a step after its last step. The
-    band of a jump, which is no separate step, is the half step before its update.
+    A band begins half a step before its first step and ends half a step after its last step. A
+    jump is not a separate step; its band is the half step before the next update.
     """
     steps = ((int(row["step"]), row["phase"]) for row in rows)
     for phase, stretch in groupby(steps, key=lambda pair: pair[1]):

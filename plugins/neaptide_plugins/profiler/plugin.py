@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Profiler(Plugin[ProfilerConfig]):
-    """An observer. Samples have the number of the current update, in Predict of the next one."""
+    """An observer that samples memory.
+
+    A sample has the number of the current update. In Predict it has the number of the next update.
+    """
 
     _session: ProfilingSession | None = attrs.field(init=False, default=None)
 
@@ -58,7 +61,10 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def on_phase_exit(self, phase: Phase, step: int) -> None:
-        """Sample at the end of a Predict step, which has no other hook for it; end the phase."""
+        """End the phase.
+
+        At the end of a Predict step, also take a sample: no other hook runs there.
+        """
         if phase.applies_prediction:
             self._sample(step + 1, phase, "step")
         if self._session is not None:
@@ -76,7 +82,10 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def after_step(self, step: int, phase: Phase, result: StepResult) -> None:
-        """Sample between two steps; if due, write snapshots and start or end the trace."""
+        """Sample between two steps.
+
+        If they are due, write snapshots, and start or end the trace.
+        """
         deferred = result.outcome is Outcome.DEFERRED
         self._sample(step + deferred, phase, "step")
         if self._session is not None:
@@ -99,7 +108,7 @@ class Profiler(Plugin[ProfilerConfig]):
         return self._session.metrics() if self._session is not None else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Write all rows to disk, for a run that resumes from here; return no state."""
+        """Write all rows to disk, so that a resumed run finds them. Return an empty state."""
         if self._session is not None:
             self._session.flush()
         return {}

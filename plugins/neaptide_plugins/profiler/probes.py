@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 
 class ByteSample(NamedTuple):
-    """Bytes at one moment, a row of memory.csv; None for values unknown on this machine."""
+    """Bytes at one moment: a row of memory.csv. A value that is unknown on this machine is None."""
 
     allocated_bytes: int | None
-    """Bytes of live tensors on the accelerator, by torch's allocator."""
+    """Bytes of live tensors on the accelerator, as counted by torch's allocator."""
     peak_bytes: int | None
-    """The allocator's high-water mark. The profiler never resets it, because others read it."""
+    """The allocator's high-water mark.
+
+    The profiler never resets it, because other code reads it.
+    """
     reserved_bytes: int | None
     """Device memory that the allocator has reserved."""
     rss_bytes: int
@@ -31,12 +34,12 @@ class ByteSample(NamedTuple):
     rss_peak_bytes: int | None
     """The kernel's high-water mark of `rss_bytes`, on Linux. The profiler never resets it."""
     nvml_bytes: int | None
-    """Device memory in use by all processes, by the driver."""
+    """Device memory in use by all processes, as reported by the driver."""
     gpu_utilization: int | None
     """Percent of the driver's last period in which a kernel ran."""
 
     def tiers(self) -> tuple[tuple[str, int, int], ...]:
-        """Return for each tier: its name, the bytes held now and the high-water mark."""
+        """Return, for each tier: its name, the bytes in use now and the high-water mark."""
         host = ("host", self.rss_bytes, max(self.rss_bytes, self.rss_peak_bytes or 0))
         if self.allocated_bytes is None:
             return (host,)
@@ -45,7 +48,7 @@ class ByteSample(NamedTuple):
 
 
 class ResidentSet:
-    """Reads the resident set size of this process, and its high-water mark.
+    """Reads the resident set size of this process and the high-water mark of this size.
 
     On Linux a read is one system call on an open descriptor, about 3 microseconds; psutil and
     /proc/self/status take ten times as long.
@@ -81,7 +84,8 @@ class Probe:
     Args:
         device: the run's device.
         nvml: reads the same device if it is CUDA.
-        host_bytes: the process's limit of host memory; None for all the machine's memory.
+        host_bytes: the host memory that the process may use; None if it may use all memory of the
+            machine.
     """
 
     def __init__(
@@ -105,7 +109,8 @@ class Probe:
         rss, rss_peak = self._resident.read()
         if self._device.type != "cuda":
             return ByteSample(None, None, None, rss, rss_peak, None, None)
-        # One call for all: memory_allocated() and similar each flatten and sort all statistics.
+        # One call reads all values: each call of memory_allocated() and similar functions would
+        # flatten and sort all statistics.
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         driver = self._nvml.reading() if self._nvml is not None else None

@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_DIGITS = 15  # the most digits of a step; a longer number is damage
+_DIGITS = 15  # the most digits of a step; a longer number is damaged
 
 
 class Rows:
-    """Appends rows whose first column is a step; rows are flushed after `delay` seconds.
+    """Appends rows whose first column is a step. Rows are flushed after `delay` seconds.
 
-    If a file exists, the first row removes its damaged rows and its rows from the new row's step
-    on. So a new run begins a new file, and a resumed run continues the old file. Call `flush`
-    before a checkpoint is saved; otherwise a kill leaves a gap.
+    If the file exists, the first new row removes old rows from the file: damaged rows, and rows
+    whose step is not before the new row's step. So a new run begins a new file, and a resumed run
+    continues the old file. Call `flush` before a checkpoint is saved; otherwise rows are missing
+    after a kill.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], delay: float = 1.0) -> None:
@@ -53,7 +54,7 @@ class Rows:
     def _before(self, step: int) -> list[str]:
         if not self.path.exists():
             return []
-        # Bytes that are no text are damage; only the row that contains them is dropped.
+        # Bytes that are not text are damage. Only the row that contains them is dropped.
         text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
         rows = text.splitlines(keepends=True)
         return [row for row in rows if self._is_complete(row) and int(row.split(",")[0]) < step]

@@ -30,11 +30,11 @@ class ProfilingSession:
     Args:
         config: the plugin's settings.
         device: the run's device.
-        directory: directory of the files; without one, none are written.
+        directory: directory of the files; None writes no files.
         log: a structlog logger.
         listen: see `StepTrace`.
-        model: gives a snapshot the categories of its tensors.
-        optimizer: as for `model`.
+        model: the model; a snapshot names its parameters, buffers and gradients by category.
+        optimizer: the optimizer; a snapshot names its state by category.
         host_bytes: see `Probe`.
     """
 
@@ -76,19 +76,23 @@ class ProfilingSession:
         self.account = Account(config.spike_mb * 1e6)
 
     def start(self) -> None:
-        """Start recording, and sample the memory before the first step; `close` ends it."""
+        """Start recording, and sample the memory before the first step.
+
+        `close` ends the recording.
+        """
         cuda = self._device.type == "cuda"
         if cuda and self._snapshots is not None and _records_history(self._config):
             self._history.start()
         self.account.start(self._probe.sample().tiers())
 
     def sample(self, step: int, phase: str, moment: str) -> None:
-        """Sample at a moment of update `step`, if `every` selects the update."""
+        """Sample at a moment of update `step`, if `every` selects this update."""
         if (step - 1) % self._config.every:
             return
         self._unsettled.append((step, phase, moment, self._probe.sample()))
-        # Code that last ran a step ago is no longer in the caches and ten times as slow. So the
-        # samples of a step are processed together, unless a trace or a snapshot needs each at once.
+        # Code that last ran a step ago is no longer in the caches and is ten times as slow. So the
+        # samples of a step are processed together, unless a trace or a snapshot needs each sample
+        # at once.
         if moment == "step" or self._trace is not None or self._config.snapshot_on_spike:
             self._settle()
 
@@ -126,7 +130,7 @@ class ProfilingSession:
             self._trace.next_update(step + 1)
 
     def phase(self, name: str | None, step: int) -> None:
-        """Record the phase that begins after update `step`; None ends the current one."""
+        """Record the phase that begins after update `step`. None ends the current phase."""
         if self._trace is not None:
             self._trace.next_update(step + 1)
             self._trace.phase(name)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 REQUEST = "snapshot.request"
-"""Creating this file beside the snapshots requests one from a running process."""
+"""A file of this name in the directory of the snapshots requests a snapshot from a running process.
+"""
 HISTORY_EVENTS = 100_000
 """Number of latest allocations and frees in torch's history."""
 
@@ -26,8 +27,8 @@ HISTORY_EVENTS = 100_000
 class Snapshots:
     """Writes at most `limit` snapshots into `directory`.
 
-    `snapshot-<step>-<phase>-<moment>.json` lists the tensors visible to Python. On CUDA
-    the `.pickle` file of this name is torch's snapshot of the allocator, for
+    `snapshot-<step>-<phase>-<moment>.json` lists the tensors visible to Python. On CUDA a file
+    with the same name and the suffix `.pickle` is torch's snapshot of its allocator, for
     https://pytorch.org/memory_viz.
     """
 
@@ -54,7 +55,7 @@ class Snapshots:
         try:
             os.unlink(self._request)  # noqa: PTH108 - the path is kept as a string for speed
         except OSError:
-            self._request = None  # the file stays: do not repeat the request
+            self._request = None  # The file cannot be removed. Do not repeat the request.
         return True
 
     def take(self, step: int, phase: str, moment: str, reason: str, rss: int) -> Path | None:
@@ -64,7 +65,7 @@ class Snapshots:
             step: the current update.
             phase: the current phase.
             moment: the moment within the step.
-            reason: why the snapshot is taken, for the reader.
+            reason: the reason for the snapshot, as a text for its reader.
             rss: resident set size in bytes, for comparison with the listing.
         """
         if self._left == 0:
@@ -92,7 +93,7 @@ class Snapshots:
 
 
 def _left_out(listing: Listing) -> dict[str, str]:
-    """Return the entry about tensors that are not listed; empty if all are listed."""
+    """Return the entry about tensors that are not listed. It is empty if all tensors are listed."""
     if not listing.left_out:
         return {}
     kinds = ", ".join(f"{count} {kind}" for kind, count in listing.left_out.items())

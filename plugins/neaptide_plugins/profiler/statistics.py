@@ -1,4 +1,4 @@
-"""Running statistics in constant memory, by tier, phase and moment, and the largest spikes."""
+"""Running statistics by tier, phase and moment, and the largest spikes, in constant memory."""
 
 from __future__ import annotations
 
@@ -40,14 +40,17 @@ class Running:
 
 @attrs.define
 class PhaseBytes:
-    """Statistics of the samples of a phase or of one of its moments, and their peak."""
+    """Statistics of the samples of a phase, or of one moment of a phase, and their peak."""
 
     samples: Running = attrs.field(factory=Running)
     peak: int = 0
-    """Highest bytes from the previous sample to each of these, by the high-water mark."""
+    """Peak of the samples in bytes.
+
+    The peak of a sample is the high-water mark since the previous sample.
+    """
 
     def merged(self, other: PhaseBytes) -> PhaseBytes:
-        """Return the statistics of both together."""
+        """Return the statistics of the samples of both objects."""
         return PhaseBytes(self.samples.merged(other.samples), max(self.peak, other.peak))
 
 
@@ -61,9 +64,10 @@ class ByteCourse:
     _mark: int
 
     def add(self, now: int, mark: int) -> int:
-        """Add one count and the mark, which may be reset; return the peak since the previous count.
+        """Add a count and the current mark; return the peak since the previous count.
 
-        If the mark is unchanged, it belongs to an older peak, and `now` is returned.
+        The mark may have been reset. If the mark is unchanged, it belongs to an older peak, and
+        `now` is returned.
         """
         self.final = now
         high = now if mark == self._mark else max(now, mark)
@@ -76,8 +80,8 @@ class ByteCourse:
 class Rises:
     """Detects a step whose highest count exceeds that of the previous sampled step by a threshold.
 
-    Counts of one step (its micro-batches) are not compared with each other, because gradients
-    appear within every step.
+    Counts of the same step, from its micro-batches, are not compared with each other, because
+    gradients are allocated within every step.
     """
 
     threshold: float
@@ -87,7 +91,10 @@ class Rises:
     _told: bool = False
 
     def add(self, step: int, value: int) -> int | None:
-        """Add one count; return the rise in bytes when it reaches the threshold, once per step."""
+        """Add a count.
+
+        Return the rise in bytes if it reaches the threshold, at most once per step.
+        """
         if step != self._step:
             self._before = self._highest if self._step >= 0 else None
             self._step, self._highest, self._told = step, value, False
@@ -130,22 +137,28 @@ class Account:
     threshold: float
     """Least rise in bytes that is a spike."""
     courses: dict[str, ByteCourse] = attrs.field(factory=dict)
-    """By tier."""
+    """The course of the bytes, by tier."""
     moments: dict[tuple[str, str, str], PhaseBytes] = attrs.field(factory=dict)
-    """By tier, phase and moment."""
+    """Statistics by tier, phase and moment."""
     spikes: list[Spike] = attrs.field(factory=list)
     """The largest spikes."""
     spike_count: int = 0
     _places: dict[tuple[str, str, str], _Counters] = attrs.field(factory=dict)
 
     def start(self, tiers: Iterable[tuple[str, int, int]]) -> None:
-        """Set the memory before the first step: tier, bytes now, high-water mark."""
+        """Set the memory before the first step.
+
+        Each entry is a tier, its bytes now, its high-water mark.
+        """
         self.courses = {tier: ByteCourse(now, now, now, mark) for tier, now, mark in tiers}
 
     def add(
         self, step: int, phase: str, moment: str, tiers: Iterable[tuple[str, int, int]]
     ) -> list[Spike]:
-        """Add one sample (tier, bytes now, high-water mark of each tier); return its spikes."""
+        """Add a sample, which has bytes now and high-water mark for each tier.
+
+        Return its spikes.
+        """
         found = []
         for tier, now, mark in tiers:
             place = self._places.get((tier, phase, moment)) or self._place(tier, phase, moment)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _MIB = 2**20
 WHOLE_PHASE = "all"
-"""In the column `moment`: all moments of the phase together."""
+"""Entry of the column `moment` for all moments of the phase together."""
 
 
 def render(
@@ -20,7 +20,7 @@ def render(
     notes: Iterable[str],
     written: Iterable[str] = (),
 ) -> str:
-    """Return the table of a run, in MiB; `capacities` in bytes by tier.
+    """Return the table of a run, in MiB. `capacities` has the bytes of each tier.
 
     The table begins with the lines `notes` and ends with `written`, the names of other files.
     """
@@ -66,7 +66,7 @@ def tiers_csv(account: Account, capacities: Mapping[str, int]) -> str:
 
 
 def _held(account: Account) -> Iterator[tuple[str, str, str, PhaseBytes]]:
-    """Yield tier, phase, moment and statistics; each whole phase before its moments."""
+    """Yield tier, phase, moment and statistics. A whole phase is yielded before its moments."""
     for (tier, phase), whole in account.phases().items():
         yield tier, phase, WHOLE_PHASE, whole
         for (of, within, moment), held in account.moments.items():

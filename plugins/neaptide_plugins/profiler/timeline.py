@@ -68,7 +68,7 @@ class TraceTimeline:
         self._open[id(span)] = span
 
     def ended(self, span: TraceSpan) -> None:
-        """Record that a span was left, unless `finish` has ended it."""
+        """Record that a span was exited, unless `finish` has ended it."""
         if self._open.pop(id(span), None) is not None:
             self._add(span)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Listen = Callable[[Opener], Callable[[], None]]
 
 BETWEEN_STEPS = ("step", "core")
-"""Categories of spans that begin after all hooks of the last step."""
+"""Categories of spans. A span of these categories begins after all hooks of the last step."""
 
 
 class StepTrace:
@@ -59,7 +59,10 @@ class StepTrace:
         self._stepped = self._ending = self._over = False
 
     def next_update(self, update: int) -> None:
-        """Record the number of the next update; before the window's first, start the trace."""
+        """Record the number of the next update.
+
+        If it is the window's first update, start the trace.
+        """
         self._next = update
         inside = update in self._window
         if inside and self._timeline is None and not self._over:
@@ -68,7 +71,7 @@ class StepTrace:
             self._ending = True  # the hooks of the last step still run
 
     def phase(self, name: str | None) -> None:
-        """Record the phase that begins; None ends the current one."""
+        """Record the phase that begins. None ends the current phase."""
         self._phase = name
         if self._timeline is not None:
             self._timeline.phase(None if self._ending else name)
@@ -79,7 +82,7 @@ class StepTrace:
             self._timeline.counter("memory, MiB", {tier: now / 2**20 for tier, now, _ in tiers})
 
     def finish(self) -> None:
-        """End the trace and write the file; idempotent, and raises nothing."""
+        """End the trace and write the file. The call is idempotent and raises no error."""
         timeline, operators = self._stop()
         if 0 < self._next <= self._window[0] and not self._stepped:
             self._warn(f"no trace was written: the run ended before update {self._window[0]}")

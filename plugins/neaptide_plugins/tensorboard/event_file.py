@@ -28,8 +28,10 @@ class EventFile:
     """A new event file in `directory`. Every method except `close` may raise OSError.
 
     Args:
-        directory: created if it is missing. TensorBoard reads all its files as one run.
-        flush_seconds: an event flushes the file if the last flush was longer ago.
+        directory: created if it is missing. TensorBoard reads all files of the directory as one
+            run.
+        flush_seconds: the file is flushed at an event if more than this number of seconds passed
+            since the last flush.
     """
 
     def __init__(self, directory: Path, flush_seconds: float) -> None:
@@ -63,7 +65,7 @@ class EventFile:
         self._add(Event(step=step, summary=Summary(value=[value])))
 
     def flush(self) -> None:
-        """Write all pending events; after an error the file still ends with a complete event."""
+        """Write all pending events. After an error the file still ends with a complete event."""
         data = self._pending.getvalue()
         self._pending.seek(0)
         self._pending.truncate()
@@ -79,7 +81,7 @@ class EventFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:
-        """Close the file; events since the last flush are lost."""
+        """Close the file. Events since the last flush are lost."""
         self._file.close()
 
     def _add(self, event: Event) -> None:

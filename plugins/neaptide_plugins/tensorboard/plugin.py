@@ -25,7 +25,7 @@ _TAGS = {"lr": "train/lr", "val_loss": "eval/loss"}
 
 @attrs.define(eq=False)
 class Tensorboard(Plugin[TensorboardConfig]):
-    """An observer. Without a directory to write to it logs a warning and does nothing."""
+    """An observer. If it has no directory to write to, it logs a warning and does nothing."""
 
     _directory: Path | None = attrs.field(init=False, default=None)
     _opened: EventFile | None = attrs.field(init=False, default=None)
@@ -78,7 +78,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def after_step(self, step: int, result: StepResult) -> None:
-        """Add points for a jump: how many updates it replaces, by verdict, and its confidence."""
+        """Add points for a jump: the updates that it replaces, by verdict, and its confidence."""
         jump, events = result.jump, self._events
         if jump is not None and events is not None:
             verdict = "accepted" if jump.accepted else "refused"

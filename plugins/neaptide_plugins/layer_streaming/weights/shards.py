@@ -88,10 +88,10 @@ class Shards:
 
         Tied targets are one tensor with several names. The files need at least one of these names.
 
-            Args:
-                targets: the target of each tensor.
-                ignore: patterns of names, such as `*.inv_freq`. Tensors with these names may be
-                    missing or additional.
+        Args:
+            targets: the target of each tensor.
+            ignore: patterns of names, such as `*.inv_freq`. Tensors with these names may be
+                missing or additional.
         """
         patterns = list(ignore)
         ids = {id(target) for name, target in targets.items() if name in self._files}

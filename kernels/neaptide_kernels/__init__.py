@@ -1,5 +1,6 @@
-"""Ops of Neaptide, each with a reference in torch and optional kernels. Independent of hooks.
+"""Ops of Neaptide: each op has a reference in torch and may have kernels. No op needs a hook.
 
-One folder per op: `reference.py` defines the result, `kernel.py` is Triton, `tuning.py` launches
-it, `op.py` registers both in `neaptide_kernels.registry`. Importing an op imports no Triton.
+Each op has a folder: `reference.py` defines the result, `kernel.py` contains the Triton kernel,
+`tuning.py` launches the kernel, and `op.py` registers the op and its providers in
+`neaptide_kernels.registry`. The import of an op does not import Triton.
 """

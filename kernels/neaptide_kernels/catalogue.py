@@ -1,4 +1,4 @@
-"""All ops of Neaptide: importing this module defines them, without importing Triton."""
+"""All ops of Neaptide. The import of this module defines all ops and does not import Triton."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def triton_providers() -> tuple[Provider, ...]:
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield every kernel launch, to be compiled without a GPU."""
+    """Yield a description of every kernel launch, so that it can be compiled without a GPU."""
     for folder in _FOLDERS:
         yield from folder.shipped()

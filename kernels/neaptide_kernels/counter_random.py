@@ -1,7 +1,7 @@
-"""Random bits by position: equal numbers in torch and in a kernel, in any order of computation.
+"""Random bits that depend only on a seed and a position, so torch and a kernel draw the same.
 
-The bits are the 32-bit finalizer `lowbias32` (Chris Wellons, "Prospecting for Hash Functions",
-2018) of the position. A key is mixed in before the finalizer's first and second round.
+The function `lowbias32` (a 32-bit finalizer: Chris Wellons, "Prospecting for Hash Functions",
+2018) turns a position into bits. A key is mixed in before the first and the second round of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MASK = 0xFFFFFFFF
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 """The finalizer's multipliers."""
 GOLDEN = 0x9E3779B9
-"""Multiplier of the upper halves of positions, and of steps: `2**32` over the golden ratio."""
+"""`2**32` divided by the golden ratio: it multiplies steps and the upper halves of positions."""
 
 
 def keys(seed: int) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def random_bits(seed: int, positions: torch.Tensor) -> torch.Tensor:
 def keyed_bits(
     first: int | torch.Tensor, second: int | torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Return the bits of `random_bits` for a seed given by its keys, ints or int64 tensors."""
+    """Return the same bits as `random_bits`. The seed's keys are ints or int64 tensors."""
     bits = (positions & _MASK) ^ first
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = bits ^ (((positions >> 32) * GOLDEN + second) & _MASK)
@@ -44,24 +44,24 @@ def keyed_bits(
 
 
 def keys_at(seed: int, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a seed's keys of one step, 0-dim int64; `step` is int64 and stays on the device."""
+    """Return the two keys of a seed for one step, 0-dim int64; the host does not read `step`."""
     first, second = keys(seed)
     mixed = finalized((step * GOLDEN + first) & _MASK)
     return mixed, finalized(mixed ^ second)
 
 
 def signed(key: int) -> int:
-    """Return a key's 32 bits as a signed integer, the type i32 of a kernel's argument."""
+    """Return the 32 bits of a key as a signed integer, which a kernel takes as type i32."""
     return key - (1 << 32) if key >> 31 else key
 
 
 def uniform(seed: int, positions: torch.Tensor) -> torch.Tensor:
-    """Return float32 numbers in [0, 1), multiples of `2**-24`, one for each position."""
+    """Return one float32 number in [0, 1) for each position; it is a multiple of `2**-24`."""
     return (random_bits(seed, positions) >> 8).float() * 2.0**-24
 
 
 def finalized(bits: Bits) -> Bits:
-    """Return the finalizer `lowbias32` of 32 bits, given as an int or an int64 tensor."""
+    """Apply the finalizer `lowbias32` to 32 bits, which are an int or an int64 tensor."""
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = ((bits ^ (bits >> 15)) * SECOND) & _MASK
     return bits ^ (bits >> 16)

@@ -17,7 +17,7 @@ _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def uniform(first_key, second_key, positions):
-    """`counter_random.uniform` for a block of int64 positions."""
+    """Compute `counter_random.uniform` for a block of int64 positions."""
     upper = (positions >> 32).to(tl.uint32)
     bits = keyed_bits(
         first_key.to(tl.uint32), second_key.to(tl.uint32), positions.to(tl.uint32), upper
@@ -27,7 +27,7 @@ def uniform(first_key, second_key, positions):
 
 @triton.jit
 def keyed_bits(first_key, second_key, lower, upper):
-    """`counter_random.keyed_bits` of positions by their lower and upper halves, all uint32."""
+    """Compute `counter_random.keyed_bits` for positions given as two uint32 halves."""
     bits = lower ^ first_key
     bits = (bits ^ (bits >> 16)) * _FIRST
     bits = bits ^ (upper * _GOLDEN + second_key)
@@ -37,7 +37,7 @@ def keyed_bits(first_key, second_key, lower, upper):
 
 @triton.jit
 def keys_at(first_key, second_key, step):
-    """`counter_random.keys_at` of a uint32 step, for keys that are uint32."""
+    """Compute `counter_random.keys_at`; the keys and the step are uint32."""
     mixed = _finalized(step * _GOLDEN + first_key)
     return mixed, _finalized(mixed ^ second_key)
 
@@ -51,16 +51,20 @@ def _finalized(bits):
 
 @triton.jit
 def round_half_even(x):
-    """Round float32 of magnitude below 2**22 like `torch.round`; the interpreter has no rint.
+    """Round float32 numbers of magnitude below 2**22 as `torch.round` does.
 
-    Launch with `enable_fp_fusion=False`: fused with a preceding product, the sum would round once.
+    The interpreter has no rint, so a sum does the rounding. Launch with `enable_fp_fusion=False`:
+    if the compiler fused the sum with a preceding product, the product would not be rounded.
     """
     return (x + _TO_INTEGER) - _TO_INTEGER
 
 
 @triton.jit
 def narrow(values, dtype: tl.constexpr):
-    """Convert float32 to `dtype`, to nearest; a plain cast truncates bfloat16 if interpreted."""
+    """Convert float32 to the nearest number of `dtype`.
+
+    In the interpreter, a plain cast to bfloat16 truncates instead.
+    """
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = values.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

@@ -1,4 +1,4 @@
-"""The launches of Triton kernels as data, so that they can be compiled without a GPU."""
+"""Descriptions of Triton launches, from which the kernels can be compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class ShippedKernel:
-    """One kernel with one set of constants, as a launch would compile it."""
+    """One kernel with one set of constants, compiled in the same way as at a launch."""
 
     name: str
-    """Name of kernel and case, as in the committed budgets."""
+    """Name of the kernel and of the case, as in the committed file of budgets."""
     module: str
-    """`"neaptide_kernels.int8.kernel"`."""
+    """The kernel's module, such as `"neaptide_kernels.int8.kernel"`."""
     kernel: str
     types: Mapping[str, str]
     """Triton type of each argument that is not a constant, such as `"*bf16"` or `"i64"`."""
     constants: Mapping[str, Any]
     aligned: tuple[str, ...] = ()
-    """Arguments divisible by 16, such as addresses of torch's allocations."""
+    """Names of arguments that are divisible by 16, such as addresses of torch tensors."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Launch options such as `num_warps`."""

@@ -1,4 +1,7 @@
-"""Whether Triton can run a call on this machine, and if not, why. Triton is imported lazily."""
+"""Report whether Triton can run a call on this machine, or the reason why not.
+
+Triton is imported at first use.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ def triton_version() -> str | None:
 
 
 def no_triton(query: Query) -> str:
-    """Return why Triton cannot run a call; empty if it can."""
+    """Return why Triton cannot run a call; empty if Triton can run the call."""
     return no_triton_on(query.device, query.capability)
 
 
 def no_triton_on(device: str, capability: tuple[int, int] | None) -> str:
-    """Return why Triton cannot run on a kind of device; empty if it can.
+    """Return why Triton cannot run on a kind of device; empty if Triton can run there.
 
     Args:
         device: `"cpu"` or `"cuda"`.

@@ -1,8 +1,9 @@
-"""A table on the device with the addresses and chunks of many tensors, for a single launch.
+"""A table on the device by which a single launch finds many tensors.
 
-The table has one int64 row per tensor: its elements, its first chunk, and the addresses of the
-corresponding tensors in the lists. A chunk is the work of one program; a second table maps each
-chunk to its row.
+The arguments are lists of equal length, such as weights and gradients. The table has one int64 row
+for each position in the lists: the number of elements, the number of the first chunk, and the
+address of this position's tensor in each list. A chunk is the set of elements that one Triton
+program processes. A second table contains the row of each chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class TensorTable:
     """The tables in which a kernel finds its tensors."""
 
     rows: torch.Tensor
-    """int64 `[tensors, 2 + lists]`: elements, first chunk, addresses."""
+    """int64 `[tensors, 2 + lists]`: number of elements, first chunk, one address per list."""
     owners: torch.Tensor
     """int32 `[chunks]`: the row of each chunk."""
     chunks: int
@@ -34,19 +35,20 @@ class TensorTable:
     """The CUDA stream that copied the table to the device; 0 on a CPU."""
 
 
-_lock = Lock()  # for the variables below: optimizers of several devices step in threads
+_lock = Lock()  # guards the variables below: several threads may run optimizers at a time
 _tables: OrderedDict[tuple[object, ...], TensorTable] = OrderedDict()
 _captured: list[TensorTable] = []  # a CUDA graph reads these tables at every replay
 
 
 def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable:
-    """Return the table of lists of contiguous tensors with equal sizes at equal positions.
+    """Return the table of some lists of contiguous tensors.
 
-    A new table is copied to the device without waiting, and cached by addresses and stream, so
-    that the same tensors need no further copy. Empty tensors have no chunk.
+    Tensors at the same position of the lists have the same number of elements. The host does not
+    wait while a new table is copied to the device. The table is cached by addresses and stream, so
+    a later call with the same tensors copies nothing. Empty tensors have no chunk.
 
     Raises:
-        RuntimeError: a CUDA graph is captured and the tensors have no cached table.
+        RuntimeError: a CUDA graph is being captured, and the tensors have no cached table.
     """
     device = lists[0][0].device
     stream, capturing = 0, False

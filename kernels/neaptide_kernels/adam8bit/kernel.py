@@ -1,4 +1,4 @@
-"""AdamW with 8-bit moments in Triton: one launch for all tensors, each element touched once."""
+"""AdamW with 8-bit moments in Triton: one launch that reads and writes each element once."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ class Adam8bitStep(NamedTuple):
     grads: Sequence[torch.Tensor]
     """float32 or bfloat16, of the shapes of `params`."""
     exp_avg: Sequence[torch.Tensor]
-    """int8 `[elements]` each: codes of the first moment, in the order of `param.flatten()`; zeros
-    before the first step."""
+    """Codes of each first moment, int8 `[elements]`, in the order of `param.flatten()`. Before the
+    first step all codes are 0."""
     exp_avg_sq: Sequence[torch.Tensor]
-    """uint8 `[elements]`: codes of the second moment."""
+    """Codes of each second moment, uint8 `[elements]`."""
     exp_avg_scale: Sequence[torch.Tensor]
-    """float32 `[blocks]`: a scale for each 256 codes of `exp_avg`."""
+    """Scales of `exp_avg`, float32 `[blocks]`; a block has 256 codes."""
     exp_avg_sq_scale: Sequence[torch.Tensor]
-    """float32 `[blocks]`: a scale for each 256 codes of `exp_avg_sq`."""
+    """Scales of `exp_avg_sq`, float32 `[blocks]`."""
     steps: Sequence[torch.Tensor]
-    """0-dim float32 each: the number of this update of the parameter, from 1."""
+    """The number of this update for each parameter, 0-dim float32; the first update is 1."""
     lr: torch.Tensor
     """Learning rate, 0-dim float32."""
     beta1: float = 0.9
@@ -50,19 +50,20 @@ def adam8bit_step(call: Adam8bitStep) -> None:
     Arithmetic is float32, with the betas rounded to float32, in this order: the moments are decoded
     and become `m = m beta1 + g (1 - beta1)` and `v = v beta2 + g g (1 - beta2)`; the weight
     becomes `w (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) +
-    eps)`; the moments are encoded. So the update uses moments before they are rounded. Moments and
-    bfloat16 weights are rounded by random numbers. These depend only on the seed, the step, the
-    tensor's place in the list and the element's place in the tensor: the same call gives the same
-    bits.
+    eps)`; the moments are encoded. So the weights are updated with moments that are not yet
+    rounded. Moments and bfloat16 weights are rounded stochastically. The random numbers depend only
+    on the seed, the step, the tensor's place in the list and the element's place in the tensor, so
+    the same call gives the same bits.
 
-    After an inf or a NaN in a gradient, the moments of its block of 256 are NaN.
+    If an element of a gradient is inf or NaN, the moments of its block of 256 elements are NaN from
+    then on.
     """
     by_pieces(*call, update=piece)
 
 
 @takes(Adam8bitStep)
 def by_pieces(call: Adam8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Run `adam8bit_step` with `update` in place of `piece`, such as a compiled `piece`."""
+    """Run `adam8bit_step`, but call `update` instead of `piece`: for example, a compiled one."""
     decays = codes.as_float32(call.beta1, call.beta2)
     kept = 1 - call.lr * call.weight_decay
 
@@ -90,7 +91,10 @@ def piece(
     beta2: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the first five arguments, updated: whole blocks of one tensor and of its state."""
+    """Return the updated values of the first five arguments.
+
+    These are whole blocks of one tensor and of the tensor's state.
+    """
     bits = stream.bits(start, len(weight))
     for_mean, for_square = codes.fractions(bits)
     g = gradient.float()

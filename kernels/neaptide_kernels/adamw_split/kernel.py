@@ -1,8 +1,8 @@
-"""AdamW over split masters in Triton: one launch for a step's constants, one for all tensors.
+"""AdamW over split masters in Triton: one kernel for a step's constants, one for all tensors.
 
-Every operation rounds as in torch's kernels for a CPU with FMA. Two operations are fused there and
-here. No other may be fused, so launch with `enable_fp_fusion=False`. The square root is rounded as
-IEEE 754 requires; torch's may be a neighbouring float32, depending on its build.
+Every operation rounds as in torch's kernels for a CPU with FMA. Both fuse the same two pairs of
+operations. No other operations may be fused, so launch with `enable_fp_fusion=False`. The square
+root is rounded as IEEE 754 requires. In some builds, torch's square root is a neighbouring float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def _fused(factor, other, term):
-    """Return `factor * other + term`, rounded once; the interpreter's `tl.fma` rounds twice."""
+    """Return `factor * other + term`, rounded once; `tl.fma` of the interpreter rounds twice."""
     if _INTERPRETED:
         exact = factor.to(tl.float64) * other.to(tl.float64)
         return (exact + term.to(tl.float64)).to(tl.float32)
@@ -28,7 +28,10 @@ def _fused(factor, other, term):
 
 @triton.jit
 def _times(high, low, other_high, other_low):
-    """Return the product of two float64 sums `high + low`; relative error about 2**-104."""
+    """Return the product of two numbers, each a sum `high + low` of two float64 numbers.
+
+    The relative error is about 2**-104.
+    """
     product = high * other_high
     upper = (high.to(tl.int64, bitcast=True) & _UPPER).to(tl.float64, bitcast=True)
     other_upper = (other_high.to(tl.int64, bitcast=True) & _UPPER).to(tl.float64, bitcast=True)
@@ -43,7 +46,7 @@ def _times(high, low, other_high, other_low):
 
 @triton.jit
 def _power(base, exponent):
-    """Return `base ** exponent`, rounded once: `base` float64 in [0, 1), `exponent` below 2**31."""
+    """Return `base ** exponent`, rounded once; `base` is float64 in [0, 1), `exponent` < 2**31."""
     zero = base - base
     high, low, factor, factor_low = zero + 1, zero, base, zero
     for _ in range(31):
@@ -64,10 +67,9 @@ def _number(bits):
 
 @triton.jit(do_not_specialize=["beta1_bits", "beta2_bits", "eps_bits", "decay_bits"])
 def step_constants(lr, step, out, beta1_bits, beta2_bits, eps_bits, decay_bits):
-    """Write the seven float32 constants of a step, in the order in which `adamw_split` reads them.
+    """Write the seven float32 constants of a step, in the order that `adamw_split` expects.
 
-    Options are passed as the bits of float64 numbers, because a kernel's floating arguments are
-    float32.
+    A kernel's floating arguments are float32. So each float64 option is passed as its 64 bits.
     """
     beta1, beta2 = _number(beta1_bits), _number(beta2_bits)
     decay = _number(decay_bits)
@@ -125,7 +127,7 @@ def _update(
     weight1, beta2 = tl.load(constants + 3), tl.load(constants + 4)
     weight2, eps = tl.load(constants + 5), tl.load(constants + 6)
     places = tl.arange(0, CHUNK)
-    # A mask prevents wide loads, and only the last chunk of a tensor needs one.
+    # A mask prevents wide loads. Only the last chunk of a tensor needs a mask.
     inside = None if WHOLE else places < left
     gradient = tl.load(grad + places, mask=inside).to(tl.float32)
     if MAXIMIZE:
@@ -157,7 +159,7 @@ def adamw_split(
     rows, owners, constants,
     GRAD: tl.constexpr, MAXIMIZE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Update one chunk of one tensor: weights, rests and moments."""
+    """Update one chunk of one tensor: `hi`, `lo` and the moments."""
     program = tl.program_id(0)
     row = rows + tl.load(owners + program) * 7
     start = (program - tl.load(row + 1)) * CHUNK

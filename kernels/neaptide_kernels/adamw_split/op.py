@@ -76,7 +76,7 @@ def _fake(*_: Any) -> None:
 def agree(
     expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Yield a message for each master or moment whose relative error (by norm) exceeds 1e-6."""
+    """Yield one message for each master or moment with a relative error (of norms) above 1e-6."""
     right, result = dict(expected), dict(got)
     for name, tensor in right.items():
         kind, place = name.split("[")
@@ -94,7 +94,7 @@ def agree(
 def values(
     shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
 ) -> tuple[list[torch.Tensor], ...]:
-    """Return `hi`, `lo`, moments and gradients of many magnitudes, in the op's order."""
+    """Return sample `hi`, `lo`, moments and gradients of many magnitudes, in the op's order."""
     generator = torch.Generator().manual_seed(len(shapes))
 
     def numbers(shape: Sequence[int], size: float) -> torch.Tensor:
@@ -192,12 +192,12 @@ adamw_split_step = define(
 
 
 def has_kernel() -> bool:
-    """Return whether `adamw_split_step` has another provider than the reference in this process."""
+    """Return whether this process has a provider of `adamw_split_step` besides the reference."""
     return len(KERNELS.providers(adamw_split_step.spec.name)) > 1
 
 
 def runs_by_kernel(arguments: Sequence[Any]) -> bool:
-    """Return whether another provider than the reference would run a call with `arguments`."""
+    """Return whether a call with `arguments` would run by a provider that is not the reference."""
     query = KERNELS.query(adamw_split_step.spec.name, arguments)
     return KERNELS.choose(query).provider.name != REFERENCE
 

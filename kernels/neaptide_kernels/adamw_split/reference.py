@@ -18,7 +18,7 @@ class AdamWSplitStep(NamedTuple):
     hi: Sequence[torch.Tensor]
     """bfloat16 weights of any shapes, dense in memory."""
     lo: Sequence[torch.Tensor]
-    """int16 rests that `split` returns with `hi`, of the same shapes and strides."""
+    """int16 rounding errors, as returned by `split`; each has the shape and strides of `hi`."""
     exp_avg: Sequence[torch.Tensor]
     """float32 first moments, of the shapes of `hi`."""
     exp_avg_sq: Sequence[torch.Tensor]
@@ -45,14 +45,14 @@ class AdamWSplitStep(NamedTuple):
 def adamw_split_step(call: AdamWSplitStep) -> None:
     """Update split float32 masters (see `split`) and their moments, in place.
 
-    On a CPU, masters and moments are bitwise those of `torch.optim.AdamW(foreach=False)`, also with
-    non-finite numbers. A float64 `lr` here corresponds to a float in torch, and a float32 `lr` to a
-    float32 tensor. The reference reads `lr` and `step` on the host; a kernel reads them on their
-    device.
+    On a CPU, masters and moments are bitwise equal to those of `torch.optim.AdamW(foreach=False)`,
+    also for non-finite numbers. A float64 `lr` gives the result that torch gives for a float `lr`.
+    A float32 `lr` gives the result that torch gives for a float32 tensor. The reference reads `lr`
+    and `step` on the host; a kernel reads both on the device.
     """
     lr, beta1, beta2 = call.lr, call.beta1, call.beta2
     count = call.step.item()
-    # The product of a float64 tensor and a 0-dim master would be float64; a float avoids this.
+    # `lr` is a float, because a float64 tensor times a 0-dim master would be float64.
     rate: Any = lr.item() if lr.dtype == torch.float64 else lr
     step_size = rate / (1 - beta1**count)
     root_correction = (1 - beta2**count) ** 0.5

@@ -1,8 +1,8 @@
-"""A float32 master weight stored as a bfloat16, which the model computes with, and an int16.
+"""A float32 master weight that is stored as a bfloat16 `hi` and an int16 `lo`.
 
-`hi` is the float32 rounded to the nearest bfloat16, with ties rounded away from zero. `lo` is the
-rounding error, as a difference of bit patterns. With ties rounded to even, some differences would
-not fit into an int16.
+The model computes with `hi`, which is the master rounded to the nearest bfloat16. Ties are rounded
+away from zero: with ties rounded to even, some values of `lo` would not fit into an int16. `lo` is
+the rounding error: the bit pattern of the master minus the bit pattern of `hi`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHUNK = 1 << 20
-"""Elements processed at a time. For each, a call allocates 8 bytes in addition to its results."""
+"""Elements processed at a time. Temporary tensors take 8 bytes for each of these elements."""
 
 _NAN = 0x7F81
 _DIFFERENCE = -127  # 0xFF81
@@ -27,12 +27,12 @@ _HIGH = 1 if sys.byteorder == "little" else 0
 def split(
     master: torch.Tensor, hi: torch.Tensor | None = None, lo: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(hi, lo)`, from which `join` restores `master`, for each of the 2**32 bit patterns.
+    """Return `(hi, lo)`. `join` restores `master` from `(hi, lo)` for all 2**32 bit patterns.
 
     For a NaN from arithmetic (a quiet NaN of any payload), `hi` is a NaN. For a finite number that
-    rounds beyond the largest bfloat16, `hi` is infinity, as in any rounding. Signalling NaNs are
-    different, because not enough bit patterns are left: for 0x7F800001..0x7F807FFF `hi` is
-    infinity, for 0x7F808000..0x7F80FFFF it is zero, and likewise with the sign set.
+    rounds beyond the largest bfloat16, `hi` is infinity, as in any rounding. For a signalling NaN,
+    `hi` is not a NaN, because too few bit patterns are free: for 0x7F800001..0x7F807FFF `hi` is
+    infinity, and for 0x7F808000..0x7F80FFFF `hi` is zero. The same applies with the sign bit set.
 
     Args:
         master: float32, dense in memory (its strides may be in any order).
@@ -50,7 +50,7 @@ def split(
 
 
 def join(hi: torch.Tensor, lo: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the float32 master that `split` divided into `hi` and `lo`.
+    """Return the float32 master from which `split` made `hi` and `lo`.
 
     Args:
         hi: bfloat16, dense in memory.
@@ -69,11 +69,11 @@ def join(hi: torch.Tensor, lo: torch.Tensor, out: torch.Tensor | None = None) ->
 
 
 def _exchange(high: torch.Tensor, borrowed: torch.Tensor) -> None:
-    """Where `borrowed` is -1, exchange 0x8000 with 0x7F81, and 0x0000 with 0xFF81, in `high`.
+    """Exchange 0x8000 with 0x7F81, and 0x0000 with 0xFF81, in `high` where `borrowed` is -1.
 
-    Rounding 0x7FFF8000..0x7FFFFFFF up carries into the sign bit. 0x7FFFFFFF is the NaN that CUDA
-    produces, and its `hi` would be minus zero. After the exchange it is 0x7F81, a NaN. The values
-    of each pair differ in the bits 0xFF81.
+    If 0x7FFF8000..0x7FFFFFFF is rounded up, a one is carried into the sign bit. CUDA produces the
+    NaN 0x7FFFFFFF, and its `hi` would be minus zero (0x8000). After the exchange, `hi` is 0x7F81,
+    which is a NaN. The two values of a pair differ in the bits 0xFF81.
     """
     magnitude = high & 0x7FFF
     concerned = (magnitude == 0).logical_or_(magnitude == _NAN)
@@ -84,7 +84,10 @@ def _exchange(high: torch.Tensor, borrowed: torch.Tensor) -> None:
 def _chunks(
     master: torch.Tensor, hi: torch.Tensor, lo: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield chunks as int16 in memory order: halves of masters `[n, 2]`, `hi` `[n]`, `lo` `[n]`."""
+    """Yield chunks of three int16 views in memory order: master `[n, 2]`, `hi` `[n]`, `lo` `[n]`.
+
+    The two columns of a master are the halves of each float32.
+    """
     _check(master, "master", torch.float32, master)
     _check(hi, "hi", torch.bfloat16, master)
     _check(lo, "lo", torch.int16, master)

@@ -1,4 +1,4 @@
-"""Launches of AdamW over split masters: one for a step's constants, then one for all tensors."""
+"""Launch AdamW over split masters: one kernel computes the step's constants, one all tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS: tuple[Mapping[str, Any], ...] = (
 
 
 def configs(_: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the chunks and warps to choose from."""
+    """Return the candidate chunk sizes and numbers of warps."""
     return CONFIGS
 
 
@@ -54,7 +54,7 @@ def adamw_split_step(call: AdamWSplitStep, *, chunk: int = 1024, num_warps: int 
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the kernels to ship: gradients in bfloat16 and float32, in every config."""
+    """Yield each config's kernels for bfloat16 and for float32 gradients."""
     for config in CONFIGS:
         chunk, warps = config["chunk"], config["num_warps"]
         for dtype in (torch.bfloat16, torch.float32):
@@ -82,7 +82,7 @@ def shipped() -> Iterator[ShippedKernel]:
 
 
 def bits_of(number: float) -> int:
-    """Return the bits of a float64 as a signed integer."""
+    """Return the 64 bits of a float64 number as a signed integer."""
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 

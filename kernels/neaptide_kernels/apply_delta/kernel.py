@@ -1,4 +1,4 @@
-"""Weights plus scaled deltas in Triton: one launch for all tensors and all sets of deltas."""
+"""Add scaled deltas to weights in Triton: one launch for all tensors and all sets of deltas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _address(row, place, start, dtype: tl.constexpr):
 
 @triton.jit
 def _rounded(values, draw, dtype: tl.constexpr):
-    """`reference.rounded`; the upper bits of the uniform numbers `draw` are its random bits."""
+    """Compute `reference.rounded`; the random bits are the upper bits of the numbers `draw`."""
     dropped: tl.constexpr = 13 if dtype == tl.float16 else 16
     magnitude = tl.abs(values)
     lift = tl.zeros_like(values)
@@ -44,7 +44,7 @@ def _apply(
     WHOLE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     places = tl.arange(0, CHUNK)
-    # A mask prevents wide loads, and only the last chunk of a tensor needs one.
+    # A mask prevents wide loads. Only the last chunk of a tensor needs a mask.
     inside = None if WHOLE else places < left
     param = _address(row, 2, start, PARAM)
     total = tl.load(param + places, mask=inside).to(tl.float32)

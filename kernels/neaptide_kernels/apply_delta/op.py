@@ -84,7 +84,7 @@ def _fake(*_: Any) -> None:
 def numbers(
     shapes: Sequence[Sequence[int]], seed: int, device: torch.device, size: float = 1.0
 ) -> list[torch.Tensor]:
-    """Return float32 tensors of many magnitudes."""
+    """Return float32 tensors with values of many magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for shape in map(tuple, shapes):

@@ -1,4 +1,4 @@
-"""Weights plus scaled deltas in plain torch: the reference for the kernel."""
+"""Add scaled deltas to weights in plain torch: the reference for the kernel."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class FloatDeltas(NamedTuple):
     deltas: Sequence[torch.Tensor]
     """Floating, of the shapes of `params`: `n` sets, one set after the other."""
     scale: torch.Tensor
-    """0-dim, or `[n]` with one for each set; floating."""
+    """Floating; 0-dim, or `[n]` with one scale for each set."""
     stochastic: bool = False
-    """Round bfloat16 and float16 weights stochastically, by `counter_random` at the element's
-    place: the mean of many roundings is the exact sum."""
+    """Round bfloat16 and float16 weights stochastically, so that the mean of many roundings is the
+    exact sum. `counter_random` draws the random bits from the element's place."""
     seed: int = 0
     """Seed of stochastic rounding."""
 
@@ -44,11 +44,11 @@ class Int8Deltas(NamedTuple):
     code_scales: Sequence[torch.Tensor]
     """float32 `[groups]` for each tensor of `codes`."""
     scale: torch.Tensor
-    """0-dim, or `[n]` with one for each set; floating."""
+    """Floating; 0-dim, or `[n]` with one scale for each set."""
     group: int
-    """Elements that share a scale."""
+    """Number of elements that share a scale."""
     stochastic: bool = False
-    """As for `apply_delta`."""
+    """Round stochastically, as in `FloatDeltas`."""
     seed: int = 0
     """Seed of stochastic rounding."""
 
@@ -57,11 +57,12 @@ class Int8Deltas(NamedTuple):
 def apply_delta(call: FloatDeltas) -> None:
     """Add `scale * delta` to every weight, in place.
 
-    Arithmetic is float32, or float64 for float64 weights. The sets are added one after the other;
-    each product and each sum is rounded. At the end the weight is rounded once, to the nearest or
-    stochastically. Stochastic rounding drops 13 bits for float16 and 16 bits for bfloat16; the
-    dropped part is the probability of rounding away from zero. NaN and infinities spread as in any
-    sum. A number that rounds beyond a dtype's largest number becomes infinite.
+    Arithmetic is float32, or float64 for float64 weights. The sets are added one after the other,
+    and each product and each sum is rounded. At the end the sum is rounded once to the weight's
+    dtype, to the nearest value or stochastically. Stochastic rounding drops 13 bits for float16
+    and 16 bits for bfloat16. The dropped part is the probability of rounding away from zero. NaN
+    and infinity spread as in any sum. A number that rounds beyond the dtype's largest number
+    becomes infinite.
     """
     terms = _by_weight(call.params, call.deltas, call.scale)
     for place, (weight, deltas) in enumerate(terms):
@@ -70,10 +71,10 @@ def apply_delta(call: FloatDeltas) -> None:
 
 @takes(Int8Deltas)
 def apply_int8_delta(call: Int8Deltas) -> None:
-    """Add `scale * delta` to every weight in place; deltas are symmetric int8 codes.
+    """Add `scale * delta` to every weight in place, where deltas are given as int8 codes.
 
-    A delta is the result of `dequantize_int8(codes, code_scales, None, group)`. A kernel does not
-    store it. Everything else is as in `apply_delta`.
+    A delta is `dequantize_int8(codes, code_scales, None, group)`. The kernel does not store the
+    decoded delta. Everything else is as in `apply_delta`.
     """
     deltas = [
         dequantize_int8(each, sizes, None, call.group)
@@ -85,7 +86,7 @@ def apply_int8_delta(call: Int8Deltas) -> None:
 def _by_weight(
     params: Sequence[torch.Tensor], deltas: Sequence[torch.Tensor], scale: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
-    """Yield each weight with its deltas and their scales."""
+    """Yield each weight with the deltas of this weight and the scale of each delta."""
     sets = len(deltas) // len(params) if params else 0
     scales = scale.expand(sets)
     for place, weight in enumerate(params):
@@ -110,9 +111,9 @@ def _add(
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
-    """Round `values` (float32) by 32 random bits to values of `dtype`; return them as float32.
+    """Round float32 `values` stochastically to numbers of `dtype`; return float32.
 
-    `dtype` is bfloat16 or float16.
+    `dtype` is bfloat16 or float16. There are 32 random bits for each value.
     """
     dropped = _HALF_DROPS if dtype == torch.float16 else _BFLOAT16_DROPS
     magnitude = values.abs()

@@ -26,7 +26,7 @@ CONFIGS: tuple[Mapping[str, Any], ...] = (
 
 
 def configs(_: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the chunks and warps to choose from."""
+    """Return the candidate chunk sizes and numbers of warps."""
     return CONFIGS
 
 
@@ -65,7 +65,7 @@ def apply_int8_delta(call: Int8Deltas, *, chunk: int = 1024, num_warps: int = 4)
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the kernels to ship: bfloat16 weights in every config, and one for float16."""
+    """Yield a kernel for bfloat16 weights in each config, and one kernel for float16 weights."""
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
     cases = [

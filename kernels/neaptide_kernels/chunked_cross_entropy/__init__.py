@@ -1,4 +1,4 @@
-"""A language model's head and cross-entropy, by chunks of tokens to bound the logits' memory."""
+"""Head and cross-entropy of a language model, computed by chunks of tokens to save memory."""
 
 from .loss import chunked_cross_entropy
 from .op import TRITON

@@ -1,4 +1,4 @@
-"""Checks of shapes and dtypes, and of labels that are not rows of the weight."""
+"""Check shapes and dtypes, and check that each label is a row of the weight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(
     *,
     cast: bool,
 ) -> None:
-    """Raise ValueError for arguments that do not match; `cast` permits different dtypes."""
+    """Raise ValueError for arguments that do not match; with `cast`, dtypes may differ."""
     shapes = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}"
     if not hidden.dim() or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:  # noqa: PLR2004 - a matrix
         msg = f"{shapes}: should be [..., d] and [vocabulary, d]"
@@ -60,11 +60,12 @@ def _check_numbers(chunk: int, softcap: float | None) -> None:
 
 
 def look_at_labels(labels: torch.Tensor, ignore_index: int, vocabulary: int) -> Callable[[], None]:
-    """Start a check for labels out of range; return a function that raises ValueError if any are.
+    """Start to check the labels; return a function that raises ValueError for a label out of range.
 
-    On CUDA, that function waits for work queued before this call, but not for later work: called
-    late, it keeps the device busy. Labels are not checked while a graph is captured or traced, or
-    if they have no values (on the meta device, or fake).
+    On CUDA, the returned function waits only for work that was queued before `look_at_labels`. So
+    a caller that queues all work first keeps the device busy during this wait. Labels are not
+    checked while a graph is captured or traced, nor if the labels have no values (fake tensors and
+    tensors on the meta device).
     """
     if not labels.numel() or torch.compiler.is_compiling() or _valueless(labels):
         return lambda: None

@@ -1,4 +1,4 @@
-"""The loop over chunks of tokens, shared by all functions that differentiate a chunk's logits."""
+"""The loop over chunks of tokens, which all providers share."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def sums(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the summed loss and its gradients; unwanted gradients are empty.
 
-    `differentiate(logits, labels, head, with_gradient)` may overwrite the logits
-    `[tokens, vocabulary]` of a chunk. It returns the sum of their losses, and the loss's gradient
-    in the logits' dtype or in `head.precise`.
+    `differentiate(logits, labels, head, with_gradient)` takes the logits `[tokens, vocabulary]` of
+    a chunk and may overwrite them. It returns the summed loss of the chunk, and the gradient of
+    this loss in the logits' dtype or in `head.precise`.
     """
     kind: dict[str, Any] = {"dtype": head.precise, "device": hidden.device}
     loss = torch.zeros((), **kind)
@@ -56,7 +56,7 @@ def sums(
     )
     for_weight = torch.zeros(weight.shape if wanted[1] else 0, **kind)
     for_bias = torch.zeros(len(weight) if wanted[2] and bias is not None else 0, **kind)
-    # Weights are cast once here; autocast would cast them in every chunk and keep the copies.
+    # The weight is cast once here. Autocast would cast it in every chunk and keep each copy.
     with torch.autocast(hidden.device.type, enabled=False):
         weight = weight.to(head.dtype)
         bias = None if bias is None else bias.to(head.dtype)
@@ -82,7 +82,7 @@ def _add_product(total: torch.Tensor, gradient: torch.Tensor, tokens: torch.Tens
         total.addmm_(gradient.to(total.dtype).T, tokens.to(total.dtype))
         return
     narrow = gradient.to(tokens.dtype)
-    # Each product has at most as many elements as the logits.
+    # Each partial product has at most as many elements as the logits.
     height = max(1, gradient.numel() // max(1, tokens.shape[1]))
     for start in range(0, len(total), height):
         part = slice(start, start + height)

@@ -18,7 +18,7 @@ def chunked_cross_entropy(
     dtype: torch.dtype | None,
     *wanted: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `chunked_cross_entropy` with one float32 buffer of a chunk, or two with a softcap."""
+    """Run `chunked_cross_entropy` with one float32 buffer per chunk, or two with a softcap."""
     head = Head(ignore_index, softcap, dtype or hidden.dtype)
     for_hidden, for_weight, for_bias = wanted
     return sums(
@@ -32,7 +32,7 @@ def differentiate(
     head: Head,
     with_gradient: bool,  # noqa: FBT001 - one of several of this signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed loss and its gradient, which overwrites the logits in `head.precise`."""
+    """Return the summed loss and its gradient; the gradient overwrites the float logits."""
     logits = logits.to(head.precise)
     ignored = (labels == head.ignore_index)[:, None]
     wrong = ((labels < 0) | (labels >= logits.shape[1]))[:, None]

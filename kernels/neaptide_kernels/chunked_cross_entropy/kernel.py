@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits in Triton; its gradient overwrites each row."""
+"""Cross-entropy of rows of logits in Triton; the gradient overwrites each row of logits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def differentiate_rows(
     VOCABULARY: tl.constexpr, TILE: tl.constexpr,
     SOFTCAP: tl.constexpr, WITH_GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Write a row's loss, and the gradient over its logits; each logit is read twice, written once.
+    """Write the loss of a row, and overwrite the row's logits with the gradient.
 
-    A program handles one row of `VOCABULARY` contiguous logits; the size is a constant because a
-    model has only one. Each lane keeps its own maximum and sum, so the first read needs one
-    exponential per element and no exchange between lanes.
+    Each logit is read twice and written once. A program handles one row of `VOCABULARY` contiguous
+    logits. `VOCABULARY` is a constant, because a model has only one vocabulary. Each lane has its
+    own maximum and sum, so the first read needs one exponential per element and no exchange
+    between lanes.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * VOCABULARY
@@ -53,13 +54,13 @@ def differentiate_rows(
         if SOFTCAP:
             values = tl.where(inside, _limited(values, softcap) * softcap, float("-inf"))
         above = values - largest
-        # Of the two exponentials, that of the larger value is 1.
+        # The exponential of the larger of both values is 1, so only one is computed.
         other = tl.exp(-tl.abs(above))
         total = tl.where(above > 0, total * other + 1.0, total + other)
         largest = tl.maximum(largest, values)
     peak = tl.max(largest, 0)
     whole = tl.sum(total * tl.exp(largest - peak), 0)
-    # With an infinite logit or an invalid label, the distribution is undefined: NaN.
+    # An infinite logit or an invalid label makes the result NaN, because no distribution exists.
     whole = tl.where(right & (peak < float("inf")), whole, float("nan"))
     tl.store(losses + row, tl.log(whole) + (peak - chosen))
     if WITH_GRADIENT:

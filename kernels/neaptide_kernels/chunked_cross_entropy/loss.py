@@ -23,21 +23,23 @@ def chunked_cross_entropy(
 ) -> torch.Tensor:
     """Return the cross-entropy of `hidden @ weight.T + bias` in nats, a scalar.
 
-    Logits are computed in the tensors' dtype (autocast's under autocast), everything else in at
-    least float32, which is the result's dtype. The gradients are computed together with the loss:
-    the head runs once, and the memory held until the backward is that of the gradients, with the
-    weight's in float32. The host waits once, to check the labels, after all work is queued. In
-    compiled code a label out of range makes the loss NaN instead.
+    Logits are computed in the dtype of `hidden`; under autocast, in the autocast dtype. Everything
+    else is computed in at least float32, which is also the dtype of the result. The gradients are
+    computed together with the loss, so the head runs only once. Until the backward, only the
+    gradients are kept in memory; the gradient of `weight` is at least float32. After all work is
+    queued, the host waits once to check the labels. Compiled code does not check the labels: a
+    label out of range makes the loss NaN.
 
     Args:
         hidden: floating `[..., d]`.
         weight: `[vocabulary, d]`, of the same dtype.
-        labels: int64 `[...]`, each a row of `weight` or `ignore_index`. The caller must shift them
-            by one.
+        labels: int64 `[...]`; each is the number of a row of `weight`, or `ignore_index`. The
+            caller must shift the labels by one token.
         bias: `[vocabulary]`.
         chunk: number of tokens whose logits exist at the same time.
         ignore_index: the label of tokens that are ignored.
-        reduction: over the tokens that are not ignored; the mean of none is NaN.
+        reduction: mean or sum over the tokens that are not ignored. If all tokens are ignored,
+            the mean is NaN.
         softcap: limits each logit `z` to `softcap * tanh(z / softcap)`.
 
     Raises:
@@ -72,5 +74,5 @@ def chunked_cross_entropy(
     if reduction == "sum":
         return total
     count = (labels != ignore_index).sum()
-    # Division by a count of 0 would also make the zero gradients NaN.
+    # If all tokens are ignored, a division by their number 0 would make the zero gradients NaN.
     return (total / count.clamp(min=1)).masked_fill(count == 0, torch.nan)

@@ -82,8 +82,8 @@ def _backward(
         return (None, None, None, *nothing)
     again = torch.is_grad_enabled()
     with torch.no_grad():
-        # Released by `ctx`, the sums become the gradients without a copy; a second backward
-        # through a retained graph recomputes them.
+        # `ctx` releases the sums, so they become the gradients without a copy. A second backward
+        # through a retained graph computes the sums again.
         sums, ctx.gradients = ctx.gradients, None
         if sums is None or any(
             want and not has for want, has in zip(needed, ctx.computed, strict=True)
@@ -119,14 +119,14 @@ class _Final(torch.autograd.Function):
 
 
 def _scaled(total: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `total * factor` in `dtype`, in the memory of `total` if that has this dtype."""
+    """Return `total * factor` in `dtype`; if `total` has this dtype, `total` is overwritten."""
     if type(total) is not torch.Tensor:
-        # A traced graph must not change the results of its forward; its compiler fuses this.
+        # A traced graph must not change the results of its forward. The compiler fuses this line.
         return (total.to(factor.dtype) * factor).to(dtype)
     if total.dtype == dtype == factor.dtype:
         return total.mul_(factor)
     scaled = total if total.dtype == dtype else torch.empty_like(total, dtype=dtype)
-    # Multiplying a 16-bit tensor rounds the factor to 16 bits, so pieces are scaled in float32.
+    # torch rounds the factor of a 16-bit tensor to 16 bits, so pieces are scaled in float32.
     for start in range(0, total.numel(), _PIECE):
         part = slice(start, start + _PIECE)
         scaled.view(-1)[part] = total.view(-1)[part].to(factor.dtype) * factor
@@ -140,7 +140,7 @@ def _flops(
     out_shape: Sequence[Sequence[int]],
     **__: Any,
 ) -> int:
-    """Count the FLOPs of the products: the logits, and each gradient that is a matrix."""
+    """Count the FLOPs of the matrix products: the logits, and each gradient that is a matrix."""
     gradients = sum(len(shape) == len(hidden) for shape in out_shape[1:3])
     return 2 * hidden[0] * hidden[1] * weight[0] * (1 + gradients)
 
@@ -151,7 +151,7 @@ def _logits_bytes(query: Query) -> int:
 
 
 def _precise_bytes(query: Query) -> int:
-    """Count a chunk in its own dtype and in float32, and the softcap's derivative."""
+    """Count the bytes of a chunk's logits, their float32 copy, and the softcap's derivative."""
     dtype = _dtype(query)
     copies = (dtype != precise(dtype)) + (query["softcap"] is not None)
     narrow = _logits_bytes(query)
@@ -191,7 +191,7 @@ chunked_cross_entropy = define(
         tolerances=ALLOWED,
     )
 )
-"""See `reference.chunked_cross_entropy`; loss functions call `loss.chunked_cross_entropy`."""
+"""See `reference.chunked_cross_entropy`. Loss functions call `loss.chunked_cross_entropy`."""
 
 TORCH = Provider(
     op="chunked_cross_entropy",
@@ -214,4 +214,4 @@ TRITON = (
         configs=tuning.configs,
     ),
 )
-"""For the plugin that enables Triton in a run."""
+"""Providers that the plugin `triton-kernels` adds to a run."""

@@ -1,4 +1,4 @@
-"""Head and cross-entropy by chunks in plain torch: the definition for the kernels."""
+"""Head and cross-entropy by chunks of tokens in plain torch: the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def chunked_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the summed cross-entropy of `hidden @ weight.T + bias`, and its gradients.
 
-    Logits are computed in `dtype`, everything else in at least float32. The loss and a token's
-    gradients are NaN if its label is neither a row of `weight` nor `ignore_index`, or if its logits
-    contain a NaN or inf, or are all -inf. An ignored token never has this effect; however, a NaN in
-    its vector makes the gradient of `weight` NaN, as in any matrix product.
+    Logits are computed in `dtype`, everything else in at least float32. A token is invalid if its
+    label is neither a row of `weight` nor `ignore_index`, if its logits contain a NaN or inf, or if
+    all its logits are -inf. An invalid token makes the loss and the token's gradients NaN. An
+    ignored token is never invalid. But if `hidden` is NaN at an ignored token, the gradient of
+    `weight` is NaN, as in any matrix product.
 
-    The backward of the loss scales these gradients in place: the caller must not keep them.
+    The backward of the loss scales the returned gradients in place, so the caller must not keep
+    these gradients.
 
     Args:
         hidden: floating `[tokens, d]`.
@@ -37,14 +39,14 @@ def chunked_cross_entropy(
         chunk: number of tokens whose logits exist at the same time.
         ignore_index: the label of tokens that are ignored.
         softcap: limits each logit `z` to `softcap * tanh(z / softcap)`.
-        dtype: dtype of the logits; None means that of `hidden`.
+        dtype: dtype of the logits; None means the dtype of `hidden`.
         for_hidden: compute the gradient of `hidden`.
         for_weight: compute the gradient of `weight`.
         for_bias: compute the gradient of `bias`.
 
     Returns:
-        loss, a scalar, float32 or float64; the gradients of `hidden` (in `dtype`), `weight` and
-        `bias` (in the loss's dtype), `[0]` if not wanted.
+        The loss, a float32 or float64 scalar, and the gradients of `hidden` (in `dtype`), of
+        `weight` and of `bias` (both in the loss's dtype). An unwanted gradient has the shape `[0]`.
     """
     head = Head(ignore_index, softcap, dtype or hidden.dtype)
     wanted = (for_hidden, for_weight, for_bias)
@@ -57,7 +59,7 @@ def differentiate(
     head: Head,
     with_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed loss of logits `[tokens, vocabulary]`, and its gradient."""
+    """Return the summed loss of logits `[tokens, vocabulary]`, and the gradient of this loss."""
     logits = logits.to(head.precise)
     ignored = (labels == head.ignore_index)[:, None]
     wrong = ((labels < 0) | (labels >= logits.shape[1]))[:, None]

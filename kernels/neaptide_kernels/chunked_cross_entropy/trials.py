@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest relative error of a result, by the dtype of the logits."""
+"""Largest permitted relative error of a result, by the dtype of the logits."""
 
 
 def agree(
     expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Yield the results whose error, by norm, is too large."""
-    # The gradient of `hidden` has the logits' dtype, even if it is empty.
+    """Yield a message for each result with too large a relative error (of norms)."""
+    # The gradient of `hidden` has the dtype of the logits, even if this gradient is empty.
     allowed = ALLOWED[got[1][1].dtype]
     for (name, right), (_, result) in zip(expected, got, strict=True):
         error = relative_error(right, result)
@@ -34,7 +34,7 @@ def arguments(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return hidden, weight, bias and labels, a quarter of which are ignored."""
+    """Return hidden, weight, bias and labels; a quarter of the labels are ignored."""
     generator = torch.Generator().manual_seed(tokens * vocabulary + width)
     hidden, weight, bias = (
         torch.randn(size, generator=generator).to(dtype=dtype, device=device)
@@ -83,8 +83,8 @@ def samples(device: torch.device) -> Iterator[Sample]:
 
 
 def large(device: torch.device) -> Iterator[Sample]:
-    """Yield heads of language models; smaller ones on a CPU."""
-    gpu = device.type == "cuda"  # a CPU would take minutes
+    """Yield arguments of the size of a language model's head; on a CPU the heads are smaller."""
+    gpu = device.type == "cuda"  # a CPU would take minutes for large heads
     sizes = ((4096, 2048, 32_000), (2048, 4096, 128_256)) if gpu else ((512, 256, 32_000),)
     dtype, chunk = (torch.bfloat16, 1024) if gpu else (torch.float32, 128)
     for tokens, width, vocabulary in sizes:

@@ -1,4 +1,4 @@
-"""Launches of the chunked cross-entropy kernel."""
+"""Launch the kernel of the chunked cross-entropy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query
 
 TILE = 4096
-"""Logits of a row that a program processes at a time."""
+"""Number of logits of a row that a program processes at a time."""
 _SHIPPED = 128_256
 """The vocabulary size of kernels compiled without a GPU."""
 CONFIGS: tuple[Mapping[str, Any], ...] = (
@@ -45,9 +45,9 @@ def chunked_cross_entropy(
     tile: int = TILE,
     num_warps: int = 8,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `chunked_cross_entropy`: products by torch, and one launch per chunk for the rest.
+    """Run `chunked_cross_entropy` with one Triton launch per chunk.
 
-    The only buffer of a chunk is its logits in their own dtype.
+    torch computes the matrix products. A chunk needs a single buffer: the logits, in `dtype`.
     """
     head = Head(ignore_index, softcap, dtype or hidden.dtype)
     for_hidden, for_weight, for_bias = wanted
@@ -81,7 +81,7 @@ def _differentiate(
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the launches for bfloat16 logits in every config, with and without a softcap."""
+    """Yield each config's launches for bfloat16 logits, with and without a softcap."""
     for config in CONFIGS:
         tile, warps = config["tile"], config["num_warps"]
         for softcap, gradient in ((False, True), (True, True), (False, False)):

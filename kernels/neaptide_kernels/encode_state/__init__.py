@@ -1,4 +1,4 @@
-"""A run's histories encoded as 64 numbers: the state that predictors and schedulers receive."""
+"""The op that encodes the histories of a run as 64 numbers, for predictors and schedulers."""
 
 from .features import EXTRAS, FEATURES, LOSSES, NORMS, SECONDS
 from .op import TRITON, encode_state

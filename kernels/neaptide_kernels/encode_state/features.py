@@ -1,27 +1,27 @@
-"""The 64 features by name, in their order.
+"""The names of the 64 features, in the order of the result.
 
-A history's window is a ring of its newest samples; samples that are not finite are ignored. `z` is
-the distance from the window's mean in standard deviations; `level` is `sign(x) * log(1 + |x|)` of a
-number in the history's own unit. All features except levels and the logarithm of seconds are
-unchanged if every sample is multiplied by the same positive number. A feature is 0 if its samples
-are too few or all equal.
+A window contains the newest samples of a history (losses, gradient norms or times). Samples that
+are not finite are ignored. `z` of a number is the number's distance from the window's mean, in
+standard deviations. `level` of a number `x` is `sign(x) * log(1 + |x|)`, in the unit of the
+history. If every sample is multiplied by the same positive number, only levels and the logarithm
+of seconds change. A feature is 0 if the window has too few samples, or if all samples are equal.
 """
 
 from __future__ import annotations
 
 LOSSES, NORMS, SECONDS = 256, 64, 64
-"""Sizes of the windows in samples."""
+"""Number of samples in each window."""
 SPANS = (8, 32, 128, 256)
-"""Numbers of newest losses for means, deviations and trends."""
+"""Means, deviations and trends are computed over these numbers of newest losses."""
 DECAYS = (0.8, 0.95, 0.99)
-"""Decay rates of the exponential averages: a sample's weight divided by the next one's."""
+"""Decays of the exponential averages: weight of a sample / weight of the next newer sample."""
 QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95)
 SHORTEST_SECONDS = 1e-9
 
 LOSS_FEATURES = (
     "losses_present",  # share of the window that holds finite samples
     "losses_broken",  # share of the samples that are NaN or infinite
-    "loss_last",  # level of the newest
+    "loss_last",  # level of the newest sample
     "loss_mean",  # level
     "loss_median",  # level
     "loss_least",  # level
@@ -30,23 +30,23 @@ LOSS_FEATURES = (
     "loss_variation",  # std / (std + |mean|)
     "loss_skewness",  # mean of z ** 3
     "loss_kurtosis",  # level of the mean of z ** 4, less 3
-    "loss_p05",  # quantiles: z of each, by linear interpolation between samples
+    "loss_p05",  # z of a quantile, interpolated linearly between samples
     "loss_p10",
     "loss_p25",
     "loss_p50",
     "loss_p75",
     "loss_p90",
     "loss_p95",
-    "loss_last_z",  # z of the newest
-    "loss_rank",  # share of the other samples below the newest; equal ones count half
-    "loss_since_least",  # age of the least, divided by the length of the window
+    "loss_last_z",  # z of the newest sample
+    "loss_rank",  # share of the other samples below the newest; equal samples count half
+    "loss_since_least",  # age of the least sample, divided by the window's length
     "loss_mean_8",  # z of the mean of the newest 8
     "loss_mean_32",
     "loss_mean_128",
-    "loss_std_8",  # std of the newest 8, divided by that of all
+    "loss_std_8",  # std of the newest 8 samples / std of all samples
     "loss_std_32",
     "loss_std_128",
-    "loss_rise_8",  # rise of the least-squares line over the newest 8, in stds of all
+    "loss_rise_8",  # rise of the least-squares line over the newest 8, in stds of all samples
     "loss_rise_32",
     "loss_rise_128",
     "loss_rise_256",
@@ -58,12 +58,12 @@ LOSS_FEATURES = (
     "loss_average_fast",  # z of the exponential averages
     "loss_average_slow",
     "loss_average_slowest",
-    "loss_falls",  # share of neighbours whose newer one is less
+    "loss_falls",  # share of neighbours of which the newer sample is less
     "loss_falls_8",  # the same among the newest 8
     "loss_roughness",  # mean distance of neighbours, in stds
     "loss_turns",  # share of inner samples above, or below, both neighbours
     "loss_echo_1",  # autocorrelation of neighbours
-    "loss_echo_8",  # and of samples 8 apart
+    "loss_echo_8",  # autocorrelation of samples 8 apart
 )
 NORM_FEATURES = (
     "norms_present",
@@ -77,19 +77,19 @@ NORM_FEATURES = (
 SECONDS_FEATURES = (
     "seconds_present",
     "seconds_broken",
-    "seconds_log_mean",  # natural logarithm of the mean, at least that of a nanosecond
+    "seconds_log_mean",  # natural logarithm of max(mean, 1e-9)
     "seconds_variation",
 )
 EXTRAS = (
     "log_learning_rate",  # natural logarithm
-    "learning_rate_share",  # divided by its largest value so far
+    "learning_rate_share",  # learning rate / largest learning rate so far
     "beta1",
     "beta2",
     "weight_decay",
     "clipped",  # share of the newest updates with a clipped gradient
     "progress",  # share of the updates that are done
-    "since_jump",  # updates since the last predicted one, divided by the window's length
+    "since_jump",  # updates since the last jump, divided by the window's length
 )
-"""Facts of optimizer and run from the caller: passed through, 0 for values that are not finite."""
+"""Features that the caller computes. The op copies these values; it replaces inf and NaN by 0."""
 FEATURES = (*LOSS_FEATURES, *NORM_FEATURES, *SECONDS_FEATURES, *EXTRAS)
 """The names of the 64 features, in the order of the result."""

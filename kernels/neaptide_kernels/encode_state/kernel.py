@@ -61,9 +61,9 @@ def _unit_level(number, unit):
 
 @triton.jit
 def _aged(ring, seen, filled, age, SIZE: tl.constexpr):
-    """Return the samples of these ages, 0 if missing, and whether each exists."""
+    """Return the samples of the given ages, and a mask of existing samples; others are 0."""
     there = age < filled
-    # The `&` wraps the index around the ring, and keeps that of a masked sample inside it.
+    # The `&` wraps the index around the ring, so a masked sample's index is inside the ring, too.
     raw = tl.load(ring + ((seen - 1 - age) & (SIZE - 1)), mask=there, other=0.0)
     valid = there & (tl.abs(raw) <= _LARGEST)
     return tl.where(valid, raw, 0.0), valid
@@ -99,7 +99,7 @@ def _presence(out, weight, filled, SIZE: tl.constexpr):
 
 @triton.jit
 def _trend(age, span, deviation, std):
-    """Return rise and fit over spans; a span is a row of 0 and 1 in `[spans, window]`."""
+    """Return rise and fit of spans; `[spans, window]` is 1 where a sample is in a span, else 0."""
     time = -age.to(tl.float32)[None, :]
     time = (time - _mean(time, span)[:, None]) * span
     around = (deviation[None, :] - _mean(deviation[None, :], span)[:, None]) * span
@@ -122,7 +122,7 @@ def _quantiles(away, valid, count):
     high = tl.where(which == 4, _Q4, tl.where(which == 5, _Q5, _Q6))  # noqa: PLR2004 - places
     share = tl.where(which < 4, low, high)  # noqa: PLR2004 - places
     place = share * tl.maximum(count - 1.0, 0.0)
-    # Linear interpolation: the weight of a neighbour is 1 minus its distance.
+    # Linear interpolation: the weight of a neighbour is 1 minus the distance to this neighbour.
     near = tl.maximum(1.0 - tl.abs(rank.to(tl.float32)[None, :] - place[:, None]), 0.0)
     return tl.sum(near * ordered[None, :], 1)
 
@@ -181,7 +181,7 @@ def _of_losses(ring, seen, out):
     tl.store(out + 19, _over(below + (equal - 1.0) * 0.5, count - 1.0))
     tl.store(out + 20, tl.where(some, since / _LOSSES, 0.0))
 
-    # Spans of 8, 32, 128 and 512 (which is all samples), side by side.
+    # One row for each span: 8, 32, 128 and 512 samples. 512 stands for all samples.
     four = tl.arange(0, 4)
     length = tl.full((4,), _SPAN, tl.int32) << (2 * four)
     span = (age[None, :] < length[:, None]).to(tl.float32) * weight[None, :]

@@ -1,4 +1,4 @@
-"""A ring's samples by age, and statistics for the features."""
+"""The samples of a ring, sorted by age, and the statistics that the features need."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 @attrs.frozen(eq=False)
 class LossWindow:
-    """Samples by age, newest first, `[..., window]`; statistics over them are `[..., 1]`."""
+    """The samples, newest first, `[..., window]`, and their statistics, `[..., 1]`."""
 
     raw: torch.Tensor
-    """The samples; 0 for missing ones and ones that are not finite."""
+    """The samples; missing samples and samples that are not finite are 0."""
     valid: torch.Tensor
     filled: torch.Tensor
-    """Number of places that samples have reached."""
+    """Number of places that contain a sample."""
     unit: torch.Tensor
-    """A power of two near the largest magnitude, by which all following values are divided."""
+    """A power of two near the largest magnitude; all following values are divided by this unit."""
     last: torch.Tensor
     """The newest sample."""
     away: torch.Tensor
-    """Distances of samples from the newest one; exact for neighbours of similar size."""
+    """Each sample minus the newest sample; exact if both are of similar size."""
     mean: torch.Tensor
     """Mean of `away`."""
     deviation: torch.Tensor
@@ -29,17 +29,17 @@ class LossWindow:
 
     @property
     def age(self) -> torch.Tensor:
-        """Number of samples after each one, `[window]`."""
+        """For each sample, the number of newer samples, `[window]`."""
         return torch.arange(self.raw.shape[-1], device=self.raw.device)
 
     def level(self, number: torch.Tensor) -> torch.Tensor:
-        """Return the level of `number`, which is in units; 0 without samples."""
+        """Return the level of `number`, given as a multiple of `unit`; 0 if there is no sample."""
         most = torch.finfo(number.dtype).max
         number = (number * self.unit).clamp(-most, most)
         return self.where_any(log_level(number))
 
     def where_any(self, number: torch.Tensor) -> torch.Tensor:
-        """Return `number`; 0 without samples."""
+        """Return `number`, or 0 if there is no sample."""
         return torch.where(self.valid.any(-1, keepdim=True), number, 0)
 
     def by_std(self, number: torch.Tensor) -> torch.Tensor:
@@ -47,18 +47,18 @@ class LossWindow:
         return quotient(number, self.std)
 
     def variation(self) -> torch.Tensor:
-        """Return the standard deviation divided by its sum with the mean's magnitude."""
+        """Return `std / (std + |mean|)`."""
         return quotient(self.std, self.std + (self.last + self.mean).abs())
 
     def presence(self) -> list[torch.Tensor]:
-        """Return the share of places with a finite sample, and of samples that are not finite."""
+        """Return the share of places with a finite sample, and the non-finite share of samples."""
         count = self.valid.sum(-1, keepdim=True)
         broken = quotient(self.filled - count, self.filled)
         return [count / self.raw.shape[-1], broken]
 
 
 def window_of(ring: torch.Tensor, seen: torch.Tensor) -> LossWindow:
-    """Return a ring's samples; `seen` is their number since the start."""
+    """Return the samples of a ring; `seen` is the number of samples since the start."""
     size = ring.shape[-1]
     age = torch.arange(size, device=ring.device)
     seen = seen[..., None]
@@ -92,7 +92,7 @@ def mean_of(numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def quotient(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """Return the quotient, in float64 for counts; 0 if the divisor is 0 or less."""
+    """Return the quotient, or 0 if the divisor is 0 or less; the quotient of counts is float64."""
     if not number.is_floating_point():
         number = number.double()
     return torch.where(divisor > 0, number / torch.where(divisor > 0, divisor, 1), 0)

@@ -29,7 +29,7 @@ _KINDS = {
     "tiny": (40,),
     "rough": (300,),
 }
-"""Sample counts for each kind of history in the trials."""
+"""For each kind of sample history: the numbers of updates that are tried."""
 
 
 def _check(
@@ -74,18 +74,18 @@ def _agree(
 ) -> Iterator[str]:
     right, result = expected[0][1], got[0][1]
     off = (result.double() - right).abs() / (1 + right.abs())
-    # Written so that NaN counts as an error.
+    # A comparison with NaN is false, so `~(off <= ...)` reports NaN as an error, too.
     for place in sorted(set((~(off <= _ALLOWED)).nonzero()[:, -1].tolist())):
         yield f"{FEATURES[place]} is off by {float(off[..., place].max()):.2g}"
 
 
 def histories(kind: str, samples: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return the arguments for one run with `samples` updates.
+    """Return arguments of the op, for one run with `samples` updates.
 
     Args:
         kind: `"learning"`, `"flat"`, `"broken"` (with NaN and inf), `"huge"`, `"tiny"`, or
             `"rough"` (of many magnitudes and both signs).
-        samples: number of losses since the start; the windows hold the newest.
+        samples: number of losses since the start; the windows contain the newest losses.
         device: device of the tensors.
     """
     generator = torch.Generator().manual_seed(samples)
@@ -106,7 +106,7 @@ def histories(kind: str, samples: int, device: torch.device) -> tuple[torch.Tens
     result: list[torch.Tensor] = []
     for size, newest in zip(_SIZES, (losses, losses.abs() ** 0.5, 0.1 + losses / 99), strict=False):
         ring, count = packed(newest.tolist(), size, device)
-        # In a full ring, the oldest sample is at the place of the next one.
+        # In a full ring, the oldest sample is at the place where the next sample will be written.
         result += [
             ring.roll(samples % size) if samples > size else ring,
             count + max(0, samples - size),
@@ -173,4 +173,4 @@ TRITON = (
         configs=tuning.configs,
     ),
 )
-"""For the plugin that enables Triton in a run."""
+"""Providers that the plugin `triton-kernels` adds to a run."""

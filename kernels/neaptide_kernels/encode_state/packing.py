@@ -15,7 +15,7 @@ def packed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the newest `window` samples, oldest first, as float32 `[window]`, and their count.
 
-    The count is int64, 0-dim. On a CUDA device both are copied without waiting.
+    The count is int64, 0-dim. The host does not wait for a copy to a CUDA device.
     """
     newest = list(samples[-window:])
     filled = [*newest, *[0.0] * (window - len(newest))]

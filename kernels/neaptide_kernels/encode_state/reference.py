@@ -1,4 +1,4 @@
-"""64 features of a run's histories in plain torch: the definition for the kernel."""
+"""The 64 features of a run's histories in plain torch: the reference for the kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from .features import DECAYS, QUANTILES, SHORTEST_SECONDS, SPANS
 from .loss_window import LossWindow, log_level, mean_of, quotient, window_of
 
 UNEXPLAINED = 1e-6
-"""Share of the total variance added to a span's variance, so that a line fits no flat history."""
+"""This share of the total variance is added to a span's variance. So the fit of a line to a
+constant span is 0."""
 
 
 def encode_state(
@@ -20,14 +21,13 @@ def encode_state(
     seconds_seen: torch.Tensor,
     extras: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the 64 features listed in `features.FEATURES`; all of them are finite.
+    """Return the 64 features listed in `features.FEATURES`; all features are finite.
 
-    A ring holds sample number `k` at place `k % window`. Places that no sample has reached are
-    ignored.
+    A ring stores sample number `k` at place `k % window`. Places without a sample are ignored.
 
     Args:
-        losses: floating `[..., 256]`, a ring; of one run, or of several with one leading dimension.
-        losses_seen: int64 `[...]`, number of losses since the start; 0-dim for one run.
+        losses: floating `[..., 256]`, a ring. One leading dimension stands for several runs.
+        losses_seen: int64 `[...]`, number of losses since the start; 0-dim for a single run.
         norms: `[..., 64]`, gradient norms, a ring.
         norms_seen: int64 `[...]`.
         seconds: `[..., 64]`, times of steps in seconds, a ring.
@@ -35,7 +35,7 @@ def encode_state(
         extras: `[..., 8]`, see `features.EXTRAS`.
 
     Returns:
-        `[..., 64]`, float32, or float64 for float64.
+        `[..., 64]`: float64 for float64 losses, else float32.
     """
     features = torch.cat(
         [
@@ -108,7 +108,7 @@ def _of_seconds(seconds: LossWindow) -> torch.Tensor:
 
 
 def _quantiles(window: LossWindow) -> torch.Tensor:
-    """Return the quantiles of `away`, `[..., 7]`."""
+    """Return seven quantiles of `away`, `[..., 7]`."""
     ordered = torch.where(window.valid, window.away, torch.inf).sort(-1).values
     highest = (window.valid.sum(-1, keepdim=True) - 1).clamp(min=0)
     shares = torch.tensor(QUANTILES, dtype=window.away.dtype, device=window.away.device)
@@ -120,7 +120,10 @@ def _quantiles(window: LossWindow) -> torch.Tensor:
 
 
 def _extremes(window: LossWindow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return least and largest of `away`, and the age of the least as a share of the window."""
+    """Return the least and the largest value of `away`, and the age of the least.
+
+    The age is a share of the window's length.
+    """
     size = window.raw.shape[-1]
     least = torch.where(window.valid, window.away, torch.inf).amin(-1, keepdim=True)
     largest = torch.where(window.valid, window.away, -torch.inf).amax(-1, keepdim=True)
@@ -130,7 +133,10 @@ def _extremes(window: LossWindow) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def _trend(window: LossWindow, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rise of the line over a span in stds of all, and the share that it explains."""
+    """Return the rise and the fit of the least-squares line over a span.
+
+    The rise is in standard deviations of all samples. The fit is the line's share of the variance.
+    """
     time = -window.age.to(window.away.dtype) * span
     time = torch.where(span, time - mean_of(time, span), 0)
     deviation = torch.where(span, window.deviation - mean_of(window.deviation, span), 0)
@@ -150,7 +156,7 @@ def _bend(window: LossWindow, z: torch.Tensor) -> torch.Tensor:
 
 
 def _of_neighbours(window: LossWindow) -> list[torch.Tensor]:
-    """Return falls, falls among the newest 8, roughness and turns."""
+    """Return the features falls, falls among the newest 8 samples, roughness and turns."""
     newer, older = window.raw[..., :-1], window.raw[..., 1:]
     pairs = window.valid[..., :-1] & window.valid[..., 1:]
     falls, climbs = pairs & (newer < older), pairs & (newer > older)

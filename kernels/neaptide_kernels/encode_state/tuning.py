@@ -41,7 +41,7 @@ def encode_state(*given: torch.Tensor, num_warps: int = 4) -> torch.Tensor:
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the launch in every config."""
+    """Yield one kernel launch per config."""
     rings, counts = ("losses", "norms", "seconds"), "_seen"
     types = dict.fromkeys((*rings, "extras", "out"), "*fp32")
     types |= {ring + counts: "*i64" for ring in rings}

@@ -1,4 +1,4 @@
-"""Int8 quantization by tensor, channel or block."""
+"""Int8 quantization with one scale per tensor, channel or block."""
 
 from .op import TRITON, dequantize_int8, quantize_int8
 from .tuning import shipped

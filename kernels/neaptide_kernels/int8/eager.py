@@ -1,4 +1,7 @@
-"""Symmetric int8 by whole groups in few torch operations, bitwise equal to the reference."""
+"""Symmetric int8 for tensors of whole groups, in few torch operations.
+
+The results are bitwise equal to those of the reference.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def quantizes(query: Query) -> Support:
-    """Return whether a call is symmetric, rounds to nearest, and has whole groups."""
+    """Return whether a call is symmetric, rounds to the nearest code, and has only full groups."""
     if query["affine"] or query["stochastic"]:
         return "it is only for symmetric groups, rounded to nearest"
     return _whole(query["x"].elements, query["group"])
 
 
 def dequantizes(query: Query) -> Support:
-    """Return whether a call has whole groups and no zero points."""
+    """Return whether a call has only full groups and no zero points."""
     if query["zero"] is not None:
         return "it is only for symmetric groups"
     return _whole(query["codes"].elements, query["group"])
@@ -43,7 +46,7 @@ def quantize(
 def dequantize(
     codes: torch.Tensor, scale: torch.Tensor, zero: None, group: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Run `dequantize_int8` as one product."""
+    """Run `dequantize_int8` as one multiplication."""
     del zero
     values = codes.reshape(-1, group) * scale[:, None]
     return values.to(dtype).view(codes.shape)

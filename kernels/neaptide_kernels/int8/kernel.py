@@ -1,4 +1,4 @@
-"""Int8 by groups in Triton: tiles of whole groups, or of pieces of long groups."""
+"""Int8 in Triton: a tile consists of several whole groups, or of a piece of one long group."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def quantize_groups(
     first_row = tl.program_id(0).to(tl.int64) * ROWS
     rows = first_row + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
-    # 64-bit positions cost registers: within the tile 32 bits are enough.
+    # 64-bit positions need more registers, and 32 bits are enough for positions in the tile.
     start = first_row * group
     places = tl.arange(0, ROWS)[:, None] * group + columns[None, :]
     left = tl.minimum(elements - start, ROWS * WIDTH).to(tl.int32)
@@ -91,7 +91,10 @@ def _piece(program, elements, group, pieces, WIDTH: tl.constexpr):
 
 @triton.jit
 def extremes(x, low, high, elements, group, pieces, WIDTH: tl.constexpr):
-    """Write least and largest of one piece of `WIDTH` elements of a long group; NaN propagates."""
+    """Write the least and the largest element of a piece of a long group; NaN propagates.
+
+    A piece has `WIDTH` elements.
+    """
     program = tl.program_id(0).to(tl.int64)
     start, left = _piece(program, elements, group, pieces, WIDTH)
     places = tl.arange(0, WIDTH)
@@ -106,7 +109,7 @@ def encode_pieces(
     x, codes, inverse, zero, elements, group, pieces, first_key, second_key,
     WIDTH: tl.constexpr, AFFINE: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
-    """Write the codes of one piece of a long group with given parameters."""
+    """Write the codes of one piece of a long group; scale and zero point are given."""
     program = tl.program_id(0).to(tl.int64)
     row = program // pieces
     start, left = _piece(program, elements, group, pieces, WIDTH)
@@ -124,14 +127,15 @@ def decode(
     codes, scale, zero, out, elements, groups, group, pieces,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, HAS_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """Write the values of `ROWS` groups, or of a piece of them."""
+    """Write the decoded values of `ROWS` groups, or of one piece of a group."""
     program = tl.program_id(0).to(tl.int64)
     first_row = (program // pieces) * ROWS
     rows = first_row + tl.arange(0, ROWS)
     first_column = (program % pieces) * WIDTH
     columns = tl.arange(0, WIDTH)
     start = first_row * group + first_column
-    # Several rows are whole groups; a single row's group may be longer than 32 bits can count.
+    # If there are several rows, each is a whole group. The group of a single row may have more
+    # elements than 32 bits can count.
     places = tl.arange(0, ROWS)[:, None] * tl.minimum(group, WIDTH).to(tl.int32) + columns[None, :]
     left = tl.minimum(elements - start, ROWS * WIDTH).to(tl.int32)
     inside = (columns < group - first_column)[None, :] & (places < left)

@@ -76,7 +76,7 @@ def _fake_dequantize(
 
 
 def values(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return numbers of many magnitudes, with a denormal and a run of zeros."""
+    """Return numbers of many magnitudes, among them a denormal number and several zeros."""
     generator = torch.Generator().manual_seed(elements)
     x = torch.randn(elements, generator=generator) * 10 ** torch.randn(
         elements, generator=generator
@@ -199,4 +199,4 @@ TRITON = tuple(
     )
     for op, run in ((quantize_int8, tuning.quantize), (dequantize_int8, tuning.dequantize))
 )
-"""For the plugin that enables Triton in a run."""
+"""Providers that the plugin `triton-kernels` adds to a run."""

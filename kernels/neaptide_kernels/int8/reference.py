@@ -1,4 +1,4 @@
-"""Int8 by groups of adjacent elements in plain torch: the definition for the kernels."""
+"""Int8 quantization of groups of adjacent elements in plain torch: the kernels' reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from neaptide_kernels.counter_random import uniform
 
 SYMMETRIC = 127
 SMALLEST = 2.0**-120
-"""A group of smaller magnitudes becomes zeros: 127 divided by them would overflow float32."""
+"""If all magnitudes of a group are smaller, its codes are 0: 127 divided by such a magnitude would
+overflow float32."""
 
 
 def quantize_int8(
@@ -21,20 +22,21 @@ def quantize_int8(
     """Quantize groups of `group` consecutive elements, in the order of `x.flatten()`.
 
     Symmetric codes are in [-127, 127] and represent `code * scale`. Affine codes are in [-128, 127]
-    and represent `(code - zero) * scale`, over a range that includes 0. Rounding is half to even or
-    stochastic: up with the probability of the fraction, by `counter_random` at the element's
-    position. Arithmetic is float32. A group with an inf or a NaN has scale NaN and decodes to NaN.
+    and represent `(code - zero) * scale`; their range includes 0. Rounding is half to even or
+    stochastic. In stochastic rounding, the probability of rounding up is the fraction, and
+    `counter_random` draws the bits from the element's position. Arithmetic is float32. A group
+    with an inf or a NaN has the scale NaN and decodes to NaN.
 
     Args:
         x: floating, any shape.
-        group: elements in a group; the last group may have fewer.
-        affine: use all codes for a group that is not centred on 0.
-        stochastic: round so that the expected result is the value.
+        group: number of elements in a group; the last group may have fewer elements.
+        affine: use affine codes, which are finer for a group that is not centred on 0.
+        stochastic: round stochastically, so that the expected result is the value.
         seed: seed of stochastic rounding.
 
     Returns:
-        codes int8 of the shape of `x`; scale float32 `[groups]`; zero int8 `[groups]`, zeros if
-        symmetric.
+        codes, int8, of the shape of `x`; scale, float32 `[groups]`; zero, int8 `[groups]`, which
+        is 0 for symmetric codes.
     """
     rows = in_groups(x, group).float()
     scale, inverse, zero = parameters(rows.amin(1), rows.amax(1), affine=affine)
@@ -56,7 +58,7 @@ def dequantize_int8(
     group: int,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return `(code - zero) * scale`, multiplied in float32, in `dtype` and the shape of `codes`.
+    """Return `(code - zero) * scale` as `dtype`, in the shape of `codes`; computed in float32.
 
     Args:
         codes: int8, any shape.
@@ -75,19 +77,20 @@ def dequantize_int8(
 def parameters(
     low: torch.Tensor, high: torch.Tensor, *, affine: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return scale, its inverse and the zero point of groups from their extremes, all float32.
+    """Return the scales, the inverses of the scales and the zero points of groups, all float32.
 
-    The inverse for a group of zeros is 0; scale and inverse for a group with inf or NaN are NaN.
+    They are computed from each group's least and largest element. The inverse for a group of zeros
+    is 0. The scale and the inverse for a group with an inf or a NaN are NaN.
     """
     if affine:
         low, high = low.clamp(max=0), high.clamp(min=0)
-        # Halved, because the widest range exceeds the largest float32 number.
+        # Both extremes are halved, because their difference may exceed the largest float32 number.
         extent, codes = high * 0.5 - low * 0.5, 127.5
     else:
         extent, codes = torch.maximum(-low, high), float(SYMMETRIC)
     extent = extent.masked_fill(extent < SMALLEST, 0)
     extent = extent.masked_fill(extent.isinf(), torch.nan)
-    # The inverse of an infinite divisor is 0, without a division by zero.
+    # An infinite divisor gives the inverse 0, so nothing is divided by zero.
     divisor = extent.masked_fill(extent == 0, torch.inf)
     scale, inverse = extent / codes, codes / divisor
     zero = torch.zeros_like(scale)

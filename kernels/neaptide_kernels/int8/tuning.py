@@ -1,4 +1,4 @@
-"""Launches of the int8 kernels: tiles by the size of a group, and the candidate configs."""
+"""Launch the int8 kernels; choose the tile by the size of a group, and list the configs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query
 
 LONGEST = 4096
-"""The longest group that one program processes whole."""
+"""The largest size of a group that one program processes as a whole."""
 TILE = 4096
 """Number of elements in a program's tile."""
 CONFIGS: tuple[Mapping[str, Any], ...] = (
@@ -43,7 +43,7 @@ def quantize(
     tile: int = TILE,
     num_warps: int = 4,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `quantize_int8` in Triton: one launch, or two for long groups."""
+    """Run `quantize_int8` in Triton: in one launch, or in two launches for long groups."""
     from . import kernel  # noqa: PLC0415 - it needs Triton
 
     x = x.contiguous()
@@ -110,7 +110,7 @@ def shape_of_tile(group: int, tile: int) -> tuple[int, int]:
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield the launches for blocks of 256 and for long groups, in every config."""
+    """Yield each config's launches, for groups of 256 elements and for long groups."""
     sizes = {"elements": "i32", "group": "i32"}
     seeds = {"first_key": "i64", "second_key": "i64"}
     data = {"x": "*bf16", "codes": "*i8"}

@@ -1,4 +1,4 @@
-"""Lion with its momentum in 8 bits."""
+"""The optimizer Lion with an 8-bit momentum."""
 
 from .op import TRITON, lion8bit_step, new_state, shipped
 

@@ -1,4 +1,4 @@
-"""Lion with an 8-bit momentum in Triton: one launch for all tensors, each element touched once."""
+"""Lion with an 8-bit momentum in Triton: one launch that reads and writes each element once."""
 
 from __future__ import annotations
 

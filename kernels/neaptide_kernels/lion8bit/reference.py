@@ -19,12 +19,12 @@ class Lion8bitStep(NamedTuple):
     grads: Sequence[torch.Tensor]
     """float32 or bfloat16, of the shapes of `params`."""
     exp_avg: Sequence[torch.Tensor]
-    """int8 `[elements]` each: codes of the momentum, in the order of `param.flatten()`; zeros
-    before the first step."""
+    """Codes of each momentum, int8 `[elements]`, in the order of `param.flatten()`. Before the
+    first step all codes are 0."""
     exp_avg_scale: Sequence[torch.Tensor]
-    """float32 `[blocks]`: a scale for each 256 codes."""
+    """Scales of the codes, float32 `[blocks]`; a block has 256 codes."""
     steps: Sequence[torch.Tensor]
-    """0-dim float32 each: the number of this update of the parameter, from 1."""
+    """The number of this update for each parameter, 0-dim float32; the first update is 1."""
     lr: torch.Tensor
     """Learning rate, 0-dim float32."""
     beta1: float = 0.9
@@ -44,19 +44,19 @@ def lion8bit_step(call: Lion8bitStep) -> None:
     Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023). Arithmetic is
     float32, with the betas rounded to float32, in this order: the momentum is decoded; the weight
     becomes `w (1 - lr weight_decay) - lr sign(m beta1 + g (1 - beta1))`; the momentum becomes
-    `m beta2 + g (1 - beta2)` and is encoded. The momentum and bfloat16 weights are rounded by
-    random numbers. These depend only on the seed, the step, the tensor's place in the list and the
-    element's place in the tensor: the same call gives the same bits.
+    `m beta2 + g (1 - beta2)` and is encoded. The momentum and bfloat16 weights are rounded
+    stochastically. The random numbers depend only on the seed, the step, the tensor's place in the
+    list and the element's place in the tensor, so the same call gives the same bits.
 
-    After a NaN in a gradient, its weight is NaN. After an inf or a NaN, the momentum of its block
-    of 256 is NaN, and stays NaN.
+    If an element of a gradient is NaN, the weight at this element becomes NaN. If an element of a
+    gradient is inf or NaN, the momentum of its block of 256 elements is NaN from then on.
     """
     by_pieces(*call, update=piece)
 
 
 @takes(Lion8bitStep)
 def by_pieces(call: Lion8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Run `lion8bit_step` with `update` in place of `piece`, such as a compiled `piece`."""
+    """Run `lion8bit_step`, but call `update` instead of `piece`: for example, a compiled one."""
     kept = 1 - call.lr * call.weight_decay
     factors = (kept, call.lr, *codes.as_float32(call.beta1, call.beta2))
     codes.update_by_pieces(call[:5], call.seed, update, lambda _: factors)
@@ -74,7 +74,10 @@ def piece(
     beta1: float,
     beta2: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the first three arguments, updated: whole blocks of one tensor and of its state."""
+    """Return the updated values of the first three arguments.
+
+    These are whole blocks of one tensor and of the tensor's state.
+    """
     bits = stream.bits(start, len(weight))
     g = gradient.float()
     m = codes.decode_signed(mean, scale)

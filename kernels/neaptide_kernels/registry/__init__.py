@@ -1,7 +1,8 @@
-"""Ops, each with a reference; providers that make them fast; and the choice between providers.
+"""Ops and their providers, and the choice of a provider for a call.
 
-`KERNELS` is the registry of this process; `define` adds an op to it. A run finds the registry by an
-entry point of the group `neaptide.kernels`.
+Each op has a reference, which defines the result; other providers compute the op faster. `KERNELS`
+is the registry of this process, and `define` adds an op to `KERNELS`. A run finds the registry by
+an entry point of the group `neaptide.kernels`.
 """
 
 from .agreement import copied, disagreements, first_disagreement, outcome, relative_error, same_bits
@@ -21,7 +22,7 @@ define = KERNELS.define
 
 
 def open_scope() -> KernelScope:
-    """Return a scope: providers added through it are removed from `KERNELS` when it is closed."""
+    """Return a scope. Closing the scope removes its providers from `KERNELS`."""
     return KernelScope(KERNELS)
 
 

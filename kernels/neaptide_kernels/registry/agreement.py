@@ -1,4 +1,4 @@
-"""Compare a provider's results with the reference's, on copies of the same arguments."""
+"""Compare the results of a provider and of the reference, on copies of the same arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .spec import OpSpec
 
 Results = list[tuple[str, torch.Tensor]]
-"""The returned tensors and the mutated arguments, by name."""
+"""Pairs of a name and a tensor: the returned tensors, then the mutated arguments."""
 
 
 def disagreements(
@@ -29,10 +29,10 @@ def disagreements(
 ) -> list[str]:
     """Return the faults of a provider's results on these arguments, one line each.
 
-    Results are the returned tensors and the mutated arguments: their values, dtypes, shapes and
-    devices. A provider must not write to other arguments, and its results must not share memory
-    with arguments. The given arguments stay as they are. An exception of the provider is a fault;
-    an exception of the reference and an out-of-memory error are raised.
+    The returned tensors and the mutated arguments are compared by value, dtype, shape and device.
+    It is a fault if the provider writes to other arguments, returns a tensor that shares memory
+    with an argument, or raises an exception. Exceptions of the reference and out-of-memory errors
+    are raised. The given arguments are not changed.
     """
     arguments = spec.complete(arguments)
     expected = outcome(spec, spec.reference, [copied(each) for each in arguments])
@@ -41,7 +41,7 @@ def disagreements(
         got = outcome(spec, provider.run, copies, config)
     except Exception as error:
         if is_out_of_memory(error):
-            raise  # lack of memory is not a fault of the provider
+            raise  # the provider is not at fault if memory is short
         return [f"raised {type(error).__name__}: {' '.join(str(error).split())}"]
     if len(expected) != len(got):
         return [f"returned {len(got)} tensors instead of {len(expected)}"]
@@ -65,7 +65,8 @@ def first_disagreement(
 ) -> str | None:
     """Try a provider on the op's samples; return the first fault, or None.
 
-    Only supported samples of the call's dtypes are tried; if there are none, all supported ones.
+    Only supported samples with the call's dtypes are tried. If there is no such sample, all
+    supported samples are tried.
     """
     device = torch.device("cuda" if query.device == "mixed" else query.device)
     with isolated(device):
@@ -87,7 +88,7 @@ def outcome(
     arguments: Sequence[Any],
     config: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Run a function; return its results as `result 0` and so on, then the mutated arguments."""
+    """Run a function; return its results as `result 0`, `result 1`, ..., and mutated arguments."""
     returned = run(*arguments, **(config or {}))
     results = [(f"result {place}", tensor) for place, tensor in enumerate(_tensors(returned))]
     for argument, value in zip(spec.names, arguments, strict=True):
@@ -158,7 +159,7 @@ def _trespasses(
 
 
 def same_bits(first: Any, second: Any) -> bool:
-    """Return whether two arguments hold the same bits; arguments that are not tensors are equal."""
+    """Return whether two tensors have the same bits; for other arguments return True."""
     if isinstance(first, torch.Tensor):
         return bool(torch.equal(_bits(first), _bits(second)))
     if isinstance(first, list | tuple):
@@ -175,10 +176,9 @@ def _memory(value: Any) -> set[int]:
 
 
 def copied(value: Any, *, precise: bool = False) -> Any:
-    """Return a copy of an argument with the same strides; for a list, a list of copies.
+    """Return a copy of a tensor with the same strides, or a list of copies of a list's tensors.
 
-    `precise` converts floating tensors to float64. Arguments that are not tensors are
-    returned as they are.
+    `precise` converts floating tensors to float64. Other arguments are returned unchanged.
     """
     if isinstance(value, torch.Tensor):
         if precise and value.is_floating_point():

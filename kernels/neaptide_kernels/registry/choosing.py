@@ -20,7 +20,7 @@ ASKED = "asked for"
 
 @attrs.frozen
 class Choice:
-    """The provider of a call, its config, and the reason for the choice."""
+    """The chosen provider of a call, the provider's config, and the reason for the choice."""
 
     provider: Provider
     config: Mapping[str, Any]
@@ -31,16 +31,17 @@ class Choice:
 
 @attrs.frozen
 class Judged:
-    """One provider's line in an explanation."""
+    """The line of an explanation about one provider."""
 
     provider: str
     reason: str
-    """Why the provider is refused; empty if it is usable."""
+    """Why the provider is refused; empty if the provider is usable."""
     priority: int
     seconds: float | None
-    """Measured time for calls of this size; None if not measured."""
+    """Measured time of calls of this size; None if no time was measured."""
     workspace_bytes: int | None
-    """Bytes allocated in addition to the results; None if refused."""
+    """Number of bytes that a call allocates in addition to the results; None for a refused
+    provider."""
 
     __repr__ = one_line
 
@@ -52,7 +53,7 @@ class Judged:
 
 @attrs.frozen
 class Explanation:
-    """The provider that would run a call, and each other provider with the reason against it."""
+    """The provider that would run a call, and for each other provider why it would not run."""
 
     op: str
     chosen: str
@@ -63,13 +64,13 @@ class Explanation:
 
 
 def judge(provider: Provider, reason: str, seconds: Mapping[str, float], query: Query) -> Judged:
-    """Return a provider's line of an explanation: refused with `reason`, or usable if empty."""
+    """Return a provider's line of an explanation; an empty `reason` means a usable provider."""
     workspace = None if reason else provider.workspace_bytes(query)
     return Judged(provider.name, reason, provider.priority, seconds.get(provider.name), workspace)
 
 
 def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Query) -> Choice:
-    """Choose the provider with the fastest timing, or else the highest priority.
+    """Choose the provider with the fastest timing; without timings, that of highest priority.
 
     Args:
         usable: providers that support the call, by name, including the reference.
@@ -87,7 +88,7 @@ def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Qu
 
 
 def configured(provider: Provider, timings: Iterable[Timing], query: Query) -> Mapping[str, Any]:
-    """Return a provider's config with the fastest timing, or else its first config."""
+    """Return the provider's config with the fastest timing; without timings, the first config."""
     for timing in timings:
         if timing.provider == provider.name and timing.version == provider.version:
             return timing.config

@@ -6,10 +6,10 @@ from neaptide.errors import NeaptideError
 
 
 class KernelError(NeaptideError):
-    """A requested kernel cannot run, or a kernel failed after it may have written results."""
+    """A requested kernel cannot run, or a kernel failed and may already have written results."""
 
     exit_code = 2
 
 
 class KernelWarning(RuntimeWarning):
-    """A kernel or its timings are not used; the provider used instead is correct but slower."""
+    """A kernel or its timings are not used; instead a correct but slower provider runs."""

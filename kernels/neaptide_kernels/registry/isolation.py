@@ -1,4 +1,4 @@
-"""Isolation of trials from the caller's torch settings and random state."""
+"""Separate trials of providers from the torch settings and the random state of the caller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def isolated(device: torch.device) -> Iterator[None]:
     """Set torch's defaults while the context is open; afterwards restore settings and generators.
 
-    A run must draw the same numbers whether or not a kernel was tried in it, and a trial's result
-    must not depend on autocast or `inference_mode`.
+    A trial must not change the random numbers that a run draws. The result of a trial must not
+    depend on autocast or `inference_mode`.
     """
     generators = [torch.cuda.current_device()] if device.type == "cuda" else []
     dtype = torch.get_default_dtype()

@@ -1,4 +1,4 @@
-"""Time providers: medians of repeated calls, on copies of the mutated arguments."""
+"""Time providers by the median of repeated calls, on copies of the mutated arguments."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _AT_LEAST = 5
 def time_providers(
     spec: OpSpec, providers: Iterable[Provider], query: Query, arguments: Sequence[Any]
 ) -> tuple[tuple[Timing, ...], dict[str, str]]:
-    """Time each provider in each of its configs; return timings, fastest first, and refusals.
+    """Time each provider in each of its configs; return the timings and the refused providers.
 
-    A provider is refused if it disagrees with the reference on the op's samples, or if it fails on
-    these arguments, for example for lack of memory. Repeated calls write to the same copies,
-    because only the time is measured, not the result.
+    The fastest timing is first. A provider is refused if it disagrees with the reference on the
+    op's samples, or if it fails on these arguments, for example for lack of memory. Repeated calls
+    write to the same copies, because the results are not used.
     """
     device = _device(arguments)
     timings: list[Timing] = []
@@ -64,7 +64,7 @@ def time_providers(
 def tuned(
     spec: OpSpec, providers: Iterable[Provider], query: Query, arguments: Sequence[Any]
 ) -> tuple[Timing, ...]:
-    """Time providers on copies of a call's arguments; warn of each that could not be timed."""
+    """Time providers on copies of a call's arguments; warn of each provider that fails."""
     measured, refused = time_providers(spec, providers, query, copied(arguments))
     timed = {timing.provider for timing in measured}
     for name, reason in refused.items():
@@ -75,7 +75,10 @@ def tuned(
 
 
 def median_seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the median seconds of one call; events time a GPU, which is idle before each call."""
+    """Return the median time of one call, in seconds.
+
+    On a GPU, CUDA events measure the time, and the GPU is idle before each call.
+    """
     for _ in range(_WARM_UP):
         run()
     once = _timed(run, device)

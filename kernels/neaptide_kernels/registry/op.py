@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Op:
-    """One op, registered with torch; its call takes the arguments of its schema."""
+    """One op, registered with torch. It is called with the arguments of its schema."""
 
     def __init__(self, spec: OpSpec, dispatch: Callable[[Sequence[Any]], Any]) -> None:
         self.spec = spec
@@ -39,5 +39,5 @@ class Op:
         return f"Op({self.spec.qualified!r})"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the op through torch's dispatcher, with the provider that `explain` names."""
+        """Run the op through torch's dispatcher, by the provider that `explain` names."""
         return self._custom(*arguments, **named)

@@ -39,23 +39,24 @@ class Provider:
     op: str
     """The op's name, as in its spec."""
     name: str
-    """`"triton"`, `"torch"`, or a name of your own; unique for the op."""
+    """`"triton"`, `"torch"` or any other name. No other provider of the op may have this name."""
     run: Callable[..., Any]
     """`run(*arguments)`, or `run(*arguments, **config)` with one of `configs`.
 
-    It is called with every argument of the schema by position. It may write only to arguments that
-    the op mutates, and its results must not share memory with the arguments.
+    The registry passes every argument of the schema by position. `run` may write only to arguments
+    that the op mutates. The results must not share memory with the arguments.
     """
     supports: Callable[[Query], Support] = _always
     """Returns True, or a short reason why the call is not supported."""
     priority: int = 0
-    """Without timings, the supporting provider of highest priority is chosen."""
+    """If a call has no timings, the provider of highest priority that supports the call runs."""
     version: str = "1"
-    """The provider's version, which must change when old timings become invalid; it includes the
-    compiler's version."""
+    """The provider's version, including the compiler's version. It must change when old timings
+    become invalid."""
     workspace_bytes: Callable[[Query], int] = _no_bytes
-    """Returns the device bytes allocated in addition to the results."""
+    """Returns the number of device bytes that a call allocates in addition to its results."""
     configs: Callable[[Query], Sequence[Mapping[str, Any]]] = _one_way
-    """Returns the candidate keyword arguments of `run` for tuning; the first is the default."""
+    """Returns the sets of keyword arguments of `run` that tuning tries; the first set is used by
+    default."""
 
     __repr__ = one_line

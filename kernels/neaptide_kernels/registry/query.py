@@ -1,4 +1,7 @@
-"""The facts of a call by which providers decide: everything except the tensors' values."""
+"""The facts of a call on which a provider decides whether it supports the call.
+
+These are all facts except the tensors' values.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ class TensorFacts:
     """Facts of one tensor argument, or of a list of tensors together."""
 
     dtype: torch.dtype | None
-    """None for a list that is empty or has several dtypes."""
+    """None for an empty list, and for a list of tensors with different dtypes."""
     shape: tuple[int, ...]
-    """For a list: `(elements,)`, its total number of elements."""
+    """The tensor's shape. For a list of tensors: `(elements,)`, the total number of elements."""
     contiguous: bool
     aligned: bool
-    """Whether its address is a multiple of 16 bytes."""
+    """Whether the tensor's address is a multiple of 16 bytes."""
     requires_grad: bool = False
     count: int | None = None
     """Number of tensors in a list; None for a tensor."""
@@ -41,7 +44,7 @@ class TensorFacts:
 
 @attrs.frozen
 class Query:
-    """The facts of one call; equal for calls that a provider must treat alike."""
+    """The facts of one call. If two queries are equal, a provider must treat both calls alike."""
 
     op: str
     device: str
@@ -49,9 +52,9 @@ class Query:
     capability: tuple[int, int] | None
     """CUDA's compute capability, such as `(9, 0)`."""
     tensors: tuple[tuple[str, TensorFacts | None], ...]
-    """Facts by argument; None for an optional tensor that is not given."""
+    """The facts of each tensor argument, by name; None for an optional tensor that is not given."""
     options: tuple[tuple[str, Any], ...]
-    """Arguments that are not tensors."""
+    """Names and values of the arguments that are not tensors."""
     deterministic: bool
     """Whether `torch.use_deterministic_algorithms` is on."""
 
@@ -66,7 +69,7 @@ class Query:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Short names of the tensors' dtypes, in the order of the arguments."""
+        """Short names of the dtypes of all tensor arguments, in the order of the arguments."""
         return tuple(
             "-"
             if facts is None
@@ -78,13 +81,13 @@ class Query:
 
     @property
     def bucket(self) -> int:
-        """The elements of the largest tensor, rounded up to a power of two."""
+        """The number of elements of the largest tensor, rounded up to a power of two."""
         largest = max((facts.elements for _, facts in self.tensors if facts is not None), default=0)
         return 1 << max(0, largest - 1).bit_length() if largest else 0
 
 
 def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
-    """Return the query of a call: `arguments` in the order of `names`, without gaps.
+    """Return the query of a call; `arguments` has one entry for each of `names`, in this order.
 
     ValueError if a tensor is not dense.
     """
@@ -112,7 +115,7 @@ def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
 
 @cache
 def capability_of(index: int) -> tuple[int, int]:
-    """Return a CUDA device's capability."""
+    """Return the compute capability of a CUDA device."""
     return torch.cuda.get_device_capability(index)
 
 

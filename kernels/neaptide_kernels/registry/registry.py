@@ -1,4 +1,4 @@
-"""Ops and their providers: the choice of a provider for a call, and the handling of failures."""
+"""The registry of ops and providers: it chooses a call's provider and handles failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REMEMBERED = 4096
 
 
 class Kernels:
-    """The ops of a process: one registry, because torch has one registry of ops."""
+    """The ops of a process. There is one registry, because torch has one registry of ops."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._ops: dict[str, Op] = {}
@@ -51,7 +51,7 @@ class Kernels:
         return called(self, f"{len(self._ops)} ops")
 
     def define(self, spec: OpSpec) -> Op:
-        """Register an op with torch, and its reference as its first provider.
+        """Register an op with torch; the op's reference becomes its first provider.
 
         ValueError if the op exists, or if torch.compile cannot handle an argument's name.
         """
@@ -81,7 +81,7 @@ class Kernels:
         self._choices.clear()
 
     def remove(self, provider: Provider) -> None:
-        """Remove a provider; without effect if it was not added."""
+        """Remove a provider; without effect if the provider was not added."""
         key = (provider.op, provider.name)
         if self._providers.get(provider.op, {}).get(provider.name) is not provider:
             return
@@ -108,10 +108,9 @@ class Kernels:
 
     @contextmanager
     def using(self, *, tuning: Tuning | None = None, **providers: str) -> Iterator[None]:
-        """Request providers by op (`quantize_int8="triton"`), or a tuning mode, for the context.
+        """Request providers by op (`quantize_int8="triton"`), or a tuning mode, in the context.
 
-        If a requested provider cannot run a call, KernelError is raised; no other provider
-        silently replaces it.
+        If a requested provider cannot run a call, the call raises KernelError.
         """
         for op, name in providers.items():
             self._known(op)
@@ -130,7 +129,7 @@ class Kernels:
                 self._choices.clear()
 
     def query(self, op: str, arguments: Sequence[Any]) -> Query:
-        """Return the query of a call; missing arguments take their defaults.
+        """Return the query of a call; a missing argument takes its default value.
 
         Raises:
             KernelError: the op does not exist.
@@ -141,7 +140,7 @@ class Kernels:
         return query_of(op, known.names, known.spec.complete(arguments))
 
     def choose(self, query: Query) -> Choice:
-        """Return the choice for a call; KernelError if a requested provider cannot run it."""
+        """Choose a provider for a call; KernelError if a requested provider cannot run the call."""
         known = () if self._requests.tuning == "off" else self._timings.of(self._key(query))
         name = self._requests.provider_of(query.op)
         if name is None:
@@ -154,9 +153,9 @@ class Kernels:
         return Choice(provider, configured(provider, known, query), ASKED)
 
     def explain(self, op: str, arguments: Sequence[Any]) -> Explanation:
-        """Explain which provider would run a call, and why the others would not; run nothing.
+        """Explain which provider would run a call, and why no other provider would run it.
 
-        It raises the same errors as `query` and `choose`.
+        The call does not run. The errors are those of `query` and `choose`.
         """
         query = self.query(op, arguments)
         timings = self._timings.of(self._key(query))
@@ -192,7 +191,7 @@ class Kernels:
                 f"{', '.join(sorted(spec.mutates))}: continue from a checkpoint; it is disabled"
             )
             raise KernelError(msg) from failure
-        # If the reference fails, too, the caller's arguments are wrong.
+        # If the reference also fails, the caller's arguments are wrong.
         result = spec.reference(*arguments)
         self._quarantine(provider, said)
         return result
@@ -202,9 +201,9 @@ class Kernels:
     ) -> tuple[tuple[Timing, ...], dict[str, str]]:
         """Time every usable provider on these arguments; `keep` saves the timings for later calls.
 
-        Returns the timings, fastest first, and the refused providers with reasons. Arguments that
-        the op mutates are overwritten. KernelError for an unknown op, NeaptideError if timings
-        cannot be saved.
+        Returns the timings, with the fastest first, and the refused providers with the reasons.
+        Arguments that the op mutates are overwritten. KernelError for an unknown op, NeaptideError
+        if timings cannot be saved.
         """
         arguments = self._known(op).spec.complete(arguments)
         query = self.query(op, arguments)
@@ -221,8 +220,8 @@ class Kernels:
         return measured, refused | wrong
 
     def _admitted(self, query: Query, arguments: Sequence[Any]) -> Choice:
-        """Choose a provider, tuning first if requested; try a provider before its first run."""
-        # Trials and tuning wait for results, which the capture of a CUDA graph does not permit.
+        """Choose a provider that has passed its trial; if tuning is requested, tune before."""
+        # Trials and tuning make the host wait, which is not permitted while a graph is captured.
         waits = query.device == "cuda" and torch.cuda.is_current_stream_capturing()
         if not waits and self._requests.tuning == "tune" and self._key(query) not in self._timings:
             usable = self._usable(query).values()

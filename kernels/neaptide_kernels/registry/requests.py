@@ -1,4 +1,4 @@
-"""Requests of runs and programs: a provider for an op by name, and the tuning mode."""
+"""Requests of a run or a program to use a certain provider for an op, or a tuning mode."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Request:
 
 
 class Requests:
-    """The open requests; if several are open, the newest one applies."""
+    """The open requests; the newest open request applies."""
 
     def __init__(self) -> None:
         self._open: list[_Request] = []
 
     @contextmanager
     def made(self, tuning: Tuning | None, providers: Mapping[str, str]) -> Iterator[None]:
-        """Make a request for the duration of the context; requests may end in any order."""
+        """Keep a request open while the context is open; requests may end in any order."""
         request = _Request(providers, tuning)
         self._open.append(request)
         try:
@@ -36,11 +36,11 @@ class Requests:
             self._open.remove(request)
 
     def provider_of(self, op: str) -> str | None:
-        """Return the requested provider, or None."""
+        """Return the name of the requested provider of an op, or None."""
         asked = (one.providers.get(op) for one in reversed(self._open))
         return next((name for name in asked if name is not None), None)
 
     @property
     def tuning(self) -> Tuning:
-        """The requested tuning mode; by default earlier timings are used."""
+        """The requested tuning mode. The default mode uses earlier timings."""
         return next((one.tuning for one in reversed(self._open) if one.tuning), "cached")

@@ -1,4 +1,4 @@
-"""The providers that one run's plugins add; they are removed when the run ends."""
+"""The providers that the plugins of a run add, and that are removed when the run ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KernelScope:
-    """The argument of `register_kernels`: adds providers for the duration of a run."""
+    """The argument of the hook `register_kernels`; it adds providers for the duration of a run."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

@@ -1,4 +1,4 @@
-"""An op's specification: its reference, which defines its results, and the facts torch needs."""
+"""The specification of an op: the reference that defines its results, and facts for torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 NAMESPACE = "neaptide"
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
-# torch's functionalization passes every argument by name, and has parameters of these names.
+# torch's functionalization passes every argument by name, and its function already has parameters
+# with these names.
 _TAKEN = frozenset({"mode", "self"})
 _EMPTY = Parameter.empty
 
@@ -32,11 +33,11 @@ def _names(names: Iterable[str]) -> frozenset[str]:
 def takes(
     arguments: Callable[..., A],
 ) -> Callable[[Callable[Concatenate[A, ...], R]], Callable[..., R]]:
-    """Return a decorator that lets a function of a NamedTuple take its fields by position.
+    """Return a decorator for a function of one NamedTuple.
 
-    The NamedTuple lists an op's arguments once, for its reference, `check` and each provider's
-    `run`. A decorated reference gives the op's schema the NamedTuple's fields, annotations and
-    defaults.
+    The decorated function takes the fields of the NamedTuple by position. So an op's arguments are
+    listed only once, for the reference, `check` and each provider's `run`. The op's schema has the
+    names, annotations and defaults of the fields.
     """
     hints = get_type_hints(arguments)
     fields = [
@@ -59,35 +60,37 @@ def takes(
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """Sample arguments of an op: small ones for checks, large ones for timings."""
+    """Sample arguments of an op: small tensors for checks, large tensors for timings."""
 
     name: str
     arguments: tuple[Any, ...]
-    """Arguments in the order of the schema, with new tensors that the op may overwrite."""
+    """Arguments in the order of the schema. The tensors are new, so the op may overwrite them."""
 
     __repr__ = one_line
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class OpSpec:
-    """One op: its definition, and the criteria for its providers."""
+    """The definition of one op, and the requirements on its providers."""
 
     name: str = attrs.field()
     """`"quantize_int8"`, in the namespace `neaptide`, or `"yours::name"`."""
     summary: str
-    """One line for `neaptide kernels list`."""
+    """The op's line in `neaptide kernels list`."""
     reference: Callable[..., Any]
-    """Plain torch on any device, also in float64; its annotations define the schema."""
+    """A function in plain torch for any device, also for float64; its annotations define the
+    schema."""
     fake: Callable[..., Any]
-    """Takes the same arguments; returns empty tensors of the results' shapes and dtypes."""
+    """Takes the reference's arguments; returns empty tensors with the shapes and dtypes of the
+    results."""
     samples: Callable[[torch.device], Iterable[Sample]]
     """Yields small arguments for `check_provider` and for a provider's first trial."""
     large: Callable[[torch.device], Iterable[Sample]]
     """Yields arguments of sizes common in training, for `kernels bench` and `tune`."""
     mutates: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Arguments written in place."""
+    """Names of the arguments that the op writes to."""
     check: Callable[..., None] | None = None
-    """Raises ValueError for arguments that do not match, before any provider runs."""
+    """Called before a provider runs; raises ValueError if the arguments do not match."""
     setup_context: Callable[..., None] | None = None
     """`setup_context(ctx, inputs, output)`, see `torch.library.register_autograd`."""
     backward: Callable[..., Any] | None = None
@@ -95,23 +98,24 @@ class OpSpec:
     flops: Callable[..., int] | None = None
     """`flops(*shapes, out_shape)` for `torch.utils.flop_counter`."""
     traffic: Callable[..., int] | None = None
-    """`traffic(*arguments)`: the least bytes to read and write, for a benchmark's bandwidth."""
+    """`traffic(*arguments)` returns the least number of bytes that a call must read and write.
+    Benchmarks compute the bandwidth from this number."""
     tolerances: Mapping[torch.dtype, float] = attrs.field(factory=dict)
-    """Largest relative error `|result - reference| / |reference|` (norms), by the result's dtype.
+    """Largest permitted relative error `|result - reference| / |reference|` (of norms), by dtype.
 
-    For these dtypes the reference is computed in float64. Results of any other dtype must be
-    bitwise equal to the reference in the arguments' own dtypes.
+    If a result has one of these dtypes, it is compared with the reference in float64. A result of
+    another dtype must be bitwise equal to the reference in the dtypes of the arguments.
     """
     agree: Callable[[Any, Any], Iterable[str]] | None = None
-    """`agree(expected, got)` yields faults that norms cannot show. Both arguments are lists as
-    returned by `agreement.outcome`, with checked dtypes and shapes."""
+    """`agree(expected, got)` yields faults that a comparison of norms does not find. Both arguments
+    are lists returned by `agreement.outcome`; their dtypes and shapes are already checked."""
     timed_by: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Numeric arguments that affect the speed, such as a block size.
+    """Names of numeric arguments that affect the speed, such as a block size.
 
-    Timings are stored by dtypes, sizes, flags and these arguments.
+    Timings are stored by dtypes, sizes, flags and the values of these arguments.
     """
     deterministic: bool = True
-    """Whether the reference returns the same bits each time."""
+    """Whether the reference returns the same bits at each call with the same arguments."""
 
     __repr__ = one_line
 
@@ -123,7 +127,7 @@ class OpSpec:
 
     @property
     def qualified(self) -> str:
-        """The name with its namespace, as in `torch.ops`."""
+        """The op's name with the namespace, as in `torch.ops`."""
         return self.name if "::" in self.name else f"{NAMESPACE}::{self.name}"
 
     def schema(self) -> str:
@@ -145,13 +149,13 @@ class OpSpec:
         return tuple(name for name, _ in _parameters(self.reference))
 
     def complete(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return all arguments by position: the given arguments, then the reference's defaults."""
+        """Return all arguments by position; a missing argument is the reference's default."""
         left_out = _parameters(self.reference)[len(arguments) :]
         missing = [name for name, default in left_out if default is _EMPTY]
         if missing:
             msg = f"{self.qualified} needs {', '.join(missing)}"
             raise TypeError(msg)
-        # The schema cannot be used here: it stores a default dtype as a number.
+        # The defaults are not read from the schema, because it stores a dtype as a number.
         return [*arguments, *(default for _, default in left_out)]
 
 

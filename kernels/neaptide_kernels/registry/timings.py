@@ -1,4 +1,4 @@
-"""Timings measured on this machine, by op, dtypes and size, in a JSON file."""
+"""A JSON file of timings measured on this machine, by op, dtypes and size."""
 
 from __future__ import annotations
 
@@ -33,16 +33,19 @@ class Timing:
 
     provider: str
     version: str
-    """The provider's version; timings of another version are ignored."""
+    """Version of the provider when it was timed; timings of another version are ignored."""
     config: Mapping[str, Any]
     seconds: float
-    """Median of the repeated calls."""
+    """Median time of one call, in seconds."""
 
     __repr__ = one_line
 
 
 class Table:
-    """The timings of a process: its own, and those of the file, which is read at first use."""
+    """The timings that a process knows: timings read from the file, and timings it measured.
+
+    The file is read at first use.
+    """
 
     def __init__(self, path: Callable[[], Path]) -> None:
         self._path = path
@@ -57,7 +60,7 @@ class Table:
         return self._all().get(key, ())
 
     def note(self, key: str, measured: tuple[Timing, ...]) -> None:
-        """Store timings in the file; if it cannot be written, warn and keep them in memory."""
+        """Store timings in the file. If this fails, warn and keep the timings only in memory."""
         self._all()[key] = measured
         try:
             merge(self._path(), {key: measured})
@@ -65,7 +68,7 @@ class Table:
             _warn(error, "the timings are used in this process only")
 
     def keep(self, key: str, measured: tuple[Timing, ...]) -> None:
-        """Store timings in the file; NeaptideError if it cannot be written."""
+        """Store timings in the file; NeaptideError if the file cannot be written."""
         merge(self._path(), {key: measured})
         self._all()[key] = measured
 
@@ -85,9 +88,10 @@ def _warn(error: NeaptideError, consequence: str) -> None:
 
 
 def default_path() -> Path:
-    """Return the file of timings, in `$NEAPTIDE_CACHE_DIR` or else the user's cache directory.
+    """Return the path of the timings file.
 
-    NeaptideError if there is neither.
+    The file is in `$NEAPTIDE_CACHE_DIR` or, if this variable is not set, in the user's cache
+    directory. NeaptideError if neither directory is known.
     """
     own = os.environ.get("NEAPTIDE_CACHE_DIR")
     if own:
@@ -103,8 +107,8 @@ def default_path() -> Path:
 def key_of(query: Query, timed_by: Container[str]) -> str:
     """Return the key of a query's timings.
 
-    The key does not contain the exact shape, so that timings of one batch size apply to similar
-    ones. Of the numeric arguments it contains only those in `timed_by`.
+    The key does not contain the exact shape, so timings of one batch size also apply to similar
+    batch sizes. The key contains a numeric argument only if `timed_by` names this argument.
     """
     machine = torch.cuda.get_device_name() if query.device == "cuda" else "cpu"
     options = [
@@ -117,7 +121,7 @@ def key_of(query: Query, timed_by: Container[str]) -> str:
 
 
 def read(path: Path) -> dict[str, tuple[Timing, ...]]:
-    """Return a file's timings, empty if no file exists; NeaptideError if the file is damaged."""
+    """Return the timings in a file; empty if no file exists. A damaged file is a NeaptideError."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -146,7 +150,7 @@ def read(path: Path) -> dict[str, tuple[Timing, ...]]:
 def merge(path: Path, measured: Mapping[str, tuple[Timing, ...]]) -> None:
     """Add timings to a file that other processes may write at the same time.
 
-    The timings of a key are replaced as a whole; the last writer wins.
+    New timings of a key replace all old timings of this key.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Providers that may run: they passed a trial, have not failed, and support the call."""
+"""Decide which providers may run: those that passed a trial, did not fail, and support the call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProviderTrials:
-    """The results of a process's trials of providers."""
+    """The results of all trials of providers in a process."""
 
     def __init__(self) -> None:
         self._quarantined: dict[tuple[str, str], str] = {}
@@ -40,7 +40,7 @@ class ProviderTrials:
         )
 
     def refusal(self, provider: Provider, query: Query) -> str:
-        """Return why a provider cannot run a call; empty if it can."""
+        """Return why a provider cannot run a call; empty if the provider can run the call."""
         held = self._quarantined.get((provider.op, provider.name))
         if held is not None:
             return f"quarantined: {held}"
@@ -59,11 +59,11 @@ class ProviderTrials:
         return f"its supports() returned {answer!r}, neither True nor a reason"
 
     def needed(self, provider: Provider, query: Query) -> bool:
-        """Return whether a provider must still be tried for calls of this device and dtypes."""
+        """Return whether a provider is still untried for this call's device and dtypes."""
         return provider.name != REFERENCE and _kind(provider, query) not in self._passed
 
     def hold(self, provider: Provider, query: Query, spec: OpSpec) -> str | None:
-        """Try a provider on the op's samples; return its first fault, or record its success."""
+        """Try a provider on the op's samples. Return the first fault, or record the success."""
         wrong = first_disagreement(spec, provider, query)
         if wrong is not None:
             return wrong

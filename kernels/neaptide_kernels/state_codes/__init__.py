@@ -1,9 +1,10 @@
-"""Optimizer state in 8 bits: blocks of 256 values, coded by power maps, rounded stochastically.
+"""Optimizer state in 8 bits: each value is a code, and each block of 256 values has one scale.
 
-In almost every step a slow average moves by less than half the distance of two codes. Rounded to
-the nearest code, it would not change. Rounded up with a probability equal to the remainder, it is
-right in the mean. A power map gives many codes to small values: squares reach down to 6e-5 of a
-block's largest value, fourth powers (for Adam's second moment) to 2e-10.
+In almost every step a slow average moves by less than half the distance of two codes. If it were
+rounded to the nearest code, it would never change. Instead it is rounded stochastically: the
+probability of rounding up is the remainder, so the mean of many roundings is exact. A value is a
+power of its code, so small values have many codes. With squares, the smallest value is 6e-5 of the
+block's largest value. With fourth powers, for Adam's second moment, it is 2e-10.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 BLOCK = 256
-"""Number of values that share a scale, in the order of the parameter's elements."""
+"""Number of consecutive values that share a scale."""
 SIGNED, UNSIGNED = 127, 255
 """The largest signed and the largest unsigned code."""
 SIGNED_TOP = float(SIGNED**2)
 UNSIGNED_TOP = float(torch.tensor(float(UNSIGNED**2), dtype=torch.float32, device="cpu") ** 2)
-"""The float32 values of the largest codes at a scale of 1."""
+"""The float32 values of the largest signed and unsigned code if the scale is 1."""
 SIGNED_LEAST, UNSIGNED_LEAST = 2.0**-100, 2.0**-90
-"""Lower bounds of a block's largest value when its scale is computed, so no scale is denormal."""
+"""A scale is computed from a block's largest value or, if this is larger, from these bounds. So no
+scale is denormal."""
 TENSOR = 1 << 40
-"""Number of random positions for each tensor of a list."""
+"""Number of positions in the random stream that each tensor of a list may use."""
 
 WINDOW = 64
-"""Steps after which the random bits start again from a random value."""
+"""Number of steps after which the random bits restart from a new random value."""
 TURN = 0x9E379E37
-"""Added to the 32 random bits at each step: the golden ratio, in both 16-bit halves."""
+"""This number is added to the 32 random bits at each step. Each 16-bit half is `2**16` divided by
+the golden ratio."""
 THIRD = 0x9E3779B1
-"""Multiplier that mixes both halves of random bits into 16 more (see `third`)."""
+"""Multiplier by which `third` derives 16 more bits from 32 random bits."""
 
 PIECE = 1 << 16
 """Elements processed at a time on a CPU, so that they fit in its caches."""
@@ -43,12 +46,15 @@ _LARGE_PIECE = 1 << 24
 
 
 def blocks_of(elements: int) -> int:
-    """Return the number of blocks, and of scales, of a tensor."""
+    """Return the number of blocks of a tensor, which is also the number of scales."""
     return -(-elements // BLOCK)
 
 
 def pieces(elements: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of a tensor's elements and blocks, so that float32 copies stay small."""
+    """Yield the pieces of a tensor: a slice of its elements and a slice of its blocks.
+
+    The pieces are small, so that float32 copies take little memory.
+    """
     size = PIECE if device.type == "cpu" else _LARGE_PIECE
     for start in range(0, elements, size):
         stop = min(elements, start + size)
@@ -61,7 +67,7 @@ def update_by_pieces(
     update: Callable[..., tuple[torch.Tensor, ...]],
     factors: Callable[[torch.Tensor], tuple[Any, ...]],
 ) -> None:
-    """Update weights and their state, a piece of whole blocks of one tensor at a time.
+    """Update weights and state. Each call of `update` gets some whole blocks of one tensor.
 
     Args:
         lists: weights, gradients, codes, scales and step counts, in this order.
@@ -90,8 +96,8 @@ def random_bits(seed: int, step: torch.Tensor, tensor: int, elements: slice) -> 
     """Return 32 random bits, int64, for elements of a tensor at a step.
 
     For 64 steps the bits of an element advance by the golden ratio from a random start. This
-    spreads roundings up evenly: their sum has the same mean as with independent random bits, and
-    a much smaller variance.
+    spreads the upward roundings evenly over the steps. Their sum has the same mean as with
+    independent random bits, but a much smaller variance.
 
     Args:
         seed: any integer of 64 bits.
@@ -104,7 +110,7 @@ def random_bits(seed: int, step: torch.Tensor, tensor: int, elements: slice) -> 
 
 @attrs.frozen
 class Stream:
-    """The random numbers of one step of a seed: 0-dim int64 tensors, not read on the host."""
+    """The random stream of one seed and step: 0-dim int64 tensors, which the host never reads."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -117,7 +123,7 @@ class Stream:
 
 
 def stream(seed: int, step: torch.Tensor) -> Stream:
-    """Return the random numbers of a step; `step` is 0-dim float32, a whole number."""
+    """Return the random stream of a step; `step` is 0-dim float32, a whole number."""
     count = step.long()
     return Stream(*keys_at(seed, count // WINDOW), (count % WINDOW) * TURN)
 
@@ -133,7 +139,7 @@ def fractions(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def third(bits: torch.Tensor) -> torch.Tensor:
-    """Return 16 more bits, int64, independent of each of the two halves alone."""
+    """Return 16 more bits, int64; they are independent of the upper and of the lower 16 bits."""
     return ((bits * THIRD) >> 16) & 0xFFFF
 
 
@@ -162,14 +168,16 @@ def decode_unsigned(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def encode_signed(
     values: torch.Tensor, fraction: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 codes in [-127, 127] and the scales of blocks; values on a code stay exact.
+    """Return int8 codes in [-127, 127] and the scales of the blocks.
 
-    The scale of a block with an inf or a NaN is NaN, and the block decodes to NaN.
+    If a value is equal to the value of a code, the rounding does not change it. The scale of a
+    block with an inf or a NaN is NaN, and the block decodes to NaN.
 
     Args:
         values: float32 `[elements]`.
-        fraction: a random number in (0, 1) for each value. The value is rounded away from zero if
-            its remainder, as a share of the distance of the two codes around it, is larger.
+        fraction: a random number in (0, 1) for each value. A value lies between two codes. Its
+            remainder is the distance from the lower code, divided by the distance of both codes.
+            The value is rounded away from zero if the remainder is larger than the fraction.
     """
     scale, inverse = _scales(values.abs(), SIGNED_LEAST, SIGNED_TOP)
     scaled = values.abs() * _spread(inverse, len(values))
@@ -181,10 +189,10 @@ def encode_signed(
 def encode_unsigned(
     values: torch.Tensor, fraction: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uint8 codes and the scales of blocks for values >= 0, as `encode_signed` does.
+    """Return uint8 codes and the scales of the blocks, as `encode_signed` does, for values >= 0.
 
-    Only the value 0 has the code 0; a value between 0 and the value of code 1 has the code 1. So a
-    division by the root of a decoded value never meets a zero that rounding made.
+    Only the value 0 has the code 0. A value between 0 and the value of code 1 has the code 1. So
+    rounding never turns the divisor of an update into zero.
     """
     scale, inverse = _scales(values, UNSIGNED_LEAST, UNSIGNED_TOP)
     scaled = values * _spread(inverse, len(values))
@@ -196,18 +204,18 @@ def encode_unsigned(
 
 
 def root(values: torch.Tensor) -> torch.Tensor:
-    """Return correctly rounded float32 square roots; torch's on a CPU may be rounded wrongly."""
+    """Return correctly rounded float32 square roots; `torch.sqrt` on a CPU may round wrongly."""
     return values.double().sqrt().float()
 
 
 def stored(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
-    """Return `values` in a weight's dtype: unchanged as float32, stochastically as bfloat16.
+    """Return `values` in a weight's dtype: float32 unchanged, bfloat16 rounded stochastically.
 
     Args:
         values: float32.
         dtype: float32 or bfloat16.
-        bits: random int64 below 2**16, of the shape of `values`; added to the 16 bits that
-            bfloat16 drops.
+        bits: random int64 below 2**16, of the shape of `values`. They are added to the 16 bits
+            that bfloat16 drops.
     """
     if dtype == torch.bfloat16:
         raw = values.view(torch.int32)
@@ -217,14 +225,17 @@ def stored(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torc
 
 
 def _below(codes: torch.Tensor, top: int) -> torch.Tensor:
-    """Return the code at or below each value; for a whole code possibly one less, remainder 1."""
+    """Return the lower code of each value, and the remainder.
+
+    If a value is equal to the value of a code, the result may be the code below and remainder 1.
+    """
     return (codes - 0.5).round().nan_to_num(top - 1.0).clamp(max=top - 1.0)
 
 
 def _scales(
     magnitudes: torch.Tensor, least: float, top: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scale of each block and its inverse; both are 0 for a block of zeros."""
+    """Return the scale of each block and the inverse scale; both are 0 for a block of zeros."""
     padded = torch.nn.functional.pad(magnitudes, (0, -len(magnitudes) % BLOCK))
     largest = padded.view(-1, BLOCK).amax(1)
     largest = torch.where(largest > 0, largest.clamp(min=least), largest)

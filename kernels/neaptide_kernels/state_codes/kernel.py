@@ -1,9 +1,9 @@
-"""Optimizer state in 8 bits in Triton: tiles of whole blocks, `[blocks, 256]`.
+"""Triton functions for optimizer state in 8 bits. A tile consists of whole blocks: `[blocks, 256]`.
 
 A GPU converts between integers and floats at an eighth of the speed of additions. So codes are
-converted through the bits of floats with a fixed exponent. The roots that give the lower code are
-approximate. If such a root gives a code that is one too low or too high, the remainder is 1 or 0,
-and the value is rounded to the same code.
+converted through the bits of floats with a fixed exponent. The lower code of a value is computed
+from an approximate root. If this code is one too low, the remainder is 1; if the code is one too
+high, the remainder is 0. In both cases the value is rounded to the correct code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _FROM_SIGNED: tl.constexpr = tl.constexpr(2.0**23 + 128.0)
 
 @triton.jit
 def random_bits(first_key, second_key, step, tensor, start, offsets):
-    """`random_bits` of a tile that begins at element `start` (int64); keys are from `signed`."""
+    """Compute `random_bits` for a tile that begins at element `start` (int64).
+
+    `counter_random.signed` returns the keys.
+    """
     step = step.to(tl.uint32)
     first, second = keys_at(first_key.to(tl.uint32), second_key.to(tl.uint32), step // _WINDOW)
     upper = (tensor.to(tl.uint32) << 8) + (start >> 32).to(tl.uint32)
@@ -52,19 +55,19 @@ def random_bits(first_key, second_key, step, tensor, start, offsets):
 
 @triton.jit
 def upper_fraction(bits):
-    """The first result of `fractions`."""
+    """Return the first result of `fractions`."""
     return (0x3F800000 | ((bits >> 16) << 7)).to(tl.float32, bitcast=True) - _FRACTIONS
 
 
 @triton.jit
 def lower_fraction(bits):
-    """The second result of `fractions`."""
+    """Return the second result of `fractions`."""
     return (0x3F800000 | ((bits & 0xFFFF) << 7)).to(tl.float32, bitcast=True) - _FRACTIONS
 
 
 @triton.jit
 def decode_signed(codes, scale):
-    """`decode_signed` of a tile; `scale` is `[blocks]`."""
+    """Compute `decode_signed` for a tile; `scale` is `[blocks]`."""
     shifted = (codes.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint32)
     code = (0x4B000000 | shifted).to(tl.float32, bitcast=True) - _FROM_SIGNED
     return (code * tl.abs(code)) * scale[:, None]
@@ -72,7 +75,7 @@ def decode_signed(codes, scale):
 
 @triton.jit
 def decode_unsigned(codes, scale):
-    """`decode_unsigned` of a tile; `scale` is `[blocks]`."""
+    """Compute `decode_unsigned` for a tile; `scale` is `[blocks]`."""
     code = (0x4B000000 | codes.to(tl.uint32)).to(tl.float32, bitcast=True) - _FROM_UNSIGNED
     square = code * code
     return (square * square) * scale[:, None]
@@ -80,7 +83,7 @@ def decode_unsigned(codes, scale):
 
 @triton.jit
 def _scales(magnitudes, least, top):
-    # Non-negative floats have the same order as their bits, with NaN after infinity.
+    # Non-negative floats have the same order as their bits; the bits of NaN are the largest.
     largest = tl.max(magnitudes.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
     largest = largest.to(tl.float32, bitcast=True)
     largest = tl.where(largest > 0, tl.maximum(largest, least, tl.PropagateNan.ALL), largest)
@@ -97,7 +100,7 @@ def _below(codes, most):
 
 @triton.jit
 def encode_signed(values, fraction):
-    """`encode_signed` of a tile: int8 codes and scales `[blocks]`."""
+    """Compute `encode_signed` for a tile; return int8 codes and scales `[blocks]`."""
     magnitudes = tl.abs(values)
     scale, inverse = _scales(magnitudes, _SIGNED_LEAST, _SIGNED_TOP)
     scaled = magnitudes * inverse[:, None]
@@ -111,7 +114,10 @@ def encode_signed(values, fraction):
 
 @triton.jit
 def encode_unsigned(values, roots, fraction):
-    """`encode_unsigned` of a tile and its square roots: uint8 codes and scales `[blocks]`."""
+    """Compute `encode_unsigned` for a tile, given the square roots of the tile.
+
+    Return uint8 codes and scales `[blocks]`.
+    """
     scale, inverse = _scales(values, _UNSIGNED_LEAST, _UNSIGNED_TOP)
     scaled = values * inverse[:, None]
     lower = _below(tl.sqrt(roots * tl.sqrt(inverse)[:, None]), _UNSIGNED)
@@ -126,7 +132,7 @@ def encode_unsigned(values, roots, fraction):
 
 @triton.jit
 def rounded(values, bits, dtype: tl.constexpr):
-    """Return `values` as the weight's dtype, as `stored` does; `bits` are the 32 random bits."""
+    """Compute `stored`; `bits` are all 32 random bits of each value."""
     if dtype == tl.bfloat16:
         raw = values.to(tl.uint32, bitcast=True)
         raw = (raw + ((bits * _THIRD) >> 16)) & 0xFFFF0000
@@ -137,7 +143,7 @@ def rounded(values, bits, dtype: tl.constexpr):
 
 @triton.jit
 def address(entry, dtype: tl.constexpr, alignment: tl.constexpr):
-    """Load a pointer from a table of tensors; it is a multiple of `alignment` bytes."""
+    """Load an address from a table of tensors; the address is a multiple of `alignment` bytes."""
     pointer = tl.load(entry).to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, alignment)
 

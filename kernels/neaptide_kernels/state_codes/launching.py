@@ -1,4 +1,4 @@
-"""Launches of kernels over 8-bit state: each program updates some blocks of one tensor."""
+"""Launch kernels that update 8-bit state; each program updates some blocks of one tensor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS: tuple[Mapping[str, Any], ...] = (
 
 
 def configs(_: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the tiles and warps to choose from."""
+    """Return the candidate tile sizes and numbers of warps."""
     return CONFIGS
 
 
@@ -44,13 +44,14 @@ def launch(
     """Update all tensors in one launch.
 
     Args:
-        kernel: takes a table, its owners, the rate, the numbers and the keys of the seed.
+        kernel: takes the two tables of a `TensorTable`, the learning rate, the numbers and the
+            keys of the seed.
         lists: weights, gradients, state and step counts, in this order.
         lr: learning rate, 0-dim float32.
         numbers: the kernel's other numbers; they are rounded to float32.
         seed: seed of the stochastic rounding.
-        rows: blocks per program.
-        num_warps: warps per program.
+        rows: number of blocks per program.
+        num_warps: number of warps per program.
     """
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
@@ -67,7 +68,7 @@ def launch(
 
 
 def shipped(module: str, kernel: str, numbers: Sequence[str]) -> Iterator[ShippedKernel]:
-    """Yield the kernels to ship: bfloat16 weights in every config, and one for float32."""
+    """Yield a kernel for bfloat16 weights in each config, and one kernel for float32 weights."""
     import triton.language as tl  # noqa: PLC0415 - only where it is installed
 
     cases = [("bf16", tl.bfloat16, config) for config in CONFIGS]

@@ -1,4 +1,4 @@
-"""Checks of lists of weights, gradients and 8-bit state, and the comparison of their results."""
+"""Check lists of weights, gradients and 8-bit state, and compare the results of two updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query, Support
 
 WEIGHTS = (torch.float32, torch.bfloat16)
-"""Dtypes of weights and gradients."""
+"""Permitted dtypes of weights and gradients."""
 _CODES = {torch.int8: decode_signed, torch.uint8: decode_unsigned}
 _WEIGHTS_OFF = {torch.float32: 1e-5, torch.bfloat16: 2e-3}
 _CODES_OFF = 0.01
@@ -26,7 +26,7 @@ _CODES_OFF = 0.01
 def check(
     op: str, names: Sequence[str], codes: Collection[torch.dtype], arguments: Sequence[Any]
 ) -> None:
-    """Raise ValueError for the first tensor or list that does not fit the others.
+    """Raise ValueError for the first tensor or list that does not match the other lists.
 
     Args:
         op: the op's name.
@@ -76,7 +76,7 @@ def _refuse(
 
 
 def check_numbers(op: str, **numbers: float) -> None:
-    """Raise ValueError if a beta is not in [0, 1), another number is negative, or eps is 0."""
+    """Raise ValueError if a beta is not in [0, 1), if eps is 0, or if a number is negative."""
     for name, value in numbers.items():
         beta = name.startswith("beta")
         if not (0.0 <= value < 1.0 if beta else 0.0 <= value < float("inf")):
@@ -89,7 +89,7 @@ def check_numbers(op: str, **numbers: float) -> None:
 
 
 def supports(query: Query) -> Support:
-    """Return True if Triton can update these lists in one launch, else the reason."""
+    """Return True if Triton can update these lists in one launch, otherwise a reason."""
     reason = no_triton(query)
     if reason:
         return reason
@@ -104,17 +104,18 @@ def supports(query: Query) -> Support:
 
 
 def aligned(*lists: Sequence[torch.Tensor]) -> bool:
-    """Return whether all tensors start at multiples of 16 bytes."""
+    """Return whether the address of each tensor is a multiple of 16 bytes."""
     return all(tensor.data_ptr() % 16 == 0 for tensors in lists for tensor in tensors)
 
 
 def disagreements(
     expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Yield the errors of results: weights by norm, decoded state by the distance of codes.
+    """Yield a message for each wrong result.
 
-    A compiler's square root may be wrong in the last bit, which changes a code next to a boundary
-    by one. This may happen to one code of a hundred at most.
+    Weights are compared by norm. The error of decoded state is measured in distances of codes. The
+    square root of a compiler may be wrong in the last bit. If a value is next to a boundary, this
+    changes its code by one. At most one code of a hundred may differ in this way.
     """
     right, found = dict(expected), dict(got)
     for name, tensor in right.items():
@@ -135,7 +136,7 @@ def _state_off(
 ) -> Iterator[str]:
     (codes, scale), decode = expected, _CODES[expected[0].dtype]
     right, result = decode(codes, scale), decode(*got)
-    known = ~right.isnan()  # the codes of a block that is NaN do not matter
+    known = ~right.isnan()  # if a block is NaN, its codes are not compared
     if not torch.equal(known, ~result.isnan()):
         yield f"{name}: NaN is in other places than expected"
         return

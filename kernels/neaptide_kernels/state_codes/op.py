@@ -1,4 +1,4 @@
-"""An op that updates weights with 8-bit state, built from its reference and its kernel."""
+"""Build an op that updates weights and 8-bit state from a reference and a kernel."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class CodedOp:
     """The parts of one op with 8-bit state.
 
-    The op's arguments are, in this order: lists of `params`, `grads`, codes, scales
-    (`<codes>_scale` each) and `steps`; `lr`; numbers; `seed`.
+    The first arguments of the op are lists: `params`, `grads`, each list of codes, each list of
+    scales (named `<codes>_scale`) and `steps`. Then follow `lr`, the numbers and `seed`.
     """
 
     name: str
@@ -36,13 +36,13 @@ class CodedOp:
     """Dtype of each list of codes, by the list's name."""
     reference: Callable[..., None]
     by_pieces: Callable[..., None]
-    """`by_pieces(*arguments, update=piece)` is the reference."""
+    """The reference is `by_pieces(*arguments, update=piece)`."""
     piece: Callable[..., tuple[torch.Tensor, ...]]
-    """Updates one piece of a tensor and its state."""
+    """Updates one piece of a tensor and of the tensor's state."""
     kernel: str
     """`"module:function"` of the Triton kernel for `launching.launch`."""
     tried: tuple[float, ...]
-    """The numbers for trials."""
+    """Values of the op's number arguments (between `lr` and `seed`) in trials."""
     names: tuple[str, ...] = attrs.field(init=False)
     """Names of the arguments, in order."""
 
@@ -67,7 +67,8 @@ class CodedOp:
                 agree=lists.disagreements,
             )
         )
-        # Priority -1: used only after a measurement, as compiling takes ten seconds at first.
+        # The first call compiles for ten seconds. With priority -1, this provider runs only if
+        # a measurement has shown that it is the fastest.
         KERNELS.add(
             Provider(
                 op=self.name,
@@ -92,12 +93,12 @@ class CodedOp:
         )
 
     def shipped(self) -> Iterator[ShippedKernel]:
-        """Yield the Triton kernels to ship."""
+        """Yield descriptions of the op's Triton kernels."""
         module, kernel = self.kernel.split(":")
         return launching.shipped(module, kernel, self.names[self._rate + 1 : -1])
 
     def new_state(self, param: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return zeros: codes, scales and the step count of a parameter before its first step."""
+        """Return the state of a parameter before the first step; all its tensors are 0."""
         number, zeros = param.numel(), partial(torch.zeros, device=param.device)
         return (
             *(zeros(number, dtype=dtype) for dtype in self.codes.values()),
@@ -112,7 +113,7 @@ class CodedOp:
         lists.check_numbers(self.name, **dict(numbers))
 
     def traffic(self, params: Any, grads: Any, *_: Any) -> int:
-        """Return the bytes that a step must read and write, at the least."""
+        """Return the least number of bytes that a step must read and write."""
         state = (2 + 8 / 256) * len(self.codes)
         return sum(
             round(param.numel() * (2 * param.element_size() + grad.element_size() + state))

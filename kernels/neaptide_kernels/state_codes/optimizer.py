@@ -1,4 +1,4 @@
-"""A torch optimizer whose state is 8-bit codes: the base of `Adam8bit` and `Lion8bit`."""
+"""The base class of `Adam8bit` and `Lion8bit`: a torch optimizer with a state of 8-bit codes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _APART = 1 << 40
-"""Distance of the seeds of two calls in a step, so that their tensors share no random bits."""
+"""Difference of the seeds of two op calls in a step. So two tensors never share random bits."""
 
 
 class CodedOptimizer(torch.optim.Optimizer, ABC):
-    """Optimizer that updates all parameters of a group with equal dtypes and device in one op call.
+    """An optimizer that updates many parameters of a group in one call of the op.
 
-    Changes to `param_groups` have an effect, as in torch's optimizers. `lr` may be a number or a
-    0-dim tensor, whose value a CUDA graph reads at each replay. Weights are float32, or bfloat16
-    with stochastic rounding. Gradients are float32 or bfloat16, and dense. Resuming from
-    `state_dict` continues bit for bit.
+    The parameters of one call have equal dtypes and the same device. Changes to `param_groups` have
+    an effect, as in torch's optimizers. `lr` may be a number or a 0-dim tensor. A CUDA graph reads
+    the value of this tensor at each replay. Weights are float32, or bfloat16 with stochastic
+    rounding. Gradients are float32 or bfloat16, and dense. A run that resumes from `state_dict`
+    continues bit for bit.
 
     Raises:
         ValueError: a parameter or a gradient has another dtype or layout.
     """
 
     state_names: tuple[str, ...]
-    """Names of a parameter's state tensors, in the order of the op; the last is the step count."""
+    """Names of the state tensors in the order of the op's arguments; the last is the step count."""
 
     @abstractmethod
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return a parameter's state before its first step."""
+        """Return the state of a parameter before the first step."""
 
     @abstractmethod
     def update(
@@ -43,7 +44,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         group: dict[str, Any],
         seed: int,
     ) -> None:
-        """Call the op on `lists`: parameters, gradients and one list for each state tensor."""
+        """Call the op. `lists` are parameters, gradients and a list for each name of a state."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; ValueError for a trainable parameter that cannot be updated."""
@@ -60,7 +61,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; return what `closure` returns, if given.
+        """Update every parameter that has a gradient; return the result of `closure`, if given.
 
         Args:
             closure: evaluates the model again, with gradients, and returns the loss.
@@ -77,7 +78,9 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state with its dtypes; torch would convert codes to the weights' dtype.
+        """Load a saved state and keep the dtypes of the state.
+
+        The method of torch's base class would convert codes to the dtype of the weights.
 
         Raises:
             ValueError: the state is from another optimizer, or for parameters of other shapes.
@@ -127,7 +130,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _alike(params: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return lists of parameters with gradients; one call can update a list."""
+    """Return lists of parameters with gradients, such that one call can update each list."""
     lists: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for param in params:
         if param.grad is not None:
@@ -145,7 +148,7 @@ def _rate(lr: float | torch.Tensor, device: torch.device) -> torch.Tensor:
 def check_rate(name: str, lr: float | torch.Tensor) -> None:
     """Raise ValueError for a learning rate that is negative, inf, NaN, or not a single number.
 
-    The value of a tensor is not checked, because the tensor may be on a device.
+    The value of a tensor is not checked, because a check would make the host wait for the device.
     """
     if isinstance(lr, torch.Tensor):
         if lr.numel() != 1:

@@ -1,4 +1,4 @@
-"""Lists of weights and gradients for trials of steps with 8-bit state."""
+"""Sample weights and gradients for trials of ops that update 8-bit state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _SHAPES = ((1,), (17, 15), (256,), (0,), (3, 5, 7), (4500,))
 
 
 def gradients(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Yield (name, gradients): many magnitudes, one tensor, inf and NaN, not contiguous, large."""
+    """Yield pairs of a name and a list of gradients.
+
+    The lists have many magnitudes, a single tensor, inf and NaN, tensors that are not contiguous,
+    and large tensors.
+    """
     generator = torch.Generator().manual_seed(0)
     several = [_spread(shape, generator).to(dtype=dtype, device=device) for shape in _SHAPES]
     yield "several", several

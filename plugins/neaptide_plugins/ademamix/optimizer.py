@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
 _TOGETHER = 1 << 22
-"""Elements updated in one call. Temporaries take twice as many elements."""
+"""Largest number of elements updated in one call. Temporary tensors have twice as many elements."""
 _AVERAGES = ("exp_avg", "exp_avg_slow", "exp_avg_sq")
 
 
 class AdEMAMix(torch.optim.Optimizer):
-    """AdEMAMix (Pagliardini et al., 2024): Adam's update plus `alpha` times a slow average.
+    """AdEMAMix (Pagliardini et al., 2024): AdamW with a second, slow average of the gradients.
 
-    Every argument except `params` is an option of a group. The state of a parameter is three
-    averages of its shape and dtype, and a step count.
+    Every argument except `params` is an option of a group. The state of a parameter is a step count
+    and three averages. Each average has the shape and dtype of the parameter.
 
     Args:
         params: parameters or groups; dense, of a real floating dtype.
         lr: learning rate, a number.
         betas: decay of the fast average, of the second moment and of the slow average, in [0, 1).
         alpha: weight of the slow average, which has no bias correction.
-        warmup_steps: updates over which `alpha` rises from 0 and the slow decay rises from the
-            fast decay.
+        warmup_steps: number of updates during which `alpha` rises from 0, and the decay of the slow
+            average rises from that of the fast average.
         eps: added to the square root of the second moment, more than 0.
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
 
@@ -109,7 +109,7 @@ class AdEMAMix(torch.optim.Optimizer):
         state["step"] += 1
 
     def _batches(self, params: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Yield batches of parameters that one call updates: equal step count, device and dtype."""
+        """Yield batches of parameters with equal step count, device and dtype."""
         alike: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         for param in params:
             key = (int(self.state[param]["step"]), param.device, param.dtype)
@@ -135,7 +135,7 @@ def _update(
     step: int,
     group: dict[str, Any],
 ) -> None:
-    """Make update number `step`: algorithm 1 of the paper."""
+    """Apply update number `step`, as in algorithm 1 of the paper."""
     lr, warmup = float(group["lr"]), group["warmup_steps"]
     beta1, beta2, beta3 = group["betas"]
     torch._foreach_lerp_(fast, grads, 1 - beta1)

@@ -28,7 +28,7 @@ class AdEMAMixPlugin(OptimizerPlugin):
     _warms_up_all_along: bool = attrs.field(init=False, default=False)
 
     def build(self, model: nn.Module, lr: float, options: AdEMAMixOptions) -> torch.optim.Optimizer:
-        """Build the optimizer; if `warmup_steps` is not set, `started` sets it later."""
+        """Build the optimizer; if `warmup_steps` is not set, `started` sets the option later."""
         self._warms_up_all_along = options.warmup_steps is None
         options = attrs.evolve(options, warmup_steps=options.warmup_steps or 0)
         return super().build(model, lr, options)

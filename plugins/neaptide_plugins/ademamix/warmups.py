@@ -1,4 +1,4 @@
-"""Warmups of AdEMAMix's slow average: its weight and its decay rise at the start of training."""
+"""The weight and the decay of AdEMAMix's slow average, which rise at the start of training."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 
 def alpha_at(step: int, alpha: float, warmup_steps: int) -> float:
-    """Return the weight of the slow average at update `step`, from 1. It rises linearly."""
+    """Return the weight of the slow average at update `step`, counted from 1; it rises linearly."""
     return alpha * _risen(step, warmup_steps)
 
 
 def slow_decay_at(step: int, fast: float, slow: float, warmup_steps: int) -> float:
-    """Return the slow average's decay at update `step`: it rises from `fast` to `slow`.
+    """Return the decay of the slow average at update `step`; the decay rises from `fast` to `slow`.
 
     The half-life `log(1/2) / log(decay)` rises linearly, as in the paper.
     """

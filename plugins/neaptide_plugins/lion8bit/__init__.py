@@ -1,4 +1,4 @@
-"""Lion with its momentum in 8 bits."""
+"""The optimizer Lion with an 8-bit momentum."""
 
 from .config import SPEC
 

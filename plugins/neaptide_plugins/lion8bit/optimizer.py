@@ -44,7 +44,7 @@ class Lion8bit(CodedOptimizer):
         )
 
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the state of `param` before its first step: zeros."""
+        """Return the state of `param` before the first step; all its tensors are 0."""
         return new_state(param)
 
     def update(

@@ -1,4 +1,4 @@
-"""Muon for the weight matrices of hidden layers, AdamW for everything else."""
+"""An optimizer: Muon updates the weight matrices of hidden layers, AdamW all other parameters."""
 
 from .config import SPEC
 

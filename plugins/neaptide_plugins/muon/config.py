@@ -20,7 +20,8 @@ NOT_HIDDEN = (*SENSITIVE_WEIGHTS, "*positions*", "fc.*", "score.*", "output.*", 
 Mamba's `A_log` has two dimensions but is not a matrix."""
 
 FUSED = {"*qkv*": (1, 1, 1), "*in_proj_weight": (1, 1, 1)}
-"""Name patterns of fused query-key-value weights, and the proportions of their parts' rows."""
+"""Name patterns of fused query-key-value weights, and the proportions of the rows of query, key
+and value."""
 
 
 def _proportions(

@@ -1,4 +1,4 @@
-"""Parameter groups for Muon: shape, module and name decide who updates a weight, Muon or AdamW."""
+"""Parameter groups for Muon. Shape, module and name of a weight decide whether AdamW updates it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def parameter_groups(
     stacked: Sequence[str] = (),
     convolutions: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return groups for `Muon` with every trainable parameter once, in the model's order.
+    """Return groups for `Muon`; they contain every trainable parameter once, in the model's order.
 
-    Muon updates weights of two dimensions, `stacked` weights of three and, with `convolutions`, the
-    weights of convolutions that are not grouped. AdamW updates embeddings, weights whose name fits
-    a pattern of `adamw`, and all other parameters. AdamW updates a tied weight if one of its names
-    or modules is AdamW's.
+    Muon updates weights of two dimensions, `stacked` weights of three dimensions and, with
+    `convolutions`, the weights of convolutions that are not grouped. AdamW updates embeddings,
+    weights whose name matches a pattern of `adamw`, and all other parameters. AdamW updates a tied
+    weight if AdamW updates any of the names or modules that share this weight.
 
     Args:
         model: the model to train.
@@ -65,7 +65,7 @@ def parameter_groups(
 
 
 def _places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Return each parameter once, with the modules it is in and its names."""
+    """Return each parameter once, with all its pairs of a module and a qualified name."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):

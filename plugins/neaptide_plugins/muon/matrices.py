@@ -12,21 +12,23 @@ if TYPE_CHECKING:
     import torch
 
 _TOGETHER = 1 << 24
-"""Elements of a batch. Temporaries take a few times as many elements."""
+"""Largest number of elements in a batch. Temporary tensors have several times as many elements."""
 _SMALL_ON_CPU = 64
-"""Up to this many rows, a CPU multiplies a batch faster than one matrix after the other."""
+"""If matrices have at most this many rows, a CPU multiplies a batch of them faster than each matrix
+separately."""
 
 
 @attrs.frozen(eq=False)
 class Piece:
-    """Rows of a weight that form one matrix, with the numbers of their update.
+    """The rows of a weight that form one matrix, and the settings for the update of these rows.
 
     Attributes:
-        weight: a view of the rows; with more than two dimensions the matrix is `flatten(1)`.
+        weight: a view of the rows; if it has more than two dimensions, the matrix is `flatten(1)`.
         gradient: of the shape of `weight`.
-        momentum: of the shape of `weight`; contains this gradient already.
-        ahead: share of the momentum in the update; the rest is the gradient. 1 without Nesterov.
-        lr: factor of the orthogonalised update.
+        momentum: of the shape of `weight`; already updated with `gradient`.
+        ahead: share of the momentum in the update; the rest is the share of the gradient. Without
+            Nesterov momentum, `ahead` is 1.
+        lr: factor by which the orthogonalised update is multiplied.
         steps: number of Newton-Schulz steps.
         dtype: dtype of the Newton-Schulz steps.
     """
@@ -41,7 +43,7 @@ class Piece:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The numbers of rows and columns."""
         rows = self.weight.shape[0]
         return rows, self.weight[0].numel()
 
@@ -75,7 +77,7 @@ def rows_of(rows: int, proportions: Sequence[int]) -> list[int]:
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield batches for one iteration: equal shape after `lying`, device, dtype and steps."""
+    """Yield batches of pieces with equal shape of `lying()`, device, dtype and number of steps."""
     alike: dict[tuple[object, ...], list[Piece]] = {}
     for piece in pieces:
         key = (*sorted(piece.shape), piece.weight.device, piece.dtype, piece.steps)

@@ -1,4 +1,4 @@
-"""Orthogonalises matrices by the quintic Newton-Schulz iteration of Muon, a batch at a time."""
+"""Orthogonalise batches of matrices by the quintic Newton-Schulz iteration of Muon."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 A, B, C = 3.4445, -4.7750, 2.0315
 """Coefficients of the step `A x + B x^3 + C x^5` on singular values (Jordan et al. 2024)."""
 EPS = 1e-7
-"""Smaller norms are replaced by this one, so that a gradient of zero stays zero."""
+"""A smaller norm is replaced by this number, so that a matrix of zeros is not divided by zero."""
 _OBLONG = 2
 """From this ratio of columns to rows on, the iteration on Gram matrices needs fewer operations."""
 _STABLE = 5
@@ -18,12 +18,14 @@ eigenvalue of 0 into about -1e-7, each step multiplies it by up to 12, and at -1
 def orthogonalised(x: torch.Tensor, steps: int) -> torch.Tensor:
     """Return matrices `[N, R, C]` with the singular vectors of `x` and singular values of about 1.
 
-    With 5 steps, singular values of 0.005 to 1 of a matrix's Frobenius norm end between 0.68 and
-    1.16. Smaller ones are multiplied by about 485 and end at 1.21 at most. A matrix with a NaN or
-    an inf becomes NaN; the other matrices are not affected.
+    Each singular value is first divided by the Frobenius norm of its matrix. Five steps move a
+    quotient of at least 0.005 into [0.68, 1.16]. Five steps multiply a smaller quotient by about
+    485; the result is at most 1.21. A matrix with a NaN or an inf becomes NaN; this does not affect
+    the other matrices.
 
     Args:
-        x: floating `[N, R, C]`, computed in its dtype; `R <= C` needs the fewest operations.
+        x: floating `[N, R, C]`, whose dtype is also that of the arithmetic. With `R <= C` the
+            number of operations is smallest.
         steps: number of iterations.
     """
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
@@ -40,8 +42,8 @@ def orthogonalised(x: torch.Tensor, steps: int) -> torch.Tensor:
 def _product(gram: torch.Tensor, steps: int) -> torch.Tensor:
     """Return the matrices `[N, R, R]` by which `steps` steps multiply `x`; `gram` is `x @ x.mT`.
 
-    A step multiplies `x` by the factor `A + B gram + C gram^2`, and `gram` by the same factor from
-    both sides. So the steps do not need `x` itself.
+    A step multiplies `x` by the factor `A + B gram + C gram^2`. The step multiplies `gram` by the
+    same factor from both sides. So the factors are computed without `x`.
     """
     product = factor = _factor(gram)
     for _ in range(steps - 1):

@@ -23,17 +23,19 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024), and AdamW for groups whose `kind` is `"adamw"`.
 
-    Every argument except `params` is an option of a group. State is in the weights' dtype: one
-    momentum for a parameter of Muon, two moments and a step count for a parameter of AdamW.
+    Every argument except `params` is an option of a group. The state of a parameter that Muon
+    updates is one momentum. The state of a parameter that AdamW updates is two moments and a step
+    count. Momentum and moments have the weight's dtype.
 
     Args:
-        params: parameters or groups, dense and real. A parameter of `kind = "muon"` has two
-            dimensions or more and is the matrix `[dim 0, the rest]`; a `stacked` one has three or
-            more.
+        params: parameters or groups, dense and real. A parameter of `kind = "muon"` has at least
+            two dimensions and is the matrix `[dim 0, product of the other dims]`. A `stacked`
+            parameter has at least three dimensions.
         lr: learning rate, a number.
         kind: `"muon"` or `"adamw"`.
         momentum: decay of the momentum, in [0, 1).
-        nesterov: apply the gradient to the momentum once more before orthogonalising it.
+        nesterov: orthogonalise `momentum * m + (1 - momentum) * gradient` instead of the momentum
+            `m`.
         ns_steps: number of Newton-Schulz steps.
         ns_dtype: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 on a GPU, else float32.
         scale: factor of a matrix's update: `"match_rms_adamw"`, 0.2 * sqrt(max(rows, columns)),
@@ -115,7 +117,7 @@ class Muon(torch.optim.Optimizer):
             else:
                 self._adamw(params, group)
         for batch in batches(pieces):
-            # The stack has no name here, so that `orthogonalised` can free it.
+            # No variable here refers to the stack, so `orthogonalised` can free the stack.
             updates = orthogonalised(
                 torch.stack([piece.lying() for piece in batch]), batch[0].steps
             )
@@ -124,7 +126,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _moved(self, params: list[torch.Tensor], group: dict[str, Any]) -> Iterator[Piece]:
-        """Decay the weights and update the momenta; return the matrices still to be updated."""
+        """Apply weight decay, update the momenta and run AdamW; return the pieces for Muon."""
         if not params:
             return iter(())
         grads = [param.grad for param in params if param.grad is not None]

@@ -26,7 +26,7 @@ class MuonPlugin(OptimizerPlugin):
     optimizer = Muon
 
     def build(self, model: nn.Module, lr: float, options: MuonOptions) -> Muon:
-        """Return the optimizer of a model; ConfigError if an option does not fit the model."""
+        """Return the optimizer for a model; ConfigError if an option does not fit the model."""
         try:
             groups = parameter_groups(
                 model,

@@ -94,10 +94,10 @@ def export_model(
     *,
     max_shard_bytes: int = 5 * 10**9,
 ) -> list[Path]:
-    """Write a trained model's parameters and saved buffers, on whatever tier they are.
+    """Write a trained model's parameters and saved buffers; they may be on any tier.
 
     Args:
-        model: the trainer's.
+        model: `trainer.model`.
         store: `trainer.store`.
         directory: see `export`.
         max_shard_bytes: see `export`.
@@ -138,7 +138,7 @@ def _check_names(names: list[str], aliases: Mapping[str, str]) -> None:
 
 
 def _split(items: list[TensorItem], most: int) -> dict[str, list[TensorItem]]:
-    """Return each file's tensors, in order; each file takes as many as fit."""
+    """Return the tensors of each file, in order; each file contains as many tensors as fit."""
     shards: list[list[TensorItem]] = [[]]
     held = 0
     for item in items:

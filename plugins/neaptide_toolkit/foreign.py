@@ -96,6 +96,6 @@ class Converter:
     convert: Callable[[Source], dict[str, Any]]
     """Returns the core's sections; plugins convert their own keys."""
     signs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Top-level keys that identify this framework: no other framework has them."""
+    """Top-level keys that identify this framework, because no other framework has these keys."""
 
     __repr__ = one_line

@@ -1,6 +1,6 @@
-"""Measure the error of approximate gradients against exact ones during a run.
+"""Measure the error of approximate gradients during a run.
 
-A middleware of `around_forward` computes the gradients of a micro-batch in both ways.
+A middleware of `around_forward` computes the approximate and the exact gradients of a micro-batch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Sampled:
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     elements: int
-    """Total over all these parameters."""
+    """Number of elements of all these parameters together."""
     missing: str | None
-    """Why `parameters` is empty, in one line; None if it is not."""
+    """Why `parameters` is empty, in one line; None if there are parameters."""
 
     __repr__ = one_line
 
@@ -53,10 +53,10 @@ def sample(
 ) -> Sampled:
     """Choose whole trainable parameters on the device, of at most `elements` elements in total.
 
-    The choice depends on names and shapes alone, so a resumed run measures the same parameters. If
-    not all fit, the chosen ones are spread over the depth of the model; at least the smallest is
-    chosen. Parameters on another tier are excluded, because they are on the device only while
-    their block runs.
+    The choice depends only on names and shapes, so a resumed run measures the same parameters. If
+    there are too many elements, the chosen parameters are spread over the depth of the model. At
+    least the smallest parameter is chosen. Parameters on another tier are excluded, because they
+    are on the device only while their block runs.
 
     Args:
         model: the model with these parameters.
@@ -125,10 +125,10 @@ def gradients(
     *,
     loss_scale: float = 1.0,
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of the mean loss of `call()`, and leave the run unchanged.
+    """Return the gradients of the mean loss of `call()`, and do not change the run.
 
-    Buffers, module modes, random state and every `.grad` stay as they are. Each call starts from
-    the same random state, so dropout is the same in all of them.
+    Buffers, module modes, random state and every `.grad` are unchanged afterwards. Each call starts
+    from the same random state, so dropout is the same in all calls.
 
     Args:
         model: the model whose buffers and modes are restored.
@@ -197,7 +197,7 @@ class GradientError:
 
     @property
     def relative(self) -> float:
-        """L2 norm of the difference divided by that of the exact gradients; 0 if both are zero."""
+        """L2 norm of the difference / L2 norm of the exact gradients; 0 if both norms are 0."""
         if self.squared == 0:
             return 0.0
         return math.sqrt(self.squared / self.exact) if self.exact else math.inf
@@ -220,9 +220,10 @@ def compare(
 
     Args:
         exact: one tensor, or None, for each parameter.
-        approximate: likewise, in the same order.
-        factors: elementwise factors of both, applied first: `1 / (sqrt(v) + eps)` measures in
-            Adam's metric. None, for all or for one tensor, means 1.
+        approximate: one tensor, or None, for each parameter, in the same order.
+        factors: tensors by which both gradients are multiplied first. `1 / (sqrt(v) + eps)`
+            measures the error in Adam's metric. None means the factor 1; a single entry may be
+            None, too.
 
     Raises:
         ValueError: the sequences have different lengths.

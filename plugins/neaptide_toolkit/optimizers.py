@@ -38,7 +38,7 @@ def decays(_: Any, attribute: attrs.Attribute[Any], value: Sequence[float]) -> N
 
 @attrs.define(eq=False)
 class OptimizerPlugin(Plugin[NoConfig]):
-    """Builds the optimizer of a run whose `[optimizer] name` is the plugin's.
+    """Builds the optimizer of a run if `[optimizer] name` is the name of the plugin.
 
     The manifest names the class of the optimizer's options under `"optimizer:<name>"`. A subclass
     sets `spec` and `optimizer`; it may override `build` and `started`.
@@ -55,7 +55,7 @@ class OptimizerPlugin(Plugin[NoConfig]):
         return optimizer(parameters, lr=lr, **attrs.asdict(options, recurse=False))
 
     def started(self, run: Run, optimizer: torch.optim.Optimizer) -> None:
-        """Hook for a subclass: a run with this optimizer has started. By default nothing."""
+        """Called when a run with this optimizer has started. A subclass may override it."""
 
     @hookimpl
     def configure_optimizer(

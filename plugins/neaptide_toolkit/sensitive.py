@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 SENSITIVE_WEIGHTS = ("*embed*", "lm_head.*", "*.lm_head.*", "head.*", "*.head.*", "*classifier*")
-"""Patterns of qualified names. They match the layers next to the loss, the most sensitive ones."""
+"""Patterns of qualified names. They match embeddings and heads, which are the most sensitive to
+rounding."""
 
 LARGE_ENOUGH = 1 << 18
-"""In smaller matrices, rounding the factors costs more time than a product in 8 bits saves."""
+"""Least number of elements of a matrix for products in 8 bits. For smaller matrices, rounding the
+factors takes more time than the faster product saves."""

@@ -13,14 +13,16 @@ MULTIPLE = 16
 """Divisor that CUDA's kernel requires of K and N (see `fp8_product`)."""
 
 _SMALLEST = 2.0**-100
-"""Tensors with a smaller largest magnitude become zeros: `largest / extent` would overflow."""
+"""If the largest magnitude of a tensor is smaller, all its codes are 0: `largest / extent` would
+overflow."""
 
 
 def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `x` in fp8, rounded to nearest, and the float32 scale (0-dim) to multiply it by.
+    """Return `x` in fp8, rounded to nearest, and the scale, 0-dim float32.
 
-    The largest magnitude becomes the dtype's largest number. Zeros stay zeros. If `x` holds inf or
-    NaN, the scale is NaN, and so is every product with it.
+    The fp8 values times the scale are approximately `x`. The largest magnitude of `x` becomes the
+    largest number of the fp8 dtype. Zeros stay zeros. If `x` contains inf or NaN, the scale is NaN,
+    so every product with this scale is NaN.
     """
     largest = torch.finfo(dtype).max
     extent = x.abs().amax().float() if x.numel() else torch.zeros((), device=x.device)

@@ -24,7 +24,8 @@ def int8_slower(device: torch.device) -> str | None:
 def fp8_missing(device: torch.device) -> str | None:
     """Return why torch has no fp8 product on `device`, in one line; None if no reason is known.
 
-    torch's CUDA kernel refuses GPUs without fp8 tensor cores. On others torch's product is slow.
+    torch's CUDA kernel refuses GPUs without fp8 tensor cores. On other devices torch has a slow
+    product.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return None

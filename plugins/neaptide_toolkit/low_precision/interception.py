@@ -1,8 +1,9 @@
-"""Send products with weights through a handler: `F.linear`, and `torch.addmm` as Conv1D calls it.
+"""Pass matrix products with weights to a handler.
 
-Both functions are replaced in torch's modules while a handler is active. A mode of
-`torch.overrides` is not enough: it is off inside `torch.autograd.backward`, where blocks are
-recomputed, and inside `F.multi_head_attention_forward`. Code traced by torch.compile or torch.func,
+The products are calls of `F.linear`, and calls of `torch.addmm` in the form that Conv1D uses. Both
+functions are replaced in torch's modules while a handler is active. A mode of `torch.overrides` is
+not enough: torch disables such a mode inside `F.multi_head_attention_forward` and inside
+`torch.autograd.backward`, where blocks are recomputed. Code traced by torch.compile or torch.func,
 and forward-mode derivatives, are not intercepted.
 """
 
@@ -37,13 +38,13 @@ class Product:
     bias: torch.Tensor | None
     transposed: bool
     compute: Callable[[], torch.Tensor]
-    """Computes the product, `[..., out]`, with the outer handlers, or with torch without one."""
+    """Computes the product, `[..., out]`, by the outer handlers; without any, by torch."""
 
     __repr__ = one_line
 
     @property
     def rows(self) -> int:
-        """Rows of `x` as a matrix."""
+        """Number of rows of `x`, seen as a matrix."""
         return self.x.numel() // self.x.shape[-1] if self.x.shape[-1] else 0
 
 
@@ -66,8 +67,8 @@ _installed: _StandIns | None = None
 def intercepting(handler: Handler) -> Iterator[None]:
     """Call `handler` for each product, on all threads; if it returns None, the next handler runs.
 
-    A returned tensor has the shape, dtype and device of torch's product. Handlers nest: the
-    innermost runs first, and its `product.compute()` runs the outer ones.
+    A returned tensor must have the shape, dtype and device of torch's product. Handlers nest: the
+    innermost handler runs first, and its call of `product.compute()` runs the outer handlers.
     """
     global _handlers, _installed  # noqa: PLW0603 - a process has one torch
 
@@ -123,7 +124,8 @@ def _install() -> _StandIns:
 
 
 def _uninstall(stand_ins: _StandIns) -> None:
-    # If other code has wrapped our function since, it keeps calling ours, which calls torch.
+    # Other code may have wrapped our function in the meantime. Then that code still calls our
+    # function, which calls torch.
     if functional.linear is stand_ins.linear:
         functional.linear = stand_ins.original_linear
     if torch.addmm is stand_ins.addmm:

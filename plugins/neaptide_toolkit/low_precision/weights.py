@@ -1,4 +1,4 @@
-"""Choose the weights whose products are worth computing in 8 bits."""
+"""Choose the weights whose matrix products are computed in 8 bits."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def choose_weights(
 ) -> Chosen:
     """Choose the 2-D parameters of `model` whose products are to be computed in 8 bits.
 
-    Embedding weights, which a head may share, are excluded: their gradients come from a lookup as
-    well, and the head's products are the most sensitive. Matrices whose size no 8-bit kernel
-    accepts are excluded, too.
+    The weights of embeddings are excluded. A head may share such a weight, and the products of a
+    head are the most sensitive to rounding. Also, a part of the weight's gradient comes from the
+    lookup and not from a product. Matrices whose size no 8-bit kernel accepts are excluded, too.
 
     Args:
         model: the model with these parameters.
         include: patterns of qualified names, such as `blocks.*.weight`; at least one must match.
-        exclude: patterns of which none may match.
-        min_elements: least number of elements of a matrix; smaller matrices gain nothing.
+        exclude: patterns; a parameter that matches any of these patterns is not chosen.
+        min_elements: least number of elements of a chosen matrix.
 
     Raises:
         ValueError: a pattern of `include` matches no parameter.

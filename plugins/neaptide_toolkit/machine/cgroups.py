@@ -17,7 +17,7 @@ class MemoryGroup:
     """The tightest memory limit of all groups, in bytes."""
 
     limit: int
-    """The smallest limit of the groups this process is in."""
+    """The smallest limit of all groups that contain this process."""
     room: int
     """Bytes that can be allocated before a group is full; droppable file cache counts as free."""
 
@@ -107,7 +107,8 @@ def _memory_of(group: Path) -> tuple[int | None, int | None]:
         limit = _bytes(group / "memory.limit_in_bytes")
         used, unused_key = _bytes(group / "memory.usage_in_bytes"), "total_inactive_file"
     statistics = _statistics(group / "memory.stat")
-    # In a container the groups above its own are hidden; only this line states their limit.
+    # In a container the groups above the container's group are hidden. Only this line states the
+    # limit of those hidden groups.
     inherited = statistics.get("hierarchical_memory_limit", _UNLIMITED)
     smallest = min(_UNLIMITED if limit is None else limit, inherited)
     if smallest >= _UNLIMITED:

@@ -29,7 +29,7 @@ from . import cgroups
 
 @attrs.frozen
 class Processor:
-    """The machine's CPUs, and how much of them this process may use."""
+    """The machine's CPUs, and the share of them that this process may use."""
 
     model: str | None
     count: int | None
@@ -54,7 +54,7 @@ class Memory:
     available: int | None
     """Bytes that can be allocated without swapping, as the system estimates."""
     group: cgroups.MemoryGroup | None
-    """The tightest cgroup limit; None without one."""
+    """The tightest cgroup limit; None without a limit."""
     swap_total: int | None
     swap_free: int | None
     locked_limit: int | None
@@ -100,7 +100,7 @@ class Torch:
 
 
 def processor(root: Path = cgroups.ROOT) -> Processor:
-    """Return facts about the CPUs; `root` holds `proc` and `sys`."""
+    """Return facts about the CPUs; `root` is the directory that contains `proc` and `sys`."""
     affinity = None
     if hasattr(os, "sched_getaffinity"):
         affinity = len(os.sched_getaffinity(0))
@@ -108,7 +108,7 @@ def processor(root: Path = cgroups.ROOT) -> Processor:
 
 
 def memory(root: Path = cgroups.ROOT) -> Memory:
-    """Return facts about the host's memory; `root` holds `proc` and `sys` of the cgroups."""
+    """Return facts about the host's memory; cgroups are read from `proc` and `sys` in `root`."""
     total = available = swap_total = swap_free = None
     with suppress(OSError, RuntimeError, ValueError, KeyError):  # psutil without /proc
         now = psutil.virtual_memory()
@@ -143,7 +143,7 @@ def _process_room() -> int | None:
 
 
 def driver_version(root: Path = cgroups.ROOT) -> str | None:
-    """Return the version of NVIDIA's kernel driver, as `580.65.06`; None without one."""
+    """Return the version of NVIDIA's kernel driver, such as `580.65.06`; None without a driver."""
     for name in ("sys/module/nvidia/version", "proc/driver/nvidia/version"):
         with suppress(OSError):
             found = re.search(r"\d+\.\d+(\.\d+)?", (root / name).read_text(encoding="utf-8"))
@@ -177,7 +177,8 @@ def torch_facts(*, initialize: bool = True) -> Torch:
 def facts() -> dict[str, Any]:
     """Import torch and return the content of a run's machine.json.
 
-    It names no host, user or path. A run on the CPU does not initialize CUDA: no GPUs are listed.
+    The content names no host, user or path. A run on the CPU does not initialize CUDA, so its file
+    lists no GPUs.
     """
     framework = attrs.asdict(torch_facts(initialize=False))
     gpus = framework.pop("gpus")

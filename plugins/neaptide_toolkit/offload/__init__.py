@@ -1,4 +1,4 @@
-"""Host buffers for tensors evicted from the device, and lanes that copy between the two."""
+"""Host buffers for tensors evicted from the device, and lanes that copy tensors to and from it."""
 
 from typing import TYPE_CHECKING
 

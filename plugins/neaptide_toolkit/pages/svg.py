@@ -128,7 +128,7 @@ def _unit(largest: float, kind: str) -> tuple[float, str]:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return a range that is not empty, so that a constant lies in the middle."""
+    """Return a range that is not empty; if all values are equal, they lie in the middle."""
     if high - low > 1e-9 * max(abs(low), abs(high), _SMALLEST):
         return low, high
     around = abs(low) / 2 if abs(low) > _SMALLEST else 1.0

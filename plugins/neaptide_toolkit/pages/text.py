@@ -49,7 +49,7 @@ def name(text: str) -> str:
 
 
 def scalar(value: Any) -> Any:
-    """Return None, a boolean or a number as it is; text and too large numbers through `clean`.
+    """Return None, booleans and numbers unchanged; pass text and too large numbers to `clean`.
 
     `json` reads NaN, Infinity and integers of thousands of digits, which no number format accepts.
     """

@@ -100,7 +100,7 @@ class HeldTensor:
     """float32 `[groups]` for int8, else None."""
 
     def read(self, start: int, stop: int, on: torch.device) -> torch.Tensor:
-        """Return elements as float32 `[stop - start]` on `on`; a view if they are stored so."""
+        """Return elements as float32 `[stop - start]` on `on`; a view if possible."""
         part = self.values.view(-1)[start:stop].to(on)
         if self.scales is None:
             return part.float()
@@ -129,7 +129,7 @@ class HeldTensor:
             self.write(start, total, seed)
 
     def whole(self, on: torch.device) -> torch.Tensor:
-        """Return the whole tensor in float32 on `on`; a view if it is stored like that."""
+        """Return the whole tensor in float32 on `on`; a view if possible."""
         return self.read(0, self.values.numel(), on).view(self.values.shape)
 
     def clear(self) -> HeldTensor:
@@ -168,9 +168,9 @@ def held_bytes(shape: tuple[int, ...], state: State) -> int:
 
 
 def pieces(elements: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each piece; a shorter last group is a piece of its own.
+    """Yield (start, stop) of each piece. If the last group is shorter, it is a separate piece.
 
-    Operations on whole groups are faster.
+    So all other pieces consist of whole groups, on which operations are faster.
     """
     whole = elements - elements % GROUP
     for start in range(0, whole, PIECE):

@@ -37,9 +37,10 @@ class WindowPlan:
 class Window:
     """For each weight: `rows[j] = sum_i coefficients(i, samples)[j] * w_i`, where i starts at 0.
 
-    Below float32 each row's coefficients must sum to zero, or select one sample. The rows then sum
-    `w_i - reference`, where the reference is the first sample in int8. In any
-    sum whose coefficients sum to zero the reference cancels; the small differences need few digits.
+    If the format has fewer bits than float32, the coefficients of each row must sum to zero or
+    select one sample. Then `w_i - reference` replaces `w_i`, where the reference is the first
+    sample in int8. These differences are small and need few digits. The reference cancels in every
+    sum whose coefficients sum to zero.
     """
 
     plan: WindowPlan

@@ -46,9 +46,10 @@ def reach(horizon: int, scale: float) -> float:
 
 @attrs.define(eq=False)
 class WindowPredictor(Plugin[S]):
-    """One window at a time: the first after Warmup, a new one after each judged proposal.
+    """A predictor with one window at a time.
 
-    A subclass defines the plan of the windows, the rows' coefficients, and the prediction.
+    The first window begins after Warmup. A new window begins after each judged proposal. A subclass
+    defines the plan of the windows, the coefficients of the rows, and the prediction.
     """
 
     name: ClassVar[str]

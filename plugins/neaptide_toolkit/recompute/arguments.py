@@ -1,4 +1,4 @@
-"""A block call's arguments, kept to repeat the call exactly.
+"""The arguments of a block's call, kept so that the call can be repeated exactly.
 
 A tensor returned by an earlier block of the segment is kept as a reference to that output, which
 needs no memory. Every other tensor is kept detached from its graph. An object that the

@@ -66,7 +66,7 @@ class BuffersBefore:
     __repr__ = one_line
 
     def settle(self, block: str) -> None:
-        """After the call, free the copies of large buffers that it did not change.
+        """After the call, free the copies of those large buffers that the call did not change.
 
         torch's batch norm writes its statistics without raising the buffers' version. So small
         buffers are always copied, and large ones are compared by value after the first call.
@@ -127,7 +127,7 @@ class CallContext:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Set the recorded state while the context is open, then the state from before."""
+        """Set the recorded state while the context is open; afterwards set back the old state."""
         now = CallContext.now(self.buffers)
         with ExitStack() as stack:
             stack.callback(now.set_random)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Patch:
     """Replaces `module.forward` from `apply` until `remove`.
 
-    A deep copy of the patched module runs its own class's forward. A module that was compiled in
-    place (`module.compile()`) stays compiled, inside the replacement.
+    A deep copy of the patched module runs the forward of the module's class. If the module was
+    compiled in place (`module.compile()`), the replacement calls the compiled module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -30,7 +30,7 @@ class Patch:
         return called(self, brief(self.module), brief(self._call))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's original forward, compiled if it was."""
+        """Call the module's original forward; the compiled one if the module was compiled."""
         if self._compiled is None:
             return self._own(*args, **kwargs)
         self._put_back()  # compilation of the module's call needs the module's own forward

@@ -43,8 +43,8 @@ def check_plugin(
         laws: names from `LAWS`; by default all of them.
 
     Raises:
-        ContractError: names the first broken law. An exception raised during the check is its
-            cause; KeyboardInterrupt passes through.
+        ContractError: names the first broken law. Its `__cause__` is the exception that was raised
+            during the check, if any. KeyboardInterrupt passes through.
         ValueError: no such plugin is installed, or there is no such law.
     """
     chosen = list(laws or LAWS)
@@ -125,7 +125,10 @@ def resume_is_exact(subject: Subject) -> None:
 
 
 def numerics_are_as_declared(subject: Subject) -> None:
-    """Weights and buffers match those without the plugin as declared: bitwise or within `rtol`."""
+    """Weights and buffers match those of a run without the plugin, bitwise or within `rtol`.
+
+    The plugin's manifest declares which of the two applies.
+    """
     spec = subject.spec
     if spec.numerics == "changes-training":
         return

@@ -28,8 +28,9 @@ _TIERS: tuple[Tier, ...] = ("host", "device")
 class HostileStore(ParameterStore):
     """A store whose weights, gradients and optimizer tensors are NaN outside loans and `compute()`.
 
-    Loans are copies that become NaN when they end, tiers alternate, and spans come in reverse
-    order. A plugin whose results are bitwise those of the resident store works with any store.
+    A loan is a copy that becomes NaN when the loan ends. Spans are listed in reverse order, on
+    alternating tiers. If a plugin's results are bitwise equal to those with the resident store, the
+    plugin works with any store.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -24,14 +24,14 @@ _RUNS = (
 
 
 def check_provider(provider: Provider, device: str | torch.device = "cpu") -> int:
-    """Check a provider against its op's reference; it need not be registered.
+    """Check a provider against its op's reference; the provider need not be registered.
 
     The check runs every sample that the provider supports, contiguous and strided, in every
     config. Results must be within the op's tolerances and share no memory with the arguments; only
     arguments that the op mutates may be written; a deterministic op must return equal bits twice.
 
     Returns:
-        The number of samples it supports.
+        The number of samples that the provider supports.
 
     Raises:
         ContractError: names the sample and the fault, or states that no sample is supported. An

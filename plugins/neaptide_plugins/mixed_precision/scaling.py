@@ -10,7 +10,8 @@ SMALLEST = 2.0**-126
 LARGEST = 2.0**126
 """Largest loss scale.
 
-A scale up to this value and the scale's inverse are normal float32 numbers.
+Scales from `SMALLEST` to `LARGEST` are normal float32 numbers, and so are the inverses of these
+scales.
 """
 
 

@@ -70,7 +70,7 @@ def _within(checkpoint: str, problem: str) -> str:
 def _found_in(path: Path) -> list[Path]:
     """Return the checkpoints at `path`: a checkpoint, a folder of them, or a run directory."""
     try:
-        # The folder's name identifies a checkpoint whose manifest is lost.
+        # If the manifest is lost, the folder's name still identifies a checkpoint.
         if (path / MANIFEST).exists() or (path.is_dir() and STEP.fullmatch(path.name)):
             return [path]
         for root in (path / "checkpoints", path):

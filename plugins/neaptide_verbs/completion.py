@@ -69,7 +69,7 @@ def _verbs(app: App) -> Iterator[Callable[..., Any]]:
 
 
 def _offer_words(verb: Callable[..., Any]) -> None:
-    """Add the words of `Offers` to the types from which the scripts are generated."""
+    """Attach the words of `Offers` to the types from which the completion scripts are generated."""
     for parameter, hint in get_type_hints(verb, include_extras=True).items():
         if get_origin(hint) is not Annotated:
             continue

@@ -83,11 +83,14 @@ def show(
 
 
 def _try_settings(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
-    """Create the plugins, try the optimizer on one weight and import the factories; no model."""
+    """Create the plugins, create the optimizer for one weight, and import the factories.
+
+    No model is built.
+    """
     from neaptide.run import assembly  # noqa: PLC0415 - imports torch
     from neaptide.run.defaults import import_factory, try_optimizer  # noqa: PLC0415 - likewise
 
-    sys.path.insert(0, str(Path.cwd()))  # like `run`: after torch has found its own modules
+    sys.path.insert(0, str(Path.cwd()))  # as in `run`: only after torch has found its own modules
     hooks = assembly.create_plugins(config, ordered, run_logger())
     if hooks.left_to_core("configure_optimizer"):
         try_optimizer(config.optimizer.name, config.optimizer.lr, config.optimizer.options)

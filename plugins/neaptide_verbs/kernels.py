@@ -139,9 +139,9 @@ def _print_measured(
 
 @contextmanager
 def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
-    """Yield the ops and providers of every installed plugin, and notes.
+    """Yield the ops and providers of every installed plugin, and a list of notes.
 
-    After the context the notes list the plugins that could not be loaded, and warnings.
+    When the context ends, warnings and the plugins that could not be loaded are added to the notes.
     """
     from neaptide.hooks.manager import HookManager  # noqa: PLC0415 - likewise
     from neaptide.hooks.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - likewise
@@ -159,7 +159,7 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
                 if hasattr(cls, "register_kernels"):
                     hooks = HookManager([(spec, cls(spec.config()))], object(), None)
                     hooks.notify("register_kernels", kernels=scope)
-            except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+            except Exception as error:  # noqa: BLE001 - a third party's code may raise anything
                 notes.append(f"plugin {name!r} was left out: {' '.join(str(error).split())}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", KernelWarning)

@@ -1,4 +1,7 @@
-"""Convert losses to backward passes: budget curves, multipliers and their intervals. Pure."""
+"""Convert losses to backward passes: budget curves, multipliers and their intervals.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,31 @@ _T90 = (
 
 @attrs.frozen
 class Worth:
-    """The baseline's passes for an equal loss, divided by the side's: mean and 90 % interval."""
+    """A multiplier: the baseline's passes for a loss, divided by a side's passes for that loss.
+
+    The figures are the mean over seeds and its 90 % interval.
+    """
 
     mean: float
-    """nan if the mean loss lies outside the baseline's curve."""
+    """The mean multiplier; nan if the mean loss lies outside the baseline's curve."""
     low: float | None
-    """0 if the curve gives no lower bound; None for a single seed, which has no spread."""
+    """Lower end of the interval: 0 if the curve gives no lower bound, None for a single seed, which
+    has no spread."""
     high: float | None
-    """inf if the curve gives no upper bound; None for a single seed."""
+    """Upper end of the interval: inf if the curve gives no upper bound, None for a single seed."""
     least: float
     """The smallest multiplier that the curve can measure."""
     most: float
     """The largest multiplier that the curve can measure."""
     outside: str | None
-    """`below` if the multiplier is less than `least`, `above` if more than `most`, else None."""
+    """`below` if the multiplier is less than `least`, `above` if it is more than `most`, else
+    None."""
 
     def times(self, factor: float) -> Worth:
-        """Return the multiplier times `factor`, to convert it to another unit, such as time."""
+        """Return this multiplier times `factor`.
+
+        The factor converts the multiplier to another unit, such as time.
+        """
         return attrs.evolve(
             self,
             mean=self.mean * factor,
@@ -50,7 +61,7 @@ class Worth:
 
 @attrs.frozen
 class BudgetCurve:
-    """Final loss over budget; each point is a whole run with its own schedule.
+    """The final loss as a function of the budget. A point is a whole run with its own schedule.
 
     Between two budgets the loss is linear in the logarithm of the budget. Noise can make a longer
     run look worse, so neighbours are pooled until the losses are non-increasing (isotonic
@@ -58,12 +69,15 @@ class BudgetCurve:
     """
 
     budgets: tuple[float, ...]
-    """Backward passes, ascending."""
+    """The budgets in backward passes, ascending."""
     losses: tuple[float, ...]
-    """Validation losses, non-increasing."""
+    """The validation loss at each budget, non-increasing."""
 
     def at(self, budget: float) -> float | None:
-        """Return the loss after `budget` passes; None outside the measured budgets."""
+        """Return the loss after `budget` passes; None if `budget` was not measured.
+
+        Losses between two measured budgets are interpolated.
+        """
         return _interpolated(
             math.log(budget), [math.log(known) for known in self.budgets], self.losses
         )
@@ -71,8 +85,8 @@ class BudgetCurve:
     def reaching(self, loss: float, near: float | None = None) -> float | None:
         """Return the number of passes that reach the loss; None outside the measured losses.
 
-        On a flat part of the curve the result is the number closest to `near`, or the smallest
-        number without `near`.
+        If several budgets have the same loss, the result is the number of passes closest to `near`,
+        or the smallest number if `near` is None.
         """
         logs = [math.log(budget) for budget in self.budgets]
         falling = [-known for known in self.losses]
@@ -91,9 +105,10 @@ class BudgetCurve:
 
 
 def curve(points: Sequence[tuple[float, float]]) -> BudgetCurve:
-    """Return the curve through `(budget, loss)` points; points of equal budget are averaged.
+    """Return the curve through `(budget, loss)` points.
 
-    ValueError if there are no points, or if a loss is not finite.
+    The losses of points with equal budgets are averaged. ValueError if there are no points, or if a
+    loss is not finite.
     """
     if not points or not all(math.isfinite(loss) for _, loss in points):
         msg = f"a budget curve needs finite losses (got {list(points)})"
@@ -104,12 +119,13 @@ def curve(points: Sequence[tuple[float, float]]) -> BudgetCurve:
 
 
 def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget: float) -> Worth:
-    """Return the multiplier of losses after `budget` passes, from one difference for each seed.
+    """Return the multiplier of a side's losses after `budget` passes, from a difference per seed.
 
-    A difference is the loss minus that of the baseline's run of the same seed after `at` passes, a
-    budget of the curve. The difference cancels the effects of a seed's data and initialisation.
-    The mean of the differences and its Student interval are added to the curve's loss at `at`, so
-    a seed whose own loss lies outside the curve counts like the others.
+    A difference is the side's loss minus the loss of the baseline's run with the same seed. That
+    run has `at` passes, which is a budget of the curve. The difference cancels the effects of a
+    seed's data and initialisation. The mean of the differences and its Student interval are added
+    to the curve's loss at `at`, so a seed whose own loss lies outside the curve counts like every
+    other seed.
 
     ValueError if there are no differences, or if `at` lies outside the curve.
     """
@@ -138,7 +154,7 @@ def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget
 
 
 def paired(baseline: BudgetCurve, at: float, difference: float, budget: float) -> float | None:
-    """Return the multiplier of one seed; None if it lies outside the curve."""
+    """Return the multiplier of one seed; None if the seed's loss lies outside the curve."""
     middle = baseline.at(at)
     passes = None if middle is None else baseline.reaching(middle + difference, at)
     return None if passes is None else passes / budget
@@ -149,7 +165,9 @@ def _t90(freedom: int) -> float:
     if freedom <= len(_T90):
         return _T90[freedom - 1]
     normal = 1.6449
-    return normal + (normal**3 + normal) / (4 * freedom)  # Cornish-Fisher, error 0.0002 at 31
+    return normal + (normal**3 + normal) / (
+        4 * freedom
+    )  # Cornish-Fisher expansion; its error is 0.0002 at 31 degrees
 
 
 def _non_increasing(values: Sequence[float]) -> list[float]:
@@ -181,5 +199,5 @@ def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float |
 
 
 def _slack(xs: Sequence[float]) -> float:
-    """Return the rounding tolerance at the ends of ascending `xs`."""
+    """Return the tolerance for rounding errors at both ends of the ascending `xs`."""
     return 1e-12 * max(abs(xs[0]), abs(xs[-1]))

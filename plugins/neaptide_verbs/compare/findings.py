@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from .runs import ComparedRun, Comparison
 
 KINDS = {"plain": "loss", "averaged": "averaged"}
-"""Evaluations: of the final weights, and of their average."""
+"""The two evaluations: of the final weights, and of the average of the weights."""
 
 
 def findings(found: Comparison) -> dict[str, Any]:
-    """Return all figures; losses are validation losses, passes whole batches' backward passes."""
+    """Return all figures of a comparison.
+
+    Losses are validation losses. Passes are backward passes of whole batches.
+    """
     return {
         "seeds": list(found.settings.seeds),
         "tuning_seeds": list(found.settings.tuning_seeds) if found.tuned else [],
@@ -44,7 +47,7 @@ def findings(found: Comparison) -> dict[str, Any]:
 
 
 def is_tuned(found: Comparison) -> bool:
-    """Return whether the baseline counts as tuned: every possible setting was swept."""
+    """Return whether the baseline counts as tuned: whether every possible setting was swept."""
     swept = found.tuned.get(BASELINE)
     return swept is not None and {LEARNING_RATE, "warmup", "decay"} <= set(swept.swept)
 
@@ -102,7 +105,10 @@ def _evaluated(
 
 
 def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
-    """Return a multiplier in passes times `factor`; without figures if a run diverged."""
+    """Return the figures of a multiplier, converted from passes by `factor`.
+
+    There are no figures if a run diverged.
+    """
     worth = found.worth or Worth(math.nan, None, None, math.nan, math.nan, None)
     per_seed = {
         seed: None if value is None else value * factor for seed, value in found.per_seed.items()
@@ -113,8 +119,8 @@ def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
 def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
     """Return the time of a pass of the baseline divided by that of a side.
 
-    The ratio is nan if a side made no pass, if both sides ended with bitwise equal losses (then the
-    difference in time is only noise of the machine), or if their numbers of threads differ.
+    The ratio is nan in three cases: a side made no pass; the numbers of threads of the two sides
+    differ; both sides ended with bitwise equal losses, so that times differ only by noise.
     """
     if name == BASELINE:
         return 1.0
@@ -129,10 +135,11 @@ def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
 
 
 def _seconds_a_pass(runs: Sequence[ComparedRun]) -> float:
-    """Return the seconds per pass of the fastest of `runs`, which was the least disturbed one.
+    """Return the seconds per pass of the fastest of `runs`.
 
-    Both sides must have equally many runs, as the fastest of more runs is faster by chance; and all
-    runs must have one budget, as shorter runs may make fewer jumps.
+    The fastest run was the least disturbed one. The two compared sides must have equally many runs,
+    because the fastest of more runs is faster by chance. All runs must have one budget, because
+    shorter runs may make fewer jumps.
     """
     return min(
         (run.result.seconds / run.result.updates for run in runs if run.result.updates),
@@ -146,7 +153,10 @@ def _share(runs: Sequence[ComparedRun]) -> float:
 
 
 def _needed(points: Sequence[tuple[float, float]], loss: float, a_pass: float) -> dict[str, Any]:
-    """Return the budget that a side needs for a loss; `at_most` if its shortest runs suffice."""
+    """Return the budget that a side needs for a loss.
+
+    The budget is marked `at_most` if the side's shortest runs already reach the loss.
+    """
     if not points:
         return {"passes": None, "seconds": None, "at_most": False}
     side = curve(points)

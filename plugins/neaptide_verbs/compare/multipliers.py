@@ -1,4 +1,7 @@
-"""Convert the runs of a side to multiples of the baseline's backward passes. Pure."""
+"""Convert the runs of a side to multiples of the baseline's backward passes.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,21 @@ DIVERGED, BASELINE_DIVERGED = "diverged", "baseline diverged"
 
 @attrs.frozen
 class Multiplier:
-    """A side's multiplier over all seeds, and of each seed."""
+    """The multiplier of a side: over all seeds, and for each seed."""
 
     worth: Worth | None
-    """None if a run of either side diverged."""
+    """The multiplier over all seeds; None if a run of either side diverged."""
     outside: str | None
-    """Why there is no mean: `below` or `above` the baseline's curve, or the diverged side."""
+    """The reason why there is no mean: `below` or `above` the baseline's curve, or the diverged
+    side."""
     per_seed: Mapping[int, float | None]
-    """Each seed's multiplier; None outside the curve."""
+    """The multiplier of each seed; None if the seed's loss lies outside the curve."""
 
 
 def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[float, float]]:
-    """Return (passes, loss) of each run of a side; `kind` is `loss`, `averaged` or `best`.
+    """Return (passes, loss) of each run of a side. `kind` is `loss`, `averaged` or `best`.
 
-    A budget with a diverged seed is left out: the mean of its other seeds would be too good.
+    A budget with a diverged seed is left out, because the mean of the other seeds is too low.
     """
     points = []
     for fraction in sorted({run.fraction for run in runs if run.side == side}):

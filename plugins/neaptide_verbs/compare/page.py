@@ -1,4 +1,4 @@
-"""A comparison's findings as a self-contained page with curves."""
+"""The findings of a comparison as a self-contained page with curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CURVES = (("passes", "Validation loss by backward passes"), ("seconds", "Valida
 
 
 def comparison_page(found: Mapping[str, Any], title: str) -> str:
-    """Return one HTML document that loads nothing."""
+    """Return one HTML document that loads no other file."""
     kinds = [kind for kind in ("plain", "averaged") if any(_points(found, kind, "passes"))]
     return page(
         f"{title} - Neaptide",

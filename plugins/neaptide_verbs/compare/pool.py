@@ -1,4 +1,4 @@
-"""Worker processes that train trials at once, and the stored results of earlier trials."""
+"""Worker processes that train several trials in parallel, and the stored results of trials."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _TrainedTrial:
 
 
 class Pool:
-    """Trains trials in `jobs` processes with `threads` threads each; a context manager.
+    """Trains trials in `jobs` processes with `threads` threads each. The pool is a context manager.
 
     Results are stored below `root`, so a stopped comparison can continue.
     """
@@ -75,7 +75,7 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers; a worker that is training saves its trial first."""
+        """End the workers. A worker that is training saves its trial first."""
         if error is not None:
             self._begin_no_more()
         for _ in self._threads:
@@ -92,9 +92,10 @@ class Pool:
                 self._waiting.get_nowait()
 
     def train(self, trials: Sequence[TrainingTrial]) -> list[Result]:
-        """Return the results of `trials`, in their order; each is reported when it is ready.
+        """Return the results of `trials`, in the order of `trials`.
 
-        Raises TrialError as soon as a trial fails, Interrupted after a signal or a stopped worker.
+        Each result is reported as soon as it is ready. Raises TrialError as soon as a trial fails,
+        Interrupted after a signal or after a worker was stopped.
         """
         results: dict[str, Result] = {}
         missing: dict[str, TrainingTrial] = {}
@@ -133,8 +134,8 @@ class Pool:
                     stderr=log,
                     env=self._environment,
                     text=True,
-                    # In our session the terminal's Ctrl-C would reach the worker, too; with our own
-                    # signal that makes two, and at the second one it ends without saving.
+                    # A worker in this process's session would receive Ctrl-C twice, from the
+                    # terminal and from this process, and would end without saving.
                     start_new_session=True,
                 )
             thread = threading.Thread(target=self._feed, args=(worker,), daemon=True)
@@ -164,7 +165,7 @@ class Pool:
             except (OSError, ValueError):
                 code = worker.wait()
                 text = f"the process that trained it ended with {_named(code)}"
-                if code == -signal.SIGKILL:  # most often sent by the kernel
+                if code == -signal.SIGKILL:  # the kernel sends it when memory runs out
                     text += ", probably for lack of memory; train fewer at once with --jobs"
                 answer = {"error": f"{text}; see {self._root / _LOG}", "exit_code": 1}
                 if code in {-signal.SIGTERM, -signal.SIGINT}:
@@ -172,7 +173,7 @@ class Pool:
             self._done.put(_TrainedTrial(trial, answer))
             if "stopped" in answer or worker.poll() is not None:
                 break
-        with worker:  # closes the pipes, which ends the worker, and waits for it
+        with worker:  # closes the pipes, which ends the worker, and waits for the worker's end
             pass
 
 

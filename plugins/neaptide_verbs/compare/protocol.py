@@ -1,4 +1,8 @@
-"""The steps of a comparison: tune each side, train seeds at all budgets, extend the baseline."""
+"""The steps of a comparison.
+
+Each side is tuned, and trained with all seeds at all budgets. Then the baseline gets longer budgets
+until it reaches the candidate's loss.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
     Train = Callable[[Sequence[TrainingTrial]], Sequence[Result]]
 
 _LONGEST = 4.0
-"""Limit for extending the baseline to reach a candidate's loss, as a multiple of its budget."""
+"""Largest extended budget of the baseline, as a multiple of the configured budget. The baseline is
+extended to reach a candidate's loss."""
 KNOBS = (LEARNING_RATE, INIT, WARMUP, DECAY)
 
 
@@ -54,7 +59,7 @@ def compare(sides: Sequence[Side], settings: ComparisonSettings, train: Train) -
 def _tuned(
     side: Side, values: Mapping[str, Any], settings: ComparisonSettings, train: Train
 ) -> Tuned:
-    # Settings shared by all sides were tuned with the baseline.
+    # The settings that all sides share were tuned with the baseline.
     knobs = KNOBS if side.name == BASELINE else (LEARNING_RATE,)
 
     def ask(options: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -75,7 +80,8 @@ def _with_common(
 ) -> Mapping[str, Any]:
     """Apply the baseline's tuned settings to a side, except those of its optimizer.
 
-    Settings in which the side differs from the configured baseline (`plain`) are kept, because the
+    If the side differs from the configured baseline (`plain`) in a setting, the side keeps its
+    value, because the
     comparison measures their effect. A different model keeps its own options.
     """
     if baseline is None:
@@ -103,7 +109,9 @@ def _trained(
     sides: Sequence[Side], settings: ComparisonSettings, train: Train
 ) -> list[ComparedRun]:
     wanted = []
-    for seed in settings.seeds:  # sides alternate, so a slow phase of the machine slows them all
+    for (
+        seed
+    ) in settings.seeds:  # Sides alternate, so that a slow phase of the machine slows all sides.
         for side in sides:
             fractions = {
                 BASELINE: settings.budgets,
@@ -124,7 +132,10 @@ def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Compar
 
 
 def _lies_beyond(runs: Sequence[ComparedRun], settings: ComparisonSettings) -> bool:
-    """Return whether a side is better than the baseline's longest runs in either evaluation."""
+    """Return whether a side reaches a lower loss than the baseline's longest runs.
+
+    It is enough that this is so in one of the two evaluations.
+    """
     sides = {run.side for run in runs} - {BASELINE}
     return any(
         multiplier_of(runs, side, fraction, kind).outside == "above"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .trials import Result
 
 STEP = math.sqrt(2.0)
-"""Factor between two budgets."""
+"""Factor between two neighbouring budgets."""
 BUDGETS = (1 / STEP, 1.0, STEP)
 
 
@@ -24,12 +24,12 @@ class ComparisonSettings:
     """The settings of a comparison."""
 
     seeds: tuple[int, ...]
-    """Seeds of the reported runs."""
+    """Seeds of the reported training runs."""
     tuning_seeds: tuple[int, ...] = (0,)
-    """Seeds of the sweeps; none of them is reported."""
+    """Seeds of the tuning sweeps. Runs with these seeds are not reported."""
     sweeps: bool = True
     budgets: tuple[float, ...] = BUDGETS
-    """Shares of the configured updates for which the baseline is trained."""
+    """The baseline's budgets, as shares of the configured number of updates."""
     candidate_budgets: tuple[float, ...] = (1 / STEP, 1.0)
 
 
@@ -45,7 +45,7 @@ class ComparedRun:
 
 @attrs.frozen
 class Comparison:
-    """All sides and runs of a comparison."""
+    """All sides and all runs of a comparison."""
 
     settings: ComparisonSettings
     sides: tuple[Side, ...]
@@ -54,5 +54,5 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
 
     def of(self, side: str, fraction: float) -> list[ComparedRun]:
-        """Return the runs of a side at a budget, by seed."""
+        """Return the runs of a side at a budget by their seeds."""
         return [run for run in self.runs if run.side == side and run.fraction == fraction]

@@ -1,4 +1,7 @@
-"""The configurations to compare, with and without prediction; plugins are recognized by claims."""
+"""The configurations to compare, with and without prediction.
+
+The claim of a plugin shows whether the plugin predicts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ WITHOUT_JUMPS = "candidate-without-jumps"
 WITH_JUMPS = "baseline-with-jumps"
 
 AVERAGING = "evaluation.weights"
-"""The claim of plugins that evaluate other weights, such as their average."""
+"""The claim of plugins that evaluate other weights than the trained ones, such as their average."""
 
 
 @attrs.frozen
@@ -33,20 +36,21 @@ class Side:
 
     name: str
     values: Mapping[str, Any]
-    """The whole configuration as a nested table."""
+    """The side's whole configuration as a nested table."""
 
     @property
     def predicts(self) -> bool:
-        """Whether one of its plugins proposes updates."""
+        """Whether one of the side's plugins proposes updates."""
         return any(PREDICTOR in spec.claims for spec in _ordered(self.values))
 
 
 def sides_of(config: RunConfig, against: RunConfig | None) -> list[Side]:
-    """Return the sides to train: baseline, candidate and, given two configs, the parts alone.
+    """Return the sides to train: the baseline, the candidate and, given two configs, two more.
 
     Without `against`, the baseline is `config` without its predictor, so only the jumps cause the
     candidate's gain. With `against`, the two configs may differ in anything. Two more sides then
-    separate the effects: `config` without its predictor, and `against` with that predictor.
+    separate the effects: `config` without its predictor, and `against` with the predictor of
+    `config`.
     ConfigError if there is nothing to compare.
     """
     candidate = Side(CANDIDATE, _prepared(config))
@@ -82,7 +86,10 @@ def _train_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def without_prediction(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration without predictor, forecasts, and plugins that need them."""
+    """Return the configuration without the predictor and the forecasts.
+
+    Plugins that need one of these are removed, too.
+    """
     predicting = _predicting(_ordered(values))
     kept = {name: table for name, table in values["plugins"].items() if name not in predicting}
     changed = _without_confidence(values)
@@ -114,7 +121,10 @@ def _predicting(ordered: Sequence[PluginSpec]) -> set[str]:
 
 
 def _prepared(config: RunConfig) -> dict[str, Any]:
-    """Return the full configuration, quiet, with an averaging plugin if one is installed."""
+    """Return the full configuration without displays.
+
+    If an averaging plugin is installed, it is added.
+    """
     full, ordered = configured(config)
     if not any(AVERAGING in spec.claims for spec in ordered):
         averaging = averaging_plugins()
@@ -125,7 +135,7 @@ def _prepared(config: RunConfig) -> dict[str, Any]:
 
 
 def averaging_plugins() -> list[str]:
-    """Return the installed plugins that evaluate an average and have no other effect."""
+    """Return the installed plugins that evaluate averaged weights and have no other effect."""
     return sorted(
         spec.name
         for spec in installed_plugins().usable().values()

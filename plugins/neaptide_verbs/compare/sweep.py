@@ -1,4 +1,4 @@
-"""Tune one side: its learning rate and, for a baseline, initialisation, warmup and decay."""
+"""Tune one side: its learning rate, and for a baseline also initialisation, warmup and decay."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ if TYPE_CHECKING:
     Ask = Callable[[Sequence[Changes]], Sequence[float]]
 
 LEARNING_RATE, INIT, WARMUP, DECAY = "learning rate", "initialisation", "warmup", "decay"
-_FACTOR = 2.0  # ratio of two rates of the first grid
+_FACTOR = 2.0  # ratio of two neighbouring rates of the first grid
 _EDGES = 5  # how often the grid may be extended if the best rate is at its edge
 _SWEPT = "sweep"
-"""In a model option's metadata: the factors by which to multiply its value."""
+"""Key in a model option's metadata. Its value: the factors by which to multiply the option."""
 INIT_ARGUMENT = "init_scale"
-"""Argument of a model factory that is swept: these factors multiply its default."""
+"""Name of a model factory's argument that is swept. The sweep multiplies the argument's default by
+these factors."""
 INIT_FACTORS = (0.5, 2.0)
 
 
 @attrs.frozen
 class Tuned:
-    """The chosen settings, and all tried ones."""
+    """The chosen settings of a side, and all settings that were tried."""
 
     changes: Mapping[str, Any]
-    """Changes to the side's configuration."""
+    """Changes to the side's configuration that gave the lowest loss."""
     swept: tuple[str, ...]
     tried: tuple[tuple[Mapping[str, Any], float], ...]
     """Each tried setting with its validation loss, in the order of trials."""
 
 
 def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
-    """Return the best values of `knobs`, tuned one after the other, each with the earlier ones.
+    """Return the best values of `knobs`. Each knob is tuned with the best values of earlier knobs.
 
-    `ask` trains with each of several changes and returns their losses, inf for a diverged run. The
-    learning rate is tried at 0.5, 1 and 2 times its value, further while the best is at the edge,
-    and then at sqrt(2) times and 1 / sqrt(2) times the best. If another knob changed, the rate is
-    tuned again.
+    `ask` trains once with each of several changes and returns the losses; the loss of a diverged
+    run is inf. The learning rate is tried at 0.5, 1 and 2 times its value. While the best rate is
+    at the edge of the tried rates, the grid is extended. Then sqrt(2) times and 1 / sqrt(2) times
+    the best rate are tried. If another knob changed, the rate is tuned again.
     """
     tried: list[tuple[Changes, float]] = []
 
@@ -67,13 +68,16 @@ def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
             best = [best, *changed][_least(measured([best, *changed]))]
             swept.append(knob)
     if LEARNING_RATE in knobs and set(best) - set(_with_rate(1.0)):
-        # Other sides tune their rate with these settings, so the baseline must do so, too.
+        # Other sides tune their rates with these settings, so the baseline must do so, too.
         best = _rate(values, best, measured)
     return Tuned(best, tuple(swept), tuple(tried))
 
 
 def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the alternatives to the present setting of `knob`; empty if `knob` has no effect."""
+    """Return the values to try instead of the present setting of `knob`.
+
+    There are none if `knob` has no effect.
+    """
     schedule = values["schedule"]
     if knob == WARMUP:
         now = schedule["warmup_steps"]
@@ -92,9 +96,10 @@ def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
-    """Return the model options to sweep: name, current value, factors.
+    """Return the name, the current value and the factors of each model option to sweep.
 
-    These are options marked in the manifest, or a factory's own argument `init_scale`.
+    These are the options that are marked in the manifest, or the argument `init_scale` of a
+    factory.
     """
     scheme, name = split_name(values["model"]["name"])
     if not scheme:
@@ -122,7 +127,7 @@ def _of_factory(model: Mapping[str, Any]) -> list[tuple[str, float, Sequence[flo
 
 
 def _rate(values: Mapping[str, Any], changes: Changes, measured: Ask) -> Changes:
-    """Return `changes` with the best learning rate."""
+    """Return `changes` and the change to the best learning rate."""
     centre = overlay(dict(values), dict(changes))["optimizer"]["lr"]
     losses: dict[float, float] = {}
 
@@ -144,7 +149,7 @@ def _rate(values: Mapping[str, Any], changes: Changes, measured: Ask) -> Changes
 
 
 def _best_rate(losses: Mapping[float, float]) -> float:
-    """Return the rate of the least loss, or the lowest rate if all diverged."""
+    """Return the rate with the lowest loss, or the lowest rate if all runs diverged."""
     return min(losses, key=lambda rate: (losses[rate], rate))
 
 

@@ -1,4 +1,4 @@
-"""The findings as lines for a terminal."""
+"""The findings of a comparison as lines of text for a terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
             figures = at[kind]
             if figures is None:
                 continue
-            # The baseline's multiplier at another budget is the budget itself.
+            # At another budget the baseline's multiplier equals that budget by definition.
             worth = (
                 ("-",) * 4
                 if name == BASELINE
@@ -93,9 +93,9 @@ def level_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def headline(side: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the figures that decide the verdict on a side, at the configured budget.
 
-    The figures are those of the evaluation with the smaller multiplier, so that a gain from
-    averaging is not credited to the side. `kind` names this evaluation; `at` has the figures of
-    both evaluations at that budget.
+    There are two evaluations, of the final weights and of their average. The figures come from the
+    evaluation with the smaller multiplier, so that the side does not gain from averaging. `kind`
+    names this evaluation. `at` has the figures of both evaluations at that budget.
     """
     at = min(side["budgets"], key=lambda at: abs(math.log(at["fraction"])))
     kinds = [kind for kind in ("plain", "averaged") if at[kind] is not None]
@@ -104,7 +104,10 @@ def headline(side: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """Return a line for each side except the baseline: its multiplier, or why there is none."""
+    """Return a line for each side except the baseline.
+
+    The line states the side's multiplier, or the reason why there is no multiplier.
+    """
     word = "speedup" if found["baseline_is_tuned"] else "against an untuned baseline"
     return "\n".join(
         f"{name}: {_said(headline(side), word)}{_jumped(side)}"
@@ -153,7 +156,10 @@ def _jumped(side: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a loss with four decimals, or with four significant digits if it is small."""
+    """Return a loss as text with four decimals.
+
+    A small loss has four significant digits instead.
+    """
     if value is None:
         return "-"
     return f"{value:.4f}" if value == 0.0 or abs(value) >= _SMALL else f"{value:.4g}"
@@ -166,7 +172,10 @@ def _with_interval(worth: Mapping[str, Any]) -> str:
 
 
 def _worth(worth: Mapping[str, Any]) -> tuple[str, str]:
-    """Return mean and interval for a table; `<` and `>` where the baseline's curve ends."""
+    """Return the mean and the interval of a multiplier, for a table.
+
+    `<` and `>` mark a value outside the baseline's curve.
+    """
     if worth["outside"] not in {None, "below", "above"}:
         return "diverged" if worth["outside"] == "diverged" else "-", "-"
     if math.isnan(worth["least"]):

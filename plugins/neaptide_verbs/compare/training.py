@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def train(trial: TrainingTrial, directory: Path) -> Result:
     """Train `trial` in `directory`, or resume an interrupted run of it.
 
-    If another comparison trains it at the same time, wait for its result. Raises Interrupted after
-    a signal, with the training saved. A run that diverges, or ends with a validation loss that is
-    not finite, has an infinite loss as its result.
+    If another comparison trains the same trial at the same time, wait for the result. Raises
+    Interrupted after a signal; the training is saved before. The result is an infinite loss if the
+    run diverges or if its last validation loss is not finite.
     """
     with _alone(directory):
         done = read_result(directory, trial)
@@ -86,7 +86,10 @@ def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Resu
 
 
 def _repeatable(batches: Iterable[Any] | None) -> Iterable[Any]:
-    """Return the validation batches; DataError if a first or second pass over them yields none."""
+    """Return the validation batches.
+
+    DataError if the first or the second pass over these batches yields no batch.
+    """
     wanted = "give a list, or another iterable that starts anew each time"
     if batches is None:
         msg = f"the data has no validation batches to compare losses on; {wanted} @ data.name"
@@ -129,7 +132,10 @@ def _finite(loss: float) -> float:
 
 
 def _times(directory: Path) -> tuple[float, float]:
-    """Return the seconds of all steps, and the part that accepted jumps took."""
+    """Return the seconds of all steps, and the part of these seconds spent on jumps.
+
+    Accepted and refused jumps both count.
+    """
     total = jumps = 0.0
     with (directory / "steps.csv").open(newline="") as file:
         for row in csv.DictReader(file):

@@ -21,20 +21,23 @@ RESULT = "result.json"
 
 @attrs.frozen
 class TrainingTrial:
-    """One training run: a whole configuration as a nested table, without a run directory."""
+    """One training run. Its configuration is a nested table without a run directory."""
 
     label: str
-    """Text for people: side, seed, budget and changes."""
+    """A readable text: the side, the seed, the budget and the changes."""
     values: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """A digest of everything that affects the result."""
+        """Digest of everything that affects the result."""
         text = json.dumps(self.values, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def directory(self, root: Path) -> Path:
-        """Return the trial's directory, equal for equal configurations of different sides."""
+        """Return the trial's directory.
+
+        Trials with equal configurations share a directory, even if they belong to different sides.
+        """
         return root / "trials" / self.key
 
 
@@ -45,20 +48,21 @@ class Result:
     loss: float
     """Validation loss of the final weights."""
     averaged: float | None
-    """Validation loss of the weights that a plugin puts in their place, such as their average."""
+    """Validation loss of the weights that a plugin evaluates instead, such as the average."""
     updates: int
-    """Ordinary updates: backward passes of whole batches."""
+    """Number of ordinary updates, which are backward passes of whole batches."""
     seconds: float
-    """Time of the steps, with jumps and bookkeeping, without data and evaluation."""
+    """Seconds of all steps, including jumps and bookkeeping, excluding data and evaluation."""
     jumps: int
     refused: int
     predicted: int
-    """Updates that the accepted jumps replaced."""
+    """Number of updates that the accepted jumps replaced."""
     jump_seconds: float
-    """Part of `seconds` spent on proposing and judging jumps, without searching."""
+    """The part of `seconds` in which jumps were proposed and judged, excluding the search for a
+    jump's length."""
     digest: str
     threads: int
-    """Number of threads of the training."""
+    """Number of threads with which the trial was trained."""
 
     @property
     def best(self) -> float:
@@ -69,10 +73,10 @@ class Result:
 def trial(
     label: str, values: Mapping[str, Any], seed: int, fraction: float, changes: Mapping[str, Any]
 ) -> TrainingTrial:
-    """Return the trial of a side at a share of its budget, with its schedule scaled accordingly.
+    """Return the trial of a side at a share of the configured budget. The schedule is scaled, too.
 
-    The decay ends with the last update and the warmup keeps its share, as in a run planned with
-    that budget. `changes` are applied last.
+    As in a run planned with that budget, the decay ends with the last update, and the warmup takes
+    the same share of the run. `changes` are applied last.
     """
     values = overlay(dict(values), dict(changes))
     steps = max(1, round(values["train"]["steps"] * fraction))
@@ -83,7 +87,7 @@ def trial(
 
 
 def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
-    """Return the result of `trial`; None if there is none, or one of another configuration."""
+    """Return the result of `trial`; None if there is no result, or if its configuration differs."""
     try:
         found = json.loads((directory / RESULT).read_bytes())
         if found.pop("values") != json.loads(json.dumps(trial.values)):
@@ -95,7 +99,7 @@ def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
 
 
 def write_result(directory: Path, trial: TrainingTrial, result: Result) -> None:
-    """Write the result and its configuration atomically."""
+    """Write the result and the trial's configuration atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     kept = {key: _text(value) for key, value in attrs.asdict(result).items()}
     document = json.dumps({**kept, "values": trial.values}, indent=1)
@@ -103,7 +107,10 @@ def write_result(directory: Path, trial: TrainingTrial, result: Result) -> None:
 
 
 def _is_whole(result: Result) -> bool:
-    """Return whether every figure is a valid number: users may edit the file."""
+    """Return whether every figure of the result is a valid number.
+
+    A user may have edited the file.
+    """
     figures = attrs.asdict(result, filter=attrs.filters.exclude("digest"))
     if figures["averaged"] is None:
         del figures["averaged"]

@@ -1,4 +1,4 @@
-"""`neaptide compare`: the worth of prediction against a tuned baseline."""
+"""`neaptide compare`: the gain from prediction, measured against a tuned baseline."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _compared(
 
 
 def _shares(sides: Sequence[Side], jobs: int) -> tuple[int, int]:
-    """Return the number of trials trained at once, and each one's number of threads."""
+    """Return how many trials are trained in parallel, and the number of threads per trial."""
     cores = max(1, int(machine.processor().usable or 1))
     on_cpu = all(_trains_on_cpu(side.values["train"]["device"]) for side in sides)
     many = jobs or (cores if on_cpu else 1)
@@ -136,13 +136,16 @@ def _shares(sides: Sequence[Side], jobs: int) -> tuple[int, int]:
 
 
 def _name_of(files: Sequence[Path], preset: str | None, against: Path | None) -> str:
-    """Return a name made of all files, so that other comparisons' findings are not overwritten."""
+    """Return a name made of the names of all files.
+
+    Different comparisons get different names, so that no findings are overwritten.
+    """
     stems = [file.stem.lstrip(".") or "run" for file in files] or [preset or "run"]
     return "-".join(stems) + (f"-against-{against.stem.lstrip('.')}" if against else "")
 
 
 class _TrialLines:
-    """Prints a line on stderr for every trial."""
+    """Prints a line on stderr for every trial when its result is ready."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

@@ -1,7 +1,7 @@
-"""`python -m neaptide_verbs.compare.worker`: train trials on request, one line of JSON each.
+"""`python -m neaptide_verbs.compare.worker`: train trials on request. A request is a JSON line.
 
-A comparison starts several workers to train trials at once. A worker trains many trials, because
-importing torch takes longer than a small run.
+A comparison starts several workers to train trials in parallel. A worker trains many trials,
+because importing torch takes longer than a small run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answer each request `{"label", "values", "directory"}` with a result or an error."""
-    from .training import train  # noqa: PLC0415 - imports torch: after the process has answered
+    from .training import train  # noqa: PLC0415 - imports torch
 
     for line in requests:
         asked = json.loads(line)
@@ -41,10 +41,10 @@ def serve(requests: TextIO, answers: TextIO) -> None:
             answer = {"stopped": str(error)}
         except NeaptideError as error:
             answer = {"error": str(error), "exit_code": error.exit_code}
-        except Exception as error:  # noqa: BLE001 - of a user's or a plugin's code: one trial is lost
+        except Exception as error:  # noqa: BLE001 - code of users may raise anything
             notes = "; ".join(getattr(error, "__notes__", ()))
             text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
-            traceback.print_exc()  # to the workers' log, which the error message names
+            traceback.print_exc()  # printed to the workers' log, whose path is in the error message
             answer = {"error": " ".join(text.split()), "exit_code": 1, "logged": True}
         with suppress(BrokenPipeError):  # the comparison has ended; the result is in its file
             answers.write(json.dumps(answer) + "\n")
@@ -58,7 +58,7 @@ def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
 
     `look` is the number of seconds between two checks.
 
-    A killed comparison cannot stop its workers, and a trial could train on for hours.
+    A killed comparison cannot stop its workers; without this check a trial could train for hours.
     """
 
     def watch() -> None:
@@ -70,7 +70,10 @@ def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout; output of training code goes to stderr."""
+    """Read requests from stdin and write answers to stdout.
+
+    Output of training code goes to stderr.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     stop_when_orphaned(os.getppid())

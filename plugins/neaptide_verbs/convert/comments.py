@@ -1,4 +1,4 @@
-"""Whether a configuration file has comments, which a conversion loses."""
+"""Tell whether a configuration file has comments, because a conversion loses comments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from neaptide.config import toml
 
 
 def has_comments(text: str, notation: str) -> bool:
-    """Return whether `text`, which is valid in the format `notation`, has a comment."""
+    """Return whether `text` has a comment. `text` must be valid in the format `notation`."""
     match notation:
         case "toml":
             return any(token[0].startswith("#") for token in toml.TOKEN.finditer(text))
@@ -18,11 +18,11 @@ def has_comments(text: str, notation: str) -> bool:
 def _in_yaml(text: str) -> bool:
     import yaml  # noqa: PLC0415 - most files are TOML
 
-    between, end = "", 0  # the text outside of keys and values
+    between, end = "", 0  # the text between keys and values
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.ScalarToken):
             before, begin, end = end, token.start_mark.index, token.end_mark.index
-            # The first line of a block scalar has its indicator, and then at most a comment.
+            # After the indicator of a block scalar, its first line may have a comment only.
             header = text[begin:end].partition("\n")[0] if token.style in {"|", ">"} else ""
             between += text[before:begin] + header
     return "#" in between + text[end:]

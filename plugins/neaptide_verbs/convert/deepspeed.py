@@ -1,4 +1,4 @@
-"""Converter of DeepSpeed configurations; plugins convert the keys of their features."""
+"""The converter of DeepSpeed configurations. Plugins convert the keys of their own features."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIGNS = frozenset(
         "zero_optimization",
     }
 )
-"""Top-level keys that identify DeepSpeed's configurations: no other framework has them."""
+"""Top-level keys that identify DeepSpeed's configurations, because no other framework has them."""
 _SHAPES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 _NONE = "no counterpart in this version"
 _NOTES = {
@@ -62,7 +62,7 @@ def convert(source: Source) -> dict[str, Any]:
     steps = source.take("scheduler.params.total_num_steps", int) if schedule else None
     if steps is not None:
         train["steps"] = steps
-    # Schedules with a warmup set the learning rate and ignore the optimizer's.
+    # A schedule with a warmup sets the learning rate; the optimizer's rate is ignored.
     if schedule and schedule["name"] != "cosine":
         optimizer["lr"] = _peak(source, optimizer.get("lr"))
     sections: dict[str, Any] = {
@@ -92,7 +92,7 @@ def _train(source: Source) -> dict[str, Any]:
 
 
 def _compare(source: Source, size: int, micro: int, parts: int | None) -> None:
-    """Compare a batch with the product of its parts, which DeepSpeed distributes over the GPUs."""
+    """Compare a batch with the product of its parts. DeepSpeed divides a batch over the GPUs."""
     product = micro * (parts or 1)
     if product and size % product:
         by = f" x gradient_accumulation_steps {parts}" if parts else ""
@@ -121,7 +121,9 @@ def _optimizer(source: Source) -> dict[str, Any]:
         for option, type_ in _OPTIONS[name].items()
     }
     if options["weight_decay"] is None and not source.is_auto("optimizer.params.weight_decay"):
-        options["weight_decay"] = 0.0  # DeepSpeed's default, which differs from some of torch's
+        options["weight_decay"] = (
+            0.0  # DeepSpeed's default, which differs from some defaults of torch
+        )
     if source.look("optimizer.params.bias_correction", bool):
         source.take("optimizer.params.bias_correction", bool)
     source.note("optimizer.params", f"not an option of {name} here")

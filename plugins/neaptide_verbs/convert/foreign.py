@@ -1,6 +1,6 @@
 """Convert another framework's settings to a configuration: the core's keys, then the plugins'.
 
-The core's converter and the plugins mark the keys they convert; all other keys are reported.
+The core's converter and the plugins mark each key that they convert. Unmarked keys are reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUP = "neaptide.converters"
 
 @attrs.frozen
 class Remark:
-    """A note on a key without a counterpart, or whose counterpart differs."""
+    """A note on a key that has no counterpart, or whose counterpart has another meaning."""
 
     key: str
     value: Any
@@ -38,7 +38,10 @@ class Remark:
 
 @attrs.frozen
 class Translation:
-    """The table of a configuration, and a remark on each key that was not converted exactly."""
+    """The converted configuration as a table, with its remarks.
+
+    There is a remark on each key that was not converted exactly.
+    """
 
     table: dict[str, Any]
     remarks: tuple[Remark, ...]
@@ -55,7 +58,7 @@ def translate(
     """Convert settings with the framework's converter and the plugins' converters for it.
 
     Raises:
-        ConfigError: for an unknown framework, or values of the wrong type, one line each.
+        ConfigError: if the framework is unknown, or if values have the wrong type; a line each.
         PluginError: if the framework's or a plugin's converter cannot be loaded.
     """
     known = shipped(GROUP)

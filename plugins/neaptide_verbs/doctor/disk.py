@@ -33,12 +33,12 @@ _NETWORK = frozenset(
 
 @attrs.frozen
 class Speed:
-    """Bytes per second of a short sequential write and of a short sequential read."""
+    """The speed of a short sequential write and of a short sequential read, in bytes per second."""
 
     write: float
-    """With fsync after every 8 MiB, as checkpoints are written."""
+    """Speed of writing with fsync after every 8 MiB, as checkpoints are written."""
     read: float
-    """Without the page cache, if the system allows a program to drop the cache."""
+    """Speed of reading without the page cache, if the system allows a program to drop the cache."""
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class Disk:
     free: int
     speed: Speed | None
     problem: str | None
-    """Why writing fails; None if it works or was not tried."""
+    """The reason why writing fails; None if writing works or was not tried."""
 
 
 def nearest(path: Path) -> Path:
@@ -78,7 +78,7 @@ def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float =
 
 
 def measure(directory: Path, nbytes: int, seconds: float) -> Speed:
-    """Write and read back up to `nbytes` in `directory`; OSError if the system refuses."""
+    """Write up to `nbytes` in `directory` and read them back. OSError if the system refuses."""
     block = os.urandom(max(1, min(_BLOCK, nbytes)))  # zeros would be compressed
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         number, start, written = file.fileno(), time.perf_counter(), 0

@@ -17,15 +17,15 @@ from .report import Report, Section
 if TYPE_CHECKING:
     from neaptide_toolkit.machine.facts import Torch
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only examined, not written to
 
 
 def examine(directory: Path, *, trial: bool) -> Report:
     """Return the report on this machine.
 
     Args:
-        directory: where runs are stored; it need not exist, and is not created.
-        trial: whether to measure the disk's speed, which takes a second of writing.
+        directory: the directory of runs. It need not exist, and is not created.
+        trial: whether to measure the disk's speed, which takes about one second.
     """
     imported = software.import_all()
     torch = imported.torch

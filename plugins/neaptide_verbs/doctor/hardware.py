@@ -94,7 +94,7 @@ def _pinned() -> Finding:
 
 
 def processor(cpu: Processor, torch: Torch | None) -> Iterator[Finding]:
-    """Yield the findings on the number of CPUs, and on the threads that torch starts on them."""
+    """Yield the findings on the number of CPUs, and on the number of threads that torch starts."""
     yield Finding("ok", "CPU", cpu.model or "its model is unknown")
     quota = "no cgroup quota" if cpu.quota is None else f"cgroup quota {cpu.quota:g}"
     detail = f"{cpu.count or '?'} in the machine, {cpu.affinity or '?'} for this process, {quota}"
@@ -110,7 +110,7 @@ def processor(cpu: Processor, torch: Torch | None) -> Iterator[Finding]:
 
 
 def memory(ram: Memory, shared: Path) -> Iterator[Finding]:
-    """Yield the findings on the host's memory; `shared` is the mount of shared memory."""
+    """Yield the findings on the host's memory. `shared` is the mount point of shared memory."""
     if ram.total is None or ram.available is None:
         yield Finding("note", "RAM", "its size is unknown")
     else:

@@ -1,4 +1,4 @@
-"""The installed plugins: whether each can be used, and its own findings on this machine."""
+"""The findings on installed plugins: whether each one can be used, and what it reports."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 PATIENCE = 30.0
-"""Seconds in which a plugin must be imported and return its findings."""
+"""Seconds within which a plugin must be imported and return its findings."""
 
 _INSTALLING = re.compile(r"""pip install (?:"[^"]+"|'[^']+'|[^\s,;]+)""")
 
 
 def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Iterator[Finding]:
-    """Yield the findings on every installed plugin, by name, each with the plugin's own findings.
+    """Yield the findings on every installed plugin, sorted by the plugins' names.
 
-    If classes cannot be imported because torch is missing, only manifests are read.
+    The findings that a plugin returns itself follow the finding on that plugin. If torch is
+    missing, classes cannot be imported, and only manifests are read.
     """
     blocked = disabled_plugins()
     for found in installed_plugins().installed.values():
@@ -54,7 +55,7 @@ def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Ite
 
 
 def _tried(found: Installed, spec: PluginSpec, patience: float) -> Iterable[Finding]:
-    """Import the plugin and call its `diagnose` in a thread; a thread that hangs is abandoned."""
+    """Import the plugin and call its `diagnose` in a thread. A thread that hangs is abandoned."""
     answers: list[tuple[Finding, ...]] = []
     thread = Thread(target=lambda: answers.append(_heard(found, spec)), daemon=True)
     thread.start()
@@ -74,7 +75,7 @@ def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
         except ConfigError as error:  # the plugin works; the error states its requirements
             return (_lacking(found, error),)
         hooks = HookManager([(spec, plugin)], defaults=object(), log=None)
-    except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything
+    except BaseException as error:  # noqa: BLE001 - a third party's code may raise anything
         return (_broken(found, _said(error)),)
     usable = Finding("ok", found.name, found.distribution)
     try:

@@ -1,4 +1,4 @@
-"""The doctor's report: findings in sections, the facts behind them, one verdict."""
+"""The report of `neaptide doctor`: findings in sections, the facts behind them, and one verdict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Report:
 
     sections: tuple[Section, ...]
     facts: dict[str, Any]
-    """Numbers and versions behind the findings, in types of JSON; sizes in bytes."""
+    """Numbers and versions behind the findings, in types of JSON. Sizes are in bytes."""
     device: str
     """A description of the device on which training would run."""
 
@@ -44,7 +44,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """Return the last line: whether training can work here, and on which device."""
+        """Return the report's last line: whether training can work here, and on which device."""
         errors, warnings = (_counted(self.count(level), level) for level in LEVELS[:1:-1])
         problems = " and ".join(filter(None, (errors, warnings)))
         if errors:

@@ -1,4 +1,4 @@
-"""The requirements of distributions, and those that are not installed."""
+"""The requirements of distributions, and the requirements that are not installed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Requirement:
 
     name: str
     versions: str
-    """The accepted versions, such as `>=2.11`; empty for any."""
+    """The accepted versions, such as `>=2.11`; empty if any version is accepted."""
     extra: str | None
-    """The extra that includes it; None if it is always required."""
+    """The extra that includes this requirement; None if the requirement does not depend on an
+    extra."""
     conditional: bool
     """Whether the requirement applies only to some systems or Python versions."""
 
@@ -37,7 +38,7 @@ class Requirement:
 
 
 def requirements_of(distribution: str) -> list[Requirement]:
-    """Return the requirements of `distribution`; none if it is not installed."""
+    """Return the requirements of `distribution`. The result is empty if it is not installed."""
     try:
         lines = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -51,7 +52,7 @@ def pinned(distribution: str, part: str) -> Requirement | None:
 
 
 def missing_extras(distribution: str, leaving_out: frozenset[str]) -> dict[str, list[str]]:
-    """Return, for each extra, its distributions that are not installed."""
+    """Return, for each extra, the distributions that it requires and that are not installed."""
     missing: dict[str, list[str]] = {}
     for need in requirements_of(distribution):
         if need.extra and need.extra not in leaving_out and need.is_missing:

@@ -69,7 +69,7 @@ class Imported:
 
 
 def import_all() -> Imported:
-    """Import torch and query it, then import the core; record every error."""
+    """Import torch and query its properties, then import the core. Every error is recorded."""
     start = time.perf_counter()
     torch, torch_problem = _tried(torch_facts)
     seconds = time.perf_counter() - start
@@ -123,7 +123,11 @@ def _neaptide(problem: str | None) -> Finding:
 
 
 def triton(torch: Torch) -> Finding:
-    """Return the finding on Triton: its version compared with torch's pin, and a trial import."""
+    """Return the finding on Triton.
+
+    Triton's version is compared with the version that torch requires, and Triton is imported as a
+    test.
+    """
     pin = pinned("torch", "triton")
     name = pin.name if pin else "triton"
     version = installed(name)

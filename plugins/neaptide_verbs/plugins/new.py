@@ -1,7 +1,8 @@
 """Create a distribution with a working plugin or verb.
 
-Its files come from `templates/<kind>/` and `templates/common/`. Their names end in `.txt`, so that
-tools do not treat them as Python. A word such as `@name@` is replaced by its value.
+The distribution's files come from `templates/<kind>/` and `templates/common/`. The names of these
+templates end in `.txt`, so that tools do not treat the templates as Python. A word such as
+`@name@` is replaced by its value.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _PLACES = {"gitignore": ".gitignore", "ci.yml": ".github/workflows/ci.yml"}
 _FOLDERS = {"src", "tests"}
-"""Folders of every distribution; its package must have another name."""
+"""Folders of every distribution. The distribution's package must have another name."""
 _BUILT_IN = {"run"}
 """Verbs of the core, which no distribution may ship."""
 
@@ -34,10 +35,10 @@ class Kind:
     """A kind of plugin or verb to create."""
 
     summary: str
-    """The line that `plugins list` shows."""
+    """The description that `plugins list` shows."""
     group: str = ENTRY_POINT_GROUP
     target: str = "@package@:SPEC"
-    """The value of its entry point."""
+    """The value of the distribution's entry point."""
 
 
 KINDS = {
@@ -51,10 +52,10 @@ KINDS = {
 
 
 def write_new(name: str, kind: str, directory: Path) -> list[str]:
-    """Write the distribution `name` to `directory`; return the paths of its files relative to it.
+    """Write the distribution `name` to `directory`; return its files' paths inside `directory`.
 
-    The directory appears complete or not at all. Raises ConfigError or PluginError if the name
-    cannot be used, or the directory exists or cannot be written.
+    `directory` appears only when it is complete. Raises ConfigError or PluginError if the name
+    cannot be used, or if the directory exists or cannot be written.
     """
     _check_name(name, KINDS[kind].group)
     package = name.replace("-", "_")
@@ -65,7 +66,7 @@ def write_new(name: str, kind: str, directory: Path) -> list[str]:
             msg = f"{directory} exists already; name another directory with --dir, or move this one"
             raise ConfigError(msg)
         with TemporaryDirectory(prefix=f".{name}-", dir=directory.parent) as beside:
-            written = Path(beside) / "new"  # `beside` itself is readable only by its owner
+            written = Path(beside) / "new"  # only the owner may read `beside` itself
             for place, text in files.items():
                 path = written / place
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,7 @@ def _check_package(package: str, name: str) -> None:
 
 def _is_installed(package: str) -> bool:
     found = find_spec(package)
-    # Any folder on the path without __init__.py counts as a package; such a folder is ignored.
+    # Python imports any folder on its path as a package; one without __init__.py is ignored.
     return found is not None and found.origin is not None
 
 

@@ -1,6 +1,6 @@
 """`neaptide plugins`: list the plugins, show their settings, and create a new one.
 
-It reads manifests only.
+These verbs read manifests only.
 """
 
 from __future__ import annotations
@@ -150,5 +150,5 @@ def _text(value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    # TOML and JSON write these defaults alike, except None.
+    # TOML and JSON write these defaults in the same way, except None.
     return "not set" if value is None else f"= {jsons.dumps(value, default=str)}"

@@ -1,4 +1,4 @@
-"""Reports of runs: read from run directories, shown in a terminal, as a page and as JSON.
+"""Reports of runs: read from run directories, and shown in a terminal, as a page and as JSON.
 
-This package does not import torch. It reads plugins' files by a naming convention.
+This package does not import torch. A naming convention tells it which plugins' files to read.
 """

@@ -19,13 +19,13 @@ _VALIDATION, _BANDS, _MARKS = 5, 120, 80
 
 
 def phase_colours(names: Iterable[str]) -> dict[str, int]:
-    """Return a colour for each phase: the core's four first, then those of plugins."""
+    """Return a colour for each phase. The core's four phases come before those of plugins."""
     strangers = (name for name in dict.fromkeys(names) if name not in PHASES)
     return {name: number for number, name in enumerate((*PHASES, *strangers))}
 
 
 def loss_chart(run: RunFacts) -> str:
-    """Return the chart of training and validation loss and of jumps; empty without a loss."""
+    """Return the chart of training loss, validation loss and jumps; empty if there is no loss."""
     steps, colours = run.steps, _colours(run)
     series = [
         *phase_series(steps.loss, colours),
@@ -38,7 +38,10 @@ def loss_chart(run: RunFacts) -> str:
 
 
 def memory_charts(run: RunFacts) -> list[str]:
-    """Return a chart per tier and source. Sources are the plugins' files, or else steps.csv."""
+    """Return a chart per tier and source.
+
+    The sources are the plugins' files, or steps.csv if there are no such files.
+    """
     sources = run.memory[1:] or run.memory
     return [
         drawn(
@@ -76,7 +79,7 @@ def metric_chart(name: str, track: Track, run: RunFacts) -> str:
 def overlaid(
     title: str, series: Sequence[Series], runs: Sequence[RunFacts], *, kind: str = "", height: int
 ) -> str:
-    """Return a chart of several runs' series over all their steps; empty without values."""
+    """Return a chart of several runs' series over the steps of all runs; empty without values."""
     first = min((run.steps.first for run in runs if run.steps.last), default=0)
     steps = (first, max(run.steps.last for run in runs))
     scales = scales_of(series, kind=kind, steps=steps if steps[1] else None)
@@ -122,7 +125,7 @@ def drawn(
 def scales_of(
     series: Sequence[Series], *, kind: str = "", steps: tuple[int, int] | None = None
 ) -> tuple[Axis, Axis] | None:
-    """Return scales that include all points and the given steps; None without points."""
+    """Return scales that include all points and the given steps; None if there are no points."""
     points = [point for one in series for point in one.points()]
     if not points:
         return None
@@ -140,7 +143,7 @@ def phase_series(track: Track, colours: dict[str, int]) -> list[Series]:
 
 
 def dotted(label: str, colour: int, track: Track) -> Series:
-    """Return a track as a line, with a mark at each point if they are few."""
+    """Return a track as a line. If the points are few, each point has a mark."""
     points = track.points() if len(track.points()) <= _MARKS else []
     marks = [(point, f"{label}, step {point[0]:,}: {figure(point[1])}") for point in points]
     return Series(label=label, colour=colour, lines=track.lines(), marks=marks)

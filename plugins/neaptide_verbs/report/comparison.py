@@ -1,4 +1,4 @@
-"""A comparison of several runs: one table, one page."""
+"""The comparison of several runs as a table and as a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CAUTION = (
 
 
 def names_of(runs: Sequence[RunFacts]) -> list[str]:
-    """Return a name for each run: its directory's name, or its path if names repeat."""
+    """Return a name for each run: its directory's name, or its path if two names are equal."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
@@ -64,12 +64,12 @@ def _peak_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
 
 
 def difference_rows(runs: Sequence[RunFacts]) -> list[tuple[str, ...]]:
-    """Return the settings that differ between runs; a missing one is `-`."""
+    """Return the settings that differ between runs. `-` stands for a missing setting."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     rows = (
         (key, *(facts.setting(run.config[key]) if key in run.config else "-" for run in runs))
         for key in keys
-        # If one run has a table that another lacks, the rows of its settings show that.
+        # Tables are left out, because the rows of their settings show the difference.
         if not any(other.startswith(f"{key}.") for other in keys)
     )
     return [row for row in rows if len(set(row[1:])) > 1]

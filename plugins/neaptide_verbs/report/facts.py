@@ -1,4 +1,4 @@
-"""The figures of a run in all outputs: key figures, tables and the JSON."""
+"""The figures of a run that all outputs share: key figures, tables and the JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JUMP_COLUMNS = (
 
 
 def key_figures(run: RunFacts) -> list[tuple[str, str, str]]:
-    """Return the key figures: name, value, and a qualifying text."""
+    """Return the key figures. Each one has a name, a value and a qualifying text."""
     steps, verdicts, whole = run.steps, run.events.verdicts, run.steps.seconds.whole
     planned = run.config.get("train.steps")
     accepted = max(verdicts["accepted"], steps.predicted)
@@ -54,7 +54,7 @@ def _newest(track: Track) -> tuple[str, str]:
 
 
 def skipped_share(run: RunFacts) -> str:
-    """Return the share of updates without a backward pass; empty without a summary."""
+    """Return the share of updates without a backward pass; empty if the run has no summary."""
     share = run.summary.get("backward_skipped")
     known = isinstance(share, int | float) and not isinstance(share, bool)
     return f"{share:.1%}" if known else ""
@@ -69,7 +69,10 @@ def _peaks(run: RunFacts) -> list[tuple[str, str, str]]:
 
 
 def peak_bytes(run: RunFacts) -> dict[str, dict[str, float]]:
-    """Return the peaks by phase and tier, from the summary, or else from the records."""
+    """Return the peak bytes by phase and tier.
+
+    The peaks come from the summary; without a summary they come from the records.
+    """
     from_summary = run.summary.get("peak_bytes")
     found: dict[str, dict[str, float]] = {}
     if isinstance(from_summary, dict):
@@ -87,7 +90,7 @@ def peak_bytes(run: RunFacts) -> dict[str, dict[str, float]]:
 
 
 def shown_path(run: RunFacts) -> str:
-    """Return the run's path as given, safe to print."""
+    """Return the run's path as the user gave it, safe to print."""
     return clean(run.path, 1000)
 
 
@@ -108,7 +111,7 @@ def loss_rows(run: RunFacts) -> list[tuple[Any, ...]]:
 
 
 def memory_rows(run: RunFacts) -> list[tuple[Any, ...]]:
-    """Return the figures of MEMORY_COLUMNS."""
+    """Return the figures of MEMORY_COLUMNS, one row per source, tier, phase and moment."""
     return [
         (
             tier,
@@ -189,7 +192,7 @@ def again(run: RunFacts) -> str:
 
 
 def onward(run: RunFacts) -> str:
-    """Return the command that continues the run; empty if it is finished or still running."""
+    """Return the command that continues the run; empty if the run is finished or still running."""
     if run.status.kind in {"finished", "running"} or not run.checkpoint_count:
         return ""
     return f"neaptide run {_config_of(run)} --resume auto"

@@ -1,4 +1,7 @@
-"""Read a run's files, which may be damaged, torn or still growing. Only whole lines are used."""
+"""Read a run's files.
+
+A file may be damaged, torn or still growing, so only whole lines are used.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _DIGITS = 15  # largest step: floats represent integers up to here exactly
 
 
 def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
-    """Yield the complete lines of a file, one at a time; none if the file does not exist.
+    """Yield the complete lines of a file, one at a time; nothing if the file does not exist.
 
-    A last line without a newline is still being written or was torn. Such a line, and a line longer
-    than any that a run writes, is counted in `damage` under the file's name.
+    A last line without a newline is torn or still being written. Such a line is counted in `damage`
+    under the file's name, and so is a line that is longer than every line of a run.
     """
     if not path.is_file():
         damage[path.name] += path.exists()  # for example, `path` is a folder
@@ -41,7 +44,7 @@ def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
 
 
 def rows(path: Path, damage: Counter[str]) -> Iterator[list[str]]:
-    """Yield the header of a CSV file and each row with as many cells as the header."""
+    """Yield the header of a CSV file, then each row that has as many cells as the header."""
     columns = 0
     for line in lines(path, damage):
         cells = _cells(line)
@@ -124,7 +127,10 @@ def step_of(cell: Any) -> int | None:
 
 
 def number_of(cell: Any) -> float | None:
-    """Return the number in a CSV cell or a JSON value (`"nan"` is one); None for anything else."""
+    """Return the number in a CSV cell or a JSON value; None for anything else.
+
+    The text `"nan"` is a number.
+    """
     if isinstance(cell, bool) or not isinstance(cell, str | int | float):
         return None
     try:
@@ -134,7 +140,7 @@ def number_of(cell: Any) -> float | None:
 
 
 def flat(table: dict[str, Any], *, depth: int = 8) -> dict[str, Any]:
-    """Return a nested table as one with dotted keys; empty tables stay as they are."""
+    """Return a nested table as a flat table with dotted keys. Empty tables are kept as values."""
     found: dict[str, Any] = {}
     pending: list[tuple[str, Any, int]] = [("", table, 0)]
     while pending:

@@ -1,4 +1,4 @@
-"""Memory of a run by tier, phase and moment, from all files that follow the convention.
+"""The memory of a run by tier, phase and moment, read from all files that follow a convention.
 
 A plugin's file follows the convention if it is `plugins/<name>/<file>.csv` and has columns
 `step`, `phase`, `moment` and one or more columns named `<tier>_bytes`.
@@ -27,13 +27,13 @@ _FILES, _GROUPS = 32, 400
 
 @attrs.define
 class MemoryTable:
-    """The contents of one file."""
+    """The contents of one file of memory readings."""
 
     source: str
     tracks: dict[str, Track] = attrs.field(factory=dict)
     """Bytes over steps, by tier."""
     groups: dict[tuple[str, str, str], Spread] = attrs.field(factory=dict)
-    """Figures by tier, phase and moment."""
+    """Statistics of the readings by tier, phase and moment."""
 
     def add(self, step: int, phase: str, moment: str, tier: str, value: float) -> None:
         """Add a reading."""
@@ -59,7 +59,7 @@ def memory_tables(folders: Iterable[Path], damage: Counter[str]) -> list[MemoryT
 
 
 def tiers(header: Sequence[str]) -> dict[int, str]:
-    """Return the tiers in a header, by column number."""
+    """Return the tiers that a header names, by column number."""
     columns = {number: name(column) for number, column in enumerate(header)}
     return {
         number: column.removesuffix(SUFFIX)

@@ -12,15 +12,15 @@ from neaptide.text import one_line
 
 @attrs.frozen
 class RunPage:
-    """A report that a notebook shows as a page; `print` writes the summary instead."""
+    """A report that a notebook shows as a page. `print` writes the report's summary instead."""
 
     runs: tuple[Path, ...]
     page: str = attrs.field(repr=False)
     """The whole HTML document."""
     summary: str = attrs.field(repr=False)
-    """What `neaptide report` prints."""
+    """The text that `neaptide report` prints."""
     height: int = attrs.field(repr=False)
-    """Of the frame, in pixels."""
+    """Height of the frame that shows the page, in pixels."""
 
     __repr__ = one_line
 

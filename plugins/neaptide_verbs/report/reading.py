@@ -38,10 +38,10 @@ class Events:
     jumps: Ends = attrs.field(factory=lambda: Ends(500))
     verdicts: Counter[str] = attrs.field(factory=Counter)
     refused: StepSeries = attrs.field(factory=lambda: StepSeries(100))
-    """Loss before each refused jump."""
+    """The loss before each refused jump."""
     ending: dict[str, Any] | None = None
     skipped: tuple[int, int] = (0, 0)
-    """The last skipped update, and the number of skipped updates in a row that it ends."""
+    """The last skipped update, and how many updates in a row were skipped up to this one."""
 
 
 @attrs.define
@@ -54,7 +54,7 @@ class Metrics:
 
 @attrs.frozen
 class RunFacts:
-    """All facts of a run. Every text in them is safe to print."""
+    """All facts of a run. Every text in these facts is safe to print."""
 
     path: Path
     name: str
@@ -63,11 +63,12 @@ class RunFacts:
     events: Events
     metrics: Metrics
     memory: list[MemoryTable]
-    """The table of steps.csv, then those of plugins."""
+    """The table of steps.csv, then the tables of plugins' files."""
     summary: dict[str, Any]
-    """summary.json; empty if it does not exist, or if the run has continued since."""
+    """Contents of summary.json; empty if the file does not exist, or if the run has continued
+    since."""
     config: dict[str, Any]
-    """Settings by dotted path."""
+    """The run's settings by dotted path."""
     origins: dict[str, str]
     machine: dict[str, Any]
     checkpoints: list[dict[str, Any]]
@@ -75,11 +76,11 @@ class RunFacts:
     written: datetime | None
     """Time of the newest record."""
     damage: dict[str, int]
-    """Number of damaged lines, which are left out, by file."""
+    """Number of damaged lines by file. Damaged lines are left out of all figures."""
 
 
 def read_run(path: Path) -> RunFacts:
-    """Read a run directory; RunDirectoryError if `path` is not one."""
+    """Read a run directory. RunDirectoryError if `path` is not a run directory."""
     _check(path)
     damage: Counter[str] = Counter()
     held = locked(path)
@@ -93,7 +94,7 @@ def read_run(path: Path) -> RunFacts:
         last_step=steps.last,
         summary=summary,
         ending=events.ending,
-        # A row after the last skipped update is an applied update, so no skipped ones precede it.
+        # A row after the last skipped update is an applied update, which ends the skipped series.
         in_a_row=events.skipped[1] if events.skipped[0] >= steps.last else 0,
         max_skipped=config.get("train.max_skipped"),
     )
@@ -220,7 +221,7 @@ def _written(path: Path) -> datetime | None:
 
 
 def _cleaned(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table with keys and texts safe to print, and lists and tables as text."""
+    """Return a copy of the table that is safe to print. Lists and inner tables become text."""
     pairs: Sequence[tuple[str, Any]] = list(table.items())[:_SETTINGS]
     return {
         clean(key, _NAME * 2): scalar(

@@ -1,4 +1,8 @@
-"""Series of any length in bounded memory: buckets with first, last, lowest and highest point."""
+"""Series of any length in bounded memory.
+
+A series is a list of buckets. A bucket stores the first, the last, the lowest and the highest of
+neighbouring points.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ Point = tuple[int, float]
 """A step and a value."""
 
 BUCKETS = 400
-"""Largest number of buckets in a series, each with up to four points."""
+"""Largest number of buckets in a series. A bucket has up to four points."""
 _PHASES, _MARKED = 16, 200
 OTHER = "(other)"
 
@@ -41,7 +45,7 @@ class Spread:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None without values."""
+        """The mean of the values; None if no value was added."""
         return self.total / self.count if self.count else None
 
     def facts(self) -> dict[str, float | int | None]:
@@ -59,31 +63,35 @@ class Bucket:
     low: Point
     high: Point
     begins: int
-    """The stretch of the first point; `ends` is the stretch of the last point."""
+    """Number of the stretch of the first point. `ends` is the number of the last point's
+    stretch."""
     ends: int
 
     def take(self, later: Bucket) -> None:
-        """Merge the following bucket into this one."""
+        """Merge the bucket that follows this one into this bucket."""
         self.last, self.ends = later.last, later.ends
         self.low = min(self.low, later.low, key=_value)
         self.high = max(self.high, later.high, key=_value)
 
     def points(self) -> list[Point]:
-        """Return the distinct points of the bucket, by step."""
+        """Return the distinct points of the bucket, sorted by step."""
         return sorted(dict.fromkeys((self.first, self.low, self.high, self.last)), key=_step)
 
 
 @attrs.define
 class StepSeries:
-    """Values over steps, reduced to at most `4 * limit` points that include all spikes."""
+    """A series of values over steps.
+
+    It stores at most `4 * limit` points, which include all spikes.
+    """
 
     limit: int = BUCKETS
     width: int = 1
-    """Steps per bucket; doubled whenever there are more than `limit` buckets."""
+    """Number of steps per bucket. It is doubled whenever there are more than `limit` buckets."""
     buckets: dict[int, Bucket] = attrs.field(factory=dict)
 
     def add(self, step: int, value: float, stretch: int = 0) -> None:
-        """Add a finite value. Points of the same stretch are connected by a line."""
+        """Add a finite value. A chart connects the points of one stretch by a line."""
         bucket = self.buckets.get(step // self.width)
         if bucket is None:
             point = (step, value)
@@ -106,11 +114,11 @@ class StepSeries:
                 bucket.take(finer[key])
 
     def points(self) -> list[Point]:
-        """Return the kept points, by step."""
+        """Return the stored points, sorted by step."""
         return [point for line in self.lines() for point in line]
 
     def lines(self) -> list[list[Point]]:
-        """Return the points as lines; the points of a line are connected."""
+        """Return the stored points as lines. A chart connects the points of one line."""
         found: list[list[Point]] = []
         before: tuple[int, Bucket] | None = None
         for key in sorted(self.buckets):
@@ -130,7 +138,7 @@ class Track:
     courses: dict[str, StepSeries] = attrs.field(factory=dict)
     spreads: dict[str, Spread] = attrs.field(factory=dict)
     unusual: list[int] = attrs.field(factory=list)
-    """The first steps whose value was not finite; `unusual_count` counts all of them."""
+    """The first steps with a value that was not finite. `unusual_count` counts all such steps."""
     unusual_count: int = 0
     last: Point | None = None
     _phase: str | None = None
@@ -161,11 +169,11 @@ class Track:
         return name
 
     def lines(self) -> list[list[Point]]:
-        """Return the lines of all phases, which meet where the phase changes."""
+        """Return the lines of all phases. Two lines meet where the phase changes."""
         return [line for course in self.courses.values() for line in course.lines()]
 
     def points(self) -> list[Point]:
-        """Return the distinct points of all phases, by step."""
+        """Return the distinct points of all phases, sorted by step."""
         return sorted({point for line in self.lines() for point in line})
 
     @property
@@ -186,7 +194,10 @@ class Track:
 
 @attrs.define
 class Stretches:
-    """The phases in order, each with first and last step; None if there are too many."""
+    """The phases in the order of training, with the first and the last step of each phase.
+
+    The list of phases is None if a run has too many.
+    """
 
     limit: int = 300
     found: list[tuple[str, int, int]] | None = attrs.field(factory=list)
@@ -228,7 +239,7 @@ class Ends:
 
     @property
     def left_out(self) -> int:
-        """Number of items that are not kept."""
+        """Number of items that were added but are not stored."""
         return self.count - len(self.head) - len(self.tail[-self.limit :])
 
 

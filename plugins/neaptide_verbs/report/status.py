@@ -1,4 +1,4 @@
-"""How a run ended, derived from its files."""
+"""The status of a run: how the run ended, derived from its files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENDINGS = frozenset({"run.stopped", "run.failed", "run.closed"})
-"""Events that state how a run ended."""
+"""Names of the events that state how a run ended."""
 _SHOWN = 200
-"""Number of an error's characters that are shown."""
+"""Largest number of characters of an error that are shown."""
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ def locked(directory: Path) -> bool:
     """Return whether a process is training in the directory, if the system has file locks."""
     try:
         with (directory / ".lock").open("rb") as file:
-            # A shared lock, so that two simultaneous reports do not take each other for a run.
+            # The lock is shared, so that a report does not mistake another report for a run.
             lock(file, shared=True)
     except BlockingIOError:
         return True
@@ -59,9 +59,9 @@ def status_of(
 
     Args:
         held: whether the run directory's lock is held.
-        last_step: the last update with a row, 0 for none.
-        summary: summary.json, which is outdated if a resumed run went further.
-        ending: the last of the events `ENDINGS`, or None.
+        last_step: the last update that has a row, or 0 if there are no rows.
+        summary: contents of summary.json, which are outdated if a resumed run continued.
+        ending: the last event whose name is in `ENDINGS`, or None.
         in_a_row: the number of skipped updates in a row at the end.
         max_skipped: the setting `train.max_skipped`.
     """

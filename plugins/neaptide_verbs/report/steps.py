@@ -23,7 +23,7 @@ class Steps:
     """The contents of steps.csv."""
 
     loss: Track = attrs.field(factory=Track)
-    """Training loss of updates, and the guard's loss after a jump."""
+    """Loss of each step: an update's training loss, or the guard's loss after a jump."""
     seconds: Track = attrs.field(factory=Track)
     grad_norm: Track = attrs.field(factory=Track)
     jumped: StepSeries = attrs.field(factory=StepSeries)
@@ -38,7 +38,7 @@ class Steps:
 
 @attrs.frozen
 class Columns:
-    """Index of each column in a row; None for a missing column."""
+    """The index of each column in a row; None for a missing column."""
 
     step: int
     phase: int
@@ -50,7 +50,7 @@ class Columns:
 
 
 def read_steps(path: Path, damage: Counter[str]) -> Steps:
-    """Read the file; empty if its header is missing."""
+    """Read steps.csv. The result is empty if the header is missing."""
     found = Steps()
     lines = rows(path, damage)
     columns = _columns(next(lines, []))
@@ -79,7 +79,7 @@ def _columns(header: Sequence[str]) -> Columns | None:
 
 
 def _take(found: Steps, columns: Columns, cells: Sequence[str], phase: str) -> bool:
-    """Add a row; return whether it was readable."""
+    """Add a row to `found`. Return whether the row was readable."""
     step, loss = step_of(cells[columns.step]), number_of(cells[columns.loss])
     if step is None or loss is None:
         return False

@@ -1,4 +1,4 @@
-"""The report in a terminal: aligned, and coloured on request."""
+"""The report as text for a terminal, aligned, and coloured on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One JSON Schema for a whole configuration: the core's sections and every plugin's settings."""
+"""One JSON Schema for a whole configuration: the core's sections and all plugins' settings."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @attrs.frozen
 class _Part:
-    """One plugin's part of the schema: its own table, and the options of everything it builds."""
+    """One plugin's part of the schema: the plugin's own table, and options of what it builds."""
 
     table: Schema
     built: dict[tuple[str, str], Schema]
-    """Schemas by kind and name, such as `("model", "builtin:byte-gpt")`."""
+    """Schemas of options by kind and name, such as `("model", "builtin:byte-gpt")`."""
 
 
 def json_schema(specs: Mapping[str, PluginSpec]) -> tuple[Schema, dict[str, str]]:
-    """Return the schema of configurations, and the reasons for left-out plugins by their names.
+    """Return the schema of configurations, and for each left-out plugin the reason.
 
-    A plugin whose manifest or settings cannot be read is left out. The schema accepts every file
-    that Neaptide reads, and effective configurations; it does not express rules about several keys.
+    A plugin is left out if its manifest or settings cannot be read. The schema accepts every file
+    that Neaptide reads, and every effective configuration. Rules about several keys are not part of
+    the schema.
     """
     parts: dict[str, _Part] = {}
     left_out: dict[str, str] = {}
@@ -44,7 +45,7 @@ def json_schema(specs: Mapping[str, PluginSpec]) -> tuple[Schema, dict[str, str]
             parts[name] = _part(specs[name])
         except PluginError as error:
             left_out[name] = str(error)
-        except Exception as error:  # noqa: BLE001 - a stranger's classes may raise anything
+        except Exception as error:  # noqa: BLE001 - a third party's classes may raise anything
             left_out[name] = f"the settings of plugin {name!r} raised {error!r}"
     return _merged(parts), left_out
 
@@ -99,11 +100,11 @@ def _merged(parts: Mapping[str, _Part]) -> Schema:
 
 
 def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
-    """Add the names that plugins build."""
+    """Add the names of models, data and the like that plugins build."""
     if not cases:
         return
     name = section["properties"]["name"]
-    # A scheme with known names accepts no others; any other text is `package.module:factory`.
+    # A scheme with known names accepts only these; other texts are `package.module:factory`.
     taken = "|".join(sorted({re.escape(case.partition(":")[0]) for case in cases}))
     factory = {"type": "string", "pattern": f"^(?!({taken}):)"}
     section["properties"]["name"] = {
@@ -113,7 +114,7 @@ def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
 
 
 def _add_options(section: Schema, cases: Mapping[str, Schema]) -> None:
-    """Add the options of each name, as its class checks them."""
+    """Add the options of each name. The name's options class states their types and bounds."""
     if not cases:
         return
     section["allOf"] = [

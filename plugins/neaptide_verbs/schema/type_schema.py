@@ -30,8 +30,8 @@ _SIMPLE = {
 def class_schema(cls: type[Any]) -> Schema:
     """Return the schema of the table that a config class accepts.
 
-    Fields without a default are required. Checks by a class's own functions are left out, unless
-    `field(schema=…)` describes them.
+    Fields without a default are required. Checks that the class makes in its own functions are left
+    out, unless `field(schema=…)` describes the check.
     """
     known = [field for field in attrs.fields(attrs.resolve_types(cls)) if field.init]
     required = [field.alias for field in known if field.default is attrs.NOTHING]
@@ -82,7 +82,7 @@ def _array(origin: type[Any], arguments: tuple[Any, ...]) -> Schema:
 def _field_schema(field: attrs.Attribute[Any]) -> Schema:
     schema = type_schema(Any if field.type is None else field.type)
     for constraint in constraints(field.validator, schema):
-        # Two validators may set the same bound; both must hold.
+        # Two validators may set the same bound; a value must satisfy both.
         clash = schema.keys() & constraint.keys() - {"enum", "items"}
         both = {"allOf": [*schema.get("allOf", ()), constraint]}
         schema |= both if clash else constraint

@@ -1,4 +1,7 @@
-"""Describe the validators of attrs in JSON Schema; plain functions as validators are skipped."""
+"""Describe the validators of attrs in JSON Schema.
+
+Validators that are plain functions are skipped.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _LENGTHS = {"string": "Length", "array": "Items", "object": "Properties"}
 
 def constraints(validator: Any, schema: Schema) -> Iterator[Schema]:
     """Yield a validator's constraints on values of the type that `schema` describes."""
-    # attrs keeps the classes of ge, in_ and the like private; their attributes are stable.
+    # The classes of attrs' validators (ge, in_, …) are private, but their attributes are stable.
     reader = _READERS.get(type(validator).__name__)
     return iter(()) if reader is None else reader(validator, schema)
 

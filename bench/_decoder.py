@@ -1,4 +1,7 @@
-"""A decoder in plain torch: RMSNorm, rotary positions, SwiGLU, causal attention, chunked loss."""
+"""A decoder in plain torch.
+
+It has RMSNorm, rotary positions, SwiGLU and causal attention. The loss is computed in chunks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ ROTARY_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's sizes."""
+    """The sizes of a decoder."""
 
     blocks: int
     width: int
@@ -27,29 +30,29 @@ class Shape:
     """Width of the SwiGLU's inner layer."""
     vocabulary: int
     tied: bool = False
-    """Whether the embedding is also the head."""
+    """Whether the head uses the embedding's weights."""
 
     @property
     def block_parameters(self) -> int:
-        """Return the parameters of one block."""
+        """Return the number of parameters of one block."""
         return 4 * self.width**2 + 3 * self.width * self.hidden + 2 * self.width
 
     @property
     def outside_parameters(self) -> int:
-        """Return the parameters of embedding, last norm and head."""
+        """Return the number of parameters of the embedding, the last norm and the head."""
         return self.vocabulary * self.width * (1 if self.tied else 2) + self.width
 
     @property
     def parameters(self) -> int:
-        """Return all parameters."""
+        """Return the number of all parameters."""
         return self.blocks * self.block_parameters + self.outside_parameters
 
     def operations(self, tokens: int, sequence: int) -> float:
         """Return the floating-point operations of a training step with full recomputation.
 
-        A multiply-add counts as two operations. Each one is done four times: in the forward, in
-        the recomputation, and for the gradients of inputs and of weights. Attention covers the
-        causal half.
+        A multiply-add counts as two operations. Each multiply-add of the forward is done four
+        times: in the forward, in the recomputation, for the gradients of inputs, and for the
+        gradients of weights. Of attention only the causal half is counted.
         """
         matrices = 4 * self.width**2 + 3 * self.width * self.hidden
         attention = self.width * sequence  # scores and weighted values: 2 * 2 * s / 2 * h / 2
@@ -95,7 +98,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then SwiGLU; each of the two can stream as its own block."""
+    """Attention, then SwiGLU. Each of these two modules can stream as a block."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -121,7 +124,7 @@ class Decoder(nn.Module):
         shape: the decoder's sizes.
         dtype: dtype of all parameters.
         device: device of the parameters, which are created block by block.
-        source: device that draws the random numbers; a GPU is many times faster.
+        source: device that draws the random numbers; a GPU draws many times faster than a CPU.
     """
 
     def __init__(
@@ -148,7 +151,10 @@ class Decoder(nn.Module):
             self.head = filled(head, device, source)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats of int64 `(batch, sequence)` labels."""
+        """Return the mean cross-entropy in nats.
+
+        Tokens and labels are int64 `(batch, sequence)`.
+        """
         x = self.embedding(tokens)
         cosine, sine = angles(tokens.shape[1], self.shape.width // self.shape.heads, x)
         for block in self.blocks:
@@ -164,7 +170,10 @@ class Decoder(nn.Module):
 
 
 def angles(sequence: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each `(sequence, size / 2)`, of dtype and device of `like`."""
+    """Return cosines and sines, each `(sequence, size
+
+    2)`, in the dtype and on the device of `like`.
+    """
     pairs = torch.arange(0, size, 2, device=like.device, dtype=torch.float32)
     positions = torch.arange(sequence, device=like.device, dtype=torch.float32)
     turned = torch.outer(positions, ROTARY_BASE ** (-pairs / size))
@@ -172,7 +181,10 @@ def angles(sequence: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def filled(module: nn.Module, device: str | torch.device, source: str | torch.device) -> nn.Module:
-    """Return the module on `device`, with norms set to one and all else drawn at random."""
+    """Return the module on `device`.
+
+    Norms are set to one, all other parameters to random numbers.
+    """
     module.to_empty(device=device)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -184,7 +196,7 @@ def filled(module: nn.Module, device: str | torch.device, source: str | torch.de
 
 
 def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the model's own loss."""
+    """Return the loss that the model itself computes."""
     return model(*batch)
 
 

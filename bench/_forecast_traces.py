@@ -1,4 +1,7 @@
-"""Losses and gradient norms of small runs, as input of forecasts: trained once, stored as JSON."""
+"""Losses and gradient norms of small runs, as input of forecasts.
+
+Each run is trained once and stored as JSON.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def config_of(task: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
-    """Return the whole configuration of one run."""
+    """Return the whole configuration of one training run."""
     return {
         **TASKS[task],
         "seed": seed,
@@ -45,7 +48,10 @@ def config_of(task: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
 
 
 def trace(task: str, seed: int, kept: Path) -> dict[str, list[float]]:
-    """Return `losses` and `grad_norms` of a run by update; train the run if `kept` lacks it."""
+    """Return `losses` and `grad_norms` of a run, one number per update.
+
+    If the directory `kept` lacks the run, train it.
+    """
     path = kept / f"{task.replace(', ', '-')}-{seed}.json"
     if not path.exists():
         found = _trained(config_of(task, seed))

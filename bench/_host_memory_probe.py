@@ -1,4 +1,4 @@
-"""Time needed to allocate host memory, to pin it for the GPU, and to free it."""
+"""The time needed to allocate host memory, to pin it for the GPU, and to free it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(code: int, call: str) -> None:
 
 
 class Timer:
-    """Seconds of named steps, in their order."""
+    """The seconds of named steps, in the order of the steps."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -52,7 +52,7 @@ class Timer:
 
 
 def pin(size: int, device: torch.device, *, touch: bool, huge: bool) -> Finding:
-    """Map `size` bytes, pin them, copy from them once, and free them; return each step's time."""
+    """Map `size` bytes, pin, copy from and free this memory. Return the seconds of each step."""
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge:
         region.madvise(mmap.MADV_HUGEPAGE)
@@ -96,14 +96,14 @@ def copy_rate(memory: torch.Tensor, device: torch.device) -> float:
 
 
 class Budget:
-    """Skips and reports measurements for which there is too little memory or time."""
+    """Decides which measurements are skipped because there is too little memory or time."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.perf_counter() + seconds
         self.seconds_per_byte: dict[str, float] = {}
 
     def run(self, form: str, size: int, device: torch.device) -> Finding:
-        """Measure one form at one size, or return why it is skipped."""
+        """Measure one form of memory at one size, or return the reason why it is skipped."""
         room = host_room()
         if size + MARGIN > room:
             return {
@@ -128,7 +128,7 @@ class Budget:
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Yield a check for each form and each size, in ascending order of size."""
+    """Yield a check for each form of memory and each size, in ascending order of size."""
     torch.zeros(1, device=device)
     budget = Budget(BUDGET_SECONDS)
     for gibibytes in QUICK_SIZES_GIB if quick else SIZES_GIB:

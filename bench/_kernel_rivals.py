@@ -1,4 +1,4 @@
-"""Other libraries' implementations of an op's work, called with the op's arguments."""
+"""Other libraries' implementations of the work of an op, called with the op's arguments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     Build = Callable[..., Action]
 
 
-class Absent(Exception):  # noqa: N818 - not an error: the rival is not installed here
+class Absent(Exception):  # noqa: N818 - no error: a rival may be missing
     """The reason why a rival cannot be timed."""
 
 
 def rivals(op: str, *, compiled: bool) -> Iterator[tuple[str, Build]]:
-    """Yield the rivals of an op: a name, and a function from the op's arguments to an action."""
+    """Yield the rivals of an op.
+
+    A rival has a name, and a function that takes the op's arguments and returns the action to time.
+    """
     yield from _OF.get(op, ())
     reference = KERNELS.ops[op].spec.reference
     if compiled:
@@ -29,7 +32,7 @@ def rivals(op: str, *, compiled: bool) -> Iterator[tuple[str, Build]]:
 
 
 def _compiled(function: Callable[..., object], arguments: Sequence[Any]) -> Action:
-    torch._dynamo.reset()  # noqa: SLF001 - torch's own way to begin anew
+    torch._dynamo.reset()  # noqa: SLF001 - torch's own way to reset
     compiled = torch.compile(function, dynamic=False)
     return lambda: compiled(*arguments)
 
@@ -73,7 +76,7 @@ def _eager_dequantize(
 
 def _bitsandbytes_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
     functional = _module("bitsandbytes.functional")
-    if group > 4096:  # noqa: PLR2004 - its largest block
+    if group > 4096:  # noqa: PLR2004 - the library's largest block
         msg = "bitsandbytes supports blocks of up to 4096"
         raise Absent(msg)
     return lambda: functional.quantize_blockwise(x, blocksize=group)
@@ -97,7 +100,7 @@ def _torchao_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
 
 
 def _stepping(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> Build:
-    """Return a function that builds an optimizer's step over copies of the op's parameters."""
+    """Return a function that makes a step of an optimizer, over copies of the op's parameters."""
 
     def build(params: Sequence[torch.Tensor], *rest: Any) -> Action:
         grads = next(

@@ -1,4 +1,4 @@
-"""Seconds of one call, and the machine's peak rates."""
+"""The seconds of one call, and the machine's peak rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _CACHE = 256 * 2**20
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call; on a GPU, events time it with a cold L2 cache."""
+    """Return the seconds of one call.
+
+    On a GPU, CUDA events time the call, and the L2 cache is cold.
+    """
     if device.type != "cuda":
         start = time.perf_counter()
         action()
@@ -35,7 +38,10 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def ceilings(device: torch.device, *, quick: bool) -> dict[str, float]:
-    """Return the bytes per second of a copy (read plus written) and the FLOP/s of a matmul."""
+    """Return the bytes per second of a copy, and the FLOP/s of a matmul.
+
+    The bytes of a copy are the bytes read plus the bytes written.
+    """
     gpu = device.type == "cuda"
     size, side = (_COPY, _SIDE) if gpu else (_CPU_COPY, _CPU_SIDE)
     if quick:

@@ -1,4 +1,4 @@
-"""Rates of the link between host and device, alone and in parallel with other work."""
+"""The rates of the link between host and device, alone and in parallel with other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REPEATS = 9
-BUFFER = 512 * MIB  # several times a processor's cache, so that the host's memory is measured
+BUFFER = 512 * MIB  # several times the size of a processor's cache, so that RAM is measured
 PIECES = (16 * MIB, 256 * MIB)
 TIMED_SECONDS = 0.01
 COVER = 3.0
@@ -30,14 +30,14 @@ GIGA, TERA = 1e9, 1e12
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Repeatable work on a stream: a copy of bytes, or a computation of operations."""
+    """Repeatable work on a stream. One call copies some bytes, or computes some operations."""
 
     stream: torch.cuda.Stream
     issue: Callable[[], object]
     amount: float
 
     def enqueue(self, calls: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Issue the work `calls` times; return the events before and after it."""
+        """Issue the work `calls` times. Return the event before the work and the event after it."""
         start, end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(2)
@@ -51,7 +51,7 @@ class Work:
 
 
 def seconds_between(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    """Return the time from one event to another."""
+    """Return the seconds from one event to another event."""
     milliseconds: float = start.elapsed_time(end)
     return milliseconds / 1e3
 
@@ -68,9 +68,9 @@ def seconds_alone(work: Work) -> float:
 
 
 def rate(work: Work, beside: Sequence[Work] = ()) -> float:
-    """Return bytes or operations per second of `work` while all of `beside` runs in parallel.
+    """Return bytes or operations per second of `work` while all work in `beside` runs in parallel.
 
-    RuntimeError if the other work never runs for as long as `work` does.
+    RuntimeError if the work in `beside` never runs for as long as `work` does.
     """
     calls = math.ceil(TIMED_SECONDS / seconds_alone(work))
     cover = COVER * calls * seconds_alone(work)
@@ -90,12 +90,12 @@ def rate(work: Work, beside: Sequence[Work] = ()) -> float:
 
 
 def rates(work: Work, beside: Sequence[Work], unit: str, scale: float) -> Finding:
-    """Return the spread of repeated calls of `rate`."""
+    """Return the median and the range of repeated calls of `rate`."""
     return spread([rate(work, beside) / scale for _ in range(REPEATS)], unit)
 
 
 def copies(target: Tensor, source: Tensor, piece: int) -> Work:
-    """Return work that copies from `source` to `target` in pieces, repeatedly, on a new stream."""
+    """Return work that repeatedly copies from `source` to `target` in pieces on a new stream."""
     places = cycle(range(0, BUFFER, piece))
 
     def copy_next() -> None:
@@ -119,7 +119,7 @@ def matmul(device: torch.device, side: int, dtype: torch.dtype) -> Work:
 
 
 def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
-    """Copy from unpinned memory, which blocks the host; the host's clock times it."""
+    """Copy from unpinned memory. The copy blocks the host, so the host's clock measures it."""
     values = []
     for _ in range(REPEATS + 1):
         torch.cuda.synchronize()
@@ -132,7 +132,7 @@ def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
 
 
 def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
-    """Return how much longer `work` takes while the other work runs in parallel."""
+    """Return the time of `work` in parallel with the other work, divided by its time alone."""
     alone = statistics.median(rate(work) for _ in range(REPEATS))
     longer = [alone / rate(work, beside) - 1 for _ in range(REPEATS)]
     middle = statistics.median(longer)
@@ -148,7 +148,7 @@ def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Sources and targets of the copies: pinned and pageable on the host, two on the device."""
+    """Sources and targets of the copies: pinned and pageable host memory, two device buffers."""
 
     pinned_out: Tensor
     pinned_in: Tensor
@@ -158,7 +158,7 @@ class Buffers:
 
 
 def buffers(device: torch.device) -> Buffers:
-    """Allocate and touch all buffers."""
+    """Allocate all buffers and write to each of them once."""
     room = partial(torch.ones, BUFFER, dtype=torch.uint8)
     return Buffers(
         pinned_out=room(pin_memory=True),
@@ -170,7 +170,7 @@ def buffers(device: torch.device) -> Buffers:
 
 
 def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
-    """Yield the checks of both directions with pieces of one size."""
+    """Yield the checks of copies in both directions, in pieces of one size."""
     size = f"{piece // MIB} MiB pieces"
     up = copies(memory.arriving, memory.pinned_out, piece)
     down = copies(memory.pinned_in, memory.departing, piece)
@@ -195,7 +195,7 @@ def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Yield the check of the matmul, then those of the copies for each size of piece."""
+    """Yield the check of the matmul, then the checks of the copies for each size of piece."""
     side = 4096 if quick else 8192
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if native else torch.float16

@@ -1,4 +1,4 @@
-"""Facts of this machine: GPU, driver, link, memory and its limits."""
+"""Facts of this machine: GPU, driver, link, and the memory and its limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _checks import Check, Finding
 
 CGROUPS = Path("/sys/fs/cgroup")
-UNLIMITED = 2**60  # without a limit, cgroups of version 1 report at least this number
+UNLIMITED = 2**60  # cgroups of version 1 report at least this number if there is no limit
 GPU_FIELDS = (
     "driver_version",
     "pcie.link.gen.current",
@@ -32,22 +32,22 @@ GPU_FIELDS = (
 
 
 def number_in(path: Path) -> int | None:
-    """Return the number in a file; None if the file does not exist or contains "max"."""
+    """Return the number in a file. None if the file does not exist or contains "max"."""
     try:
         text = path.read_text().strip()
-    except OSError:  # this kernel or version of cgroups has no such file
+    except OSError:  # some kernels and versions of cgroups lack the file
         return None
     return int(text) if text.isdigit() else None
 
 
 def meminfo() -> dict[str, int]:
-    """Return /proc/meminfo in bytes."""
+    """Return the values of /proc/meminfo in bytes."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return {name.rstrip(":"): int(value) * 1024 for name, value, *_ in lines}
 
 
 def cgroup_folders() -> list[Path]:
-    """Return the cgroup folders, innermost first, whose memory limits apply to this process."""
+    """Return the cgroup folders whose memory limits apply to this process, innermost first."""
     folders = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
@@ -62,7 +62,10 @@ def cgroup_folders() -> list[Path]:
 
 
 def cgroup_limit_and_room() -> tuple[int, int] | None:
-    """Return the tightest memory limit in bytes and the room below it; None without a limit."""
+    """Return the tightest memory limit and the memory left below it, in bytes.
+
+    None if there is no limit.
+    """
     found = []
     for folder in cgroup_folders():
         for limit_file, usage_file, cache_key in (
@@ -118,7 +121,7 @@ def driver_and_link(device: torch.device) -> Finding:
 
 
 def software() -> Finding:
-    """Return the versions of the software for which the figures hold."""
+    """Return the versions of the software with which the figures were measured."""
     versions = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -129,7 +132,7 @@ def software() -> Finding:
 
 
 def host_memory() -> Finding:
-    """Return installed memory, the cgroup's limit, and the memory available to this process."""
+    """Return the installed memory, the cgroup's limit, and the memory still available here."""
     total, limited, room = meminfo()["MemTotal"], cgroup_limit_and_room(), host_room()
     limit = "no cgroup limit" if limited is None else f"cgroup limit {limited[0] / GIB:.1f} GiB"
     return {

@@ -1,7 +1,7 @@
-"""Bytes of a float32 decoder with AdamW for any size: a formula for the figures of the ledger.
+"""A formula for the bytes that a float32 decoder of any size needs with AdamW.
 
-Like the ledger, the formula leaves out activations, small buffers of each parameter tensor and the
-temporary memory of updates.
+The formula computes figures of the memory ledger. Both leave out activations, small buffers of
+each parameter tensor, and the temporary memory of updates.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ KNOWN = frozenset(
         "optimizer-offload",
     }
 )
-"""Plugins that the formula covers; plugins that affect only activations have no term."""
+"""Plugins that the formula covers. Plugins that affect only activations add no term."""
 SLOTS = 2
-"""layer-streaming's default number of slots, for weights and for gradients in transfer."""
+"""Default number of slots of layer-streaming, for weights and for gradients in transfer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,17 +38,17 @@ class Decoder:
 
     @property
     def block(self) -> int:
-        """Parameters of one block."""
+        """Number of parameters of one block."""
         return 12 * self.width**2
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return self.layers * self.block + self.rest
 
 
 def gpt(layers: int, width: int, *, vocabulary: int = 50_257, context: int = 1024) -> Decoder:
-    """Return a decoder with position embeddings, and a head tied to the token embedding."""
+    """Return a decoder with position embeddings. Its head is tied to the token embedding."""
     return Decoder(layers=layers, width=width, rest=(vocabulary + context) * width)
 
 
@@ -61,7 +61,7 @@ LARGE = {
 
 
 def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the peak bytes on (device, host) in training and in Predict, with optimizer state.
+    """Return the peak bytes (device, host) in training and in Predict, including optimizer state.
 
     layer-streaming updates its weights on the host.
     """
@@ -77,7 +77,7 @@ def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, i
     if "optimizer-offload" in plugins:
         device -= state
         host += state
-        # The host copy remains until the state is copied back, in parallel with the first forward.
+        # The host copy exists until the state is copied back in parallel with the first forward.
         train_host += state
     if "int8" in plugins:
         codes = blocks + 4 * 9 * model.width * model.layers  # plus one scale per channel

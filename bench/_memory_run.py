@@ -1,4 +1,4 @@
-"""Train byte-gpt through the phases with a stack of plugins, and count bytes in each phase."""
+"""Train byte-gpt through the phases with some plugins, and count the bytes in each phase."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ CYCLE: dict[str, Any] = {
     "correct": {"steps": 1},
 }
 STEPS = 7
-"""Number of steps: two cycles, so that the second includes all memory allocated at first use."""
+"""Number of steps. They form two cycles, so that the second cycle includes all memory that is
+allocated at first use."""
 BYTES = 256
 
 
 @attrs.frozen(kw_only=True)
 class Size:
-    """A byte-gpt and its batch."""
+    """The sizes of a byte-gpt and of its batch."""
 
     layers: int
     width: int
@@ -49,7 +50,7 @@ class Size:
     batch: int
 
     def model(self) -> nn.Module:
-        """Return a model with the same weights at each call."""
+        """Return a new model. Every call returns a model with the same weights."""
         torch.manual_seed(0)
         return build(
             ByteGptOptions(
@@ -61,10 +62,10 @@ class Size:
 def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each phase: the ledger by moment and tier, and the measured peaks.
 
-    Raises the errors of building the run: conflicting plugins, or settings that this machine
-    cannot satisfy.
+    Raises the errors of building the run: plugins conflict, or this machine cannot satisfy the
+    settings.
     """
-    gc.collect()  # free garbage of the previous run
+    gc.collect()  # free the memory of the previous run
     slabs_before, slabs = mapped_slabs(), dict.fromkeys(PHASES, 0)
 
     def look(phase: Phase) -> None:
@@ -87,7 +88,7 @@ def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
             for _ in range(STEPS):
                 trainer.step(tokens)
             ledgers = {name: trainer.estimate_memory(name) for name in PHASES}
-    # The last phase ended with the run.
+    # The run's end also ended the last phase.
     peaks = watch.cuda if device.type == "cuda" else allocations.peaks_after_marks()
     return [
         {
@@ -115,21 +116,27 @@ def _loss(model: nn.Module, tokens: torch.Tensor) -> Loss:
 
 @attrs.define(eq=False)
 class Watch(Plugin[NoConfig]):
-    """Sets a mark at the start of each phase, and counts host buffers within it."""
+    """Resets the peak counters at the start of each phase, and counts host buffers in the phase."""
 
     look: Callable[[Phase], None] = attrs.field(init=False, default=lambda _: None)
     cuda: dict[str, int] = attrs.field(init=False, factory=dict)
-    """Peaks by phase, on a GPU."""
+    """Peak bytes by phase; empty without a GPU."""
     _counting: str = attrs.field(init=False, default="between")
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Start the count for the new phase, in Predict only after plugins have moved tensors."""
+        """Start the count for the new phase.
+
+        In Predict, start only after plugins have moved tensors.
+        """
         self._begin("between" if phase.applies_prediction else phase.name)
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Count forecast, probes and jump, but not the transfers before and after."""
+        """Count during the forecast, the probes and the jump.
+
+        Transfers before and after are excluded.
+        """
 
         def predict(following: Callable[..., Any], *, phase: Phase, **arguments: Any) -> Any:
             self._begin(phase.name)
@@ -149,7 +156,7 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_exit(self, phase: Phase) -> None:
-        """Count, and end the phase, because the run may end here."""
+        """Count, and end the phase's count, because the run may end here."""
         self.look(phase)
         self._begin("between")
 

@@ -1,4 +1,4 @@
-"""A plugin for `overhead.py` that implements every hook of a step and does nothing in them."""
+"""A plugin for `overhead.py` that implements every hook of a step. The hooks do nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def passing(following: Callable[..., Any], **arguments: Any) -> Any:
-    """Call the next middleware with the same arguments."""
+    """Call the next middleware with unchanged arguments."""
     return following(**arguments)
 
 

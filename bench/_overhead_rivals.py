@@ -1,7 +1,8 @@
-"""Other trainers on the task of `overhead.py`, each used as its own documentation shows.
+"""Other trainers on the task of `overhead.py`, each used as the trainer's documentation shows.
 
-Their logging, progress bars and saving are switched off. Trainers with their own loop are timed
-from the end of one step to the end of another, which excludes their start and end.
+The trainers' logging, progress bars and saving are switched off. If a trainer has its own loop, the
+time is measured from the end of one step to the end of another. So the loop's start and end are
+excluded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SETTLING = 5
-"""Steps of a trainer's own loop before its clock starts."""
+"""Number of steps of a trainer's own loop before the clock starts."""
 
 
 def fabric() -> Callable[[int], float]:
@@ -55,7 +56,7 @@ def accelerate() -> Callable[[int], float]:
 
 
 class Clock:
-    """Measures the time of all steps except the first few."""
+    """Measures the time of all steps after the first few steps."""
 
     def __init__(self) -> None:
         self._ends: list[float] = []
@@ -72,7 +73,7 @@ class Clock:
 
 
 def lightning() -> Callable[[int], float]:
-    """Return the Lightning Trainer, with automatic optimization."""
+    """Return a subject that uses the Lightning Trainer with automatic optimization."""
     import lightning as pl  # noqa: PLC0415 - may be missing
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -116,7 +117,10 @@ def lightning() -> Callable[[int], float]:
 
 
 def transformers() -> Callable[[int], float]:
-    """Return the transformers Trainer, over single samples that it collates itself."""
+    """Return a subject that uses the transformers Trainer.
+
+    The Trainer collates single items itself.
+    """
     import transformers as hf  # noqa: PLC0415 - may be missing
 
     clock = Clock()
@@ -169,4 +173,4 @@ RIVALS: dict[str, tuple[tuple[str, ...], Callable[[], Callable[[int], float]]]] 
     "Lightning Trainer": (("lightning",), lightning),
     "transformers Trainer": (("transformers", "accelerate"), transformers),
 }
-"""By name: the required modules, and the function that makes the subject."""
+"""The rivals by name: the required modules, and the function that makes the subject."""

@@ -1,4 +1,4 @@
-"""The training task of all subjects in `overhead.py`."""
+"""The training task that all subjects of `overhead.py` share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEATURES, CLASSES, SAMPLES = 32, 10, 16
 
 
 def net() -> nn.Module:
-    """Return three linear layers with 6,922 parameters, equal at each call."""
+    """Return three linear layers with 6,922 parameters. Every call returns equal weights."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(FEATURES, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, CLASSES)
@@ -26,7 +26,7 @@ def net() -> nn.Module:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW over all parameters."""
+    """Return AdamW for all parameters of the model."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
@@ -49,7 +49,7 @@ def loss_fn(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def looped(step: Callable[[Batch], object]) -> Callable[[int], float]:
-    """Return a function that calls `step` a given number of times and returns the seconds taken."""
+    """Return a function that calls `step` a given number of times and returns the seconds."""
     data = batches()
 
     def run(steps: int) -> float:

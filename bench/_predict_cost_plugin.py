@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Refuse(Plugin[Any]):
-    """Makes each probe of a jump worse than the one before, so the guard makes all attempts."""
+    """Makes the guard refuse each jump after all attempts.
+
+    Each probe of a jump returns a larger loss than the probe before.
+    """
 
     _probes: int = attrs.field(init=False, default=0)
 

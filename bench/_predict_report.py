@@ -1,4 +1,4 @@
-"""The results of predict.py, as the summary in the committed file and as Markdown tables."""
+"""The results of predict.py: a summary for the committed file, and Markdown tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     Entry = Mapping[str, Any]
 
 JUMP, STACK = "drift", "stack"
-"""The ideas whose figures represent a jump alone and a whole stack."""
+"""The two ideas whose figures represent a jump alone and a whole stack of plugins."""
 
 
 def tasks(comparisons: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return for each task the multipliers of the jump alone and of the stack."""
+    """Return, for each task, the multipliers of the jump alone and of the stack."""
     names = list(dict.fromkeys(entry["name"] for entry in comparisons))
     found = []
     for name in names:
@@ -72,7 +72,8 @@ def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
 def markdown(comparisons: Sequence[Entry]) -> str:
     """Return tables with a row per idea and side, and a column per task.
 
-    The tables show multipliers in passes, in time, and the losses from which both are derived.
+    The tables show multipliers in passes, multipliers in time, and the losses from which both are
+    derived.
     """
     names = list(dict.fromkeys(entry["name"] for entry in comparisons))
     tables = [
@@ -108,7 +109,7 @@ def _table(
 
 
 def _named(entry: Entry) -> str:
-    """Return the idea, and the settings applied to all sides."""
+    """Return the idea's name, and the settings that apply to all sides."""
     sets = [word for flag, word in pairwise(shlex.split(entry["command"])) if flag == "--set"]
     return " ".join([entry["idea"], *sets])
 

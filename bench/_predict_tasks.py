@@ -1,6 +1,6 @@
-"""Two of the three tasks of predict.py: noisy digits, and a photograph as a function of position.
+"""Two of the three tasks of predict.py: noisy digits, and the colours of a photograph.
 
-The third is the built-in byte GPT on the standard library's sources.
+The third task is the built-in byte GPT on the standard library's sources.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     Batch = Mapping[str, Tensor]
 
 SPLIT_SEED = 0
-NOISY_DRAWS = 3  # for each validation image
+NOISY_DRAWS = 3  # number of noisy copies of each validation image
 FEATURES, BANDWIDTH = 64, 6.0
 LOSS_SCALE = 100.0  # squared errors of pixels are small
 
 
 @attrs.define(eq=False)
 class Drawn:
-    """Endless batches; batch i depends only on (seed, i), so that a run can resume."""
+    """Endless batches. Batch i depends only on (seed, i), so that a run can resume."""
 
     draw: Callable[[torch.Generator], Batch]
     seed: int
@@ -48,15 +48,15 @@ class Drawn:
         return {"index": self.index}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue with that batch."""
+        """Continue with the batch whose number is stored in `state`."""
         self.index = state["index"]
 
 
 def noisy_digits(batch_size: int, seed: int, noise: float = 0.5) -> Data:
-    """Return scikit-learn's digits, shifted by up to a pixel and with noise, 40 % held out.
+    """Return batches of scikit-learn's digits, shifted by up to a pixel and with added noise.
 
-    A model memorizes so few images within seconds; with new noise in every batch, the validation
-    loss keeps falling with the budget.
+    For validation, 40 % of the images are held out. A model memorizes so few images within seconds.
+    With new noise in every batch, longer training gives a lower validation loss.
     """
     train, held_out = digits.load(0.4)
 
@@ -88,10 +88,10 @@ def _spoiled(images: Tensor, noise: float, generator: torch.Generator) -> Tensor
 
 
 def photo(batch_size: int, seed: int, held_out: int = 8192) -> Data:
-    """Return random pixels of scikit-learn's china.jpg: position to colour; `held_out` validate.
+    """Return batches of random pixels of scikit-learn's china.jpg: positions and colours.
 
-    A position is given as random Fourier features (Tancik et al. 2020), float32 `[B, 128]`; a
-    colour is float32 `[B, 3]` from 0 to 1.
+    `held_out` pixels are used for validation. Positions are given as random Fourier features
+    (Tancik et al. 2020), float32 `[B, 128]`. Colours are float32 `[B, 3]` from 0 to 1.
     """
     picture = torch.tensor(load_sample_image("china.jpg").copy()).float() / 255
     height, width, _ = picture.shape
@@ -116,9 +116,10 @@ def photo(batch_size: int, seed: int, held_out: int = 8192) -> Data:
 
 
 def photo_model(width: int = 128, layers: int = 3, init_scale: float = 1.0) -> Task:
-    """Return an MLP from Fourier features to a colour, trained on the squared error.
+    """Return an MLP that maps Fourier features to a colour.
 
-    He initialisation, 1/sqrt(fan_in) in the head, zero biases.
+    Hidden layers have He initialisation, the head has weights of scale 1/sqrt(fan_in). Biases are
+    zero.
     """
     sizes = [2 * FEATURES] + [width] * layers
     model = nn.Sequential()
@@ -137,6 +138,6 @@ def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 
 
 def squared_error(model: nn.Module, batch: Batch) -> Loss:
-    """Return 100 times the squared error over all colours, summed."""
+    """Return 100 times the summed squared error, and the number of colour values."""
     error = nn.functional.mse_loss(model(batch["x"]), batch["y"], reduction="sum")
     return Loss(LOSS_SCALE * error, batch["y"].numel())

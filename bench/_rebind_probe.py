@@ -1,4 +1,4 @@
-"""Autograd's behaviour for a parameter whose `.data` moves between the host and the device."""
+"""How autograd treats a parameter whose `.data` moves between the host and the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRADIENT = 2 * START
 
 @dataclass(eq=False)
 class Moving:
-    """A parameter with a tensor on the host, one on the device, and hooks that count calls."""
+    """A parameter with one tensor on the host and one on the device. Hooks count their calls."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -48,16 +48,16 @@ class Moving:
         self.parameter.data = tensor
 
     def forward(self) -> Tensor:
-        """Return the sum of squares of the parameter; the gradient is twice the parameter."""
+        """Return the sum of squares of the parameter. Its gradient is twice the parameter."""
         squares: Tensor = (self.parameter * self.parameter).sum()
         return squares
 
     def backward(self) -> None:
-        """Run forward and backward on the parameter's current device."""
+        """Run forward and backward on the device where the parameter is now."""
         self.forward().backward()  # type: ignore[no-untyped-call]
 
     def grad(self) -> Tensor:
-        """Return the gradient; raise if there is none."""
+        """Return the parameter's gradient. Raise an error if there is none."""
         if self.parameter.grad is None:
             msg = "backward left no gradient"
             raise RuntimeError(msg)
@@ -65,11 +65,11 @@ class Moving:
 
 
 def rounds(device: torch.device, *, used_on_host: bool) -> Finding:
-    """Several times bind to the device, run backward and bind to the host; count calls of hooks."""
+    """Repeat: bind to the device, run backward, bind to the host. Count the calls of hooks."""
     moving = Moving(device)
     node_calls: list[Any] = []
     if used_on_host:
-        # This reference keeps the host's accumulator node alive, as data-parallel wrappers do.
+        # This reference keeps the accumulator node of the host alive, as data-parallel wrappers do.
         node: Any = moving.parameter.view_as(moving.parameter).grad_fn
         node = node.next_functions[0][0]
         node.register_hook(lambda *gradients: node_calls.append(gradients))
@@ -121,7 +121,7 @@ def prebound_gradient(device: torch.device) -> Finding:
 
 
 def rebound_between(device: torch.device) -> Finding:
-    """Rebind after forward and before backward: the graph still holds the old tensor."""
+    """Rebind the parameter between forward and backward. The graph still holds the old tensor."""
     moving = Moving(device)
     moving.bind(moving.slot)
     loss = moving.forward()
@@ -133,7 +133,7 @@ def rebound_between(device: torch.device) -> Finding:
 
 
 def wide_gradient(device: torch.device) -> Finding:
-    """Request float32 gradients of a bfloat16 parameter, also after a rebind."""
+    """Request float32 gradients of a bfloat16 parameter, before and after a rebind."""
     refused = Moving(device, torch.bfloat16)
     refused.bind(refused.slot)
     wide = torch.zeros(SHAPE, device=device)
@@ -168,7 +168,10 @@ def wide_gradient(device: torch.device) -> Finding:
 
 
 def optimizer_step(device: torch.device) -> Finding:
-    """Step an optimizer created on the host while its parameter is bound to the device."""
+    """Make a step of an optimizer while its parameter is on the device.
+
+    The optimizer was created when the parameter was on the host.
+    """
     moving = Moving(device)
     optimizer = torch.optim.AdamW([moving.parameter], lr=0.1)
     try:

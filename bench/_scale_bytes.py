@@ -1,4 +1,4 @@
-"""Bytes that a configuration needs on each tier, computed from shapes."""
+"""The bytes that a configuration needs on each tier, computed from shapes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ PROCESS = 4 * 2**30
 """RAM used by Python, torch and a CUDA context."""
 STEPPED_AT_ONCE = 2**25
 STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""How many numbers each optimizer stores per parameter."""
+"""Number of values that each optimizer stores per parameter."""
 BF16, FP32 = 2, 4
 
 
 def state_bytes(configuration: Configuration) -> int:
-    """Return the optimizer's bytes per bfloat16 weight, including the lower half of its master."""
+    """Return the optimizer's bytes per bfloat16 weight.
+
+    If the master is split, its lower half is included. The upper half is the weight.
+    """
     states = STATES[configuration.optimizer]
     return states * FP32 + BF16 if configuration.master == "split" else states * BF16
 
@@ -38,7 +41,7 @@ def units(configuration: Configuration) -> int:
 
 
 def inputs(configuration: Configuration) -> int:
-    """Return the bytes of one input of every recomputed block."""
+    """Return the bytes of the inputs of all recomputed blocks."""
     shape = configuration.shape
     return units(configuration) * configuration.tokens * shape.width * BF16
 
@@ -63,10 +66,7 @@ def host(configuration: Configuration) -> dict[str, int]:
 
 
 def device(configuration: Configuration, pieces: int) -> dict[str, int]:
-    """Return the bytes of device memory by purpose, with the batch in `pieces` micro-batches.
-
-    Temporary memory (`activations`, `logits`, `stepping`) is an estimate.
-    """
+    """Return the bytes of device memory by purpose, if the batch has `pieces` micro-batches."""
     shape, state = configuration.shape, state_bytes(configuration)
     tokens = configuration.tokens // pieces
     unit, outside = streamed_unit(configuration), shape.outside_parameters
@@ -89,14 +89,17 @@ def device(configuration: Configuration, pieces: int) -> dict[str, int]:
         parts["weights"] = BF16 * shape.parameters
         parts["gradients"] = BF16 * 2 * unit
     else:
-        # Weights and gradients in bfloat16, the master and the state in float32.
+        # Weights and gradients are bfloat16, the master and the state are float32.
         kept = FP32 * (1 + STATES[configuration.optimizer])
         parts["weights, gradients, master and state"] = (2 * BF16 + kept) * shape.parameters
     return parts
 
 
 def pieces(configuration: Configuration, room: int | None) -> int:
-    """Return the fewest micro-batches whose estimate fits the device, or else the most."""
+    """Return the smallest number of micro-batches whose estimated bytes fit the device.
+
+    If no number fits, return the largest.
+    """
     choices = [
         number
         for number in range(1, configuration.samples + 1)
@@ -111,7 +114,7 @@ def pieces(configuration: Configuration, room: int | None) -> int:
 
 
 def shortage(configuration: Configuration, room: int | None) -> str | None:
-    """Return, in one line, why the configuration does not fit into RAM; None if it does."""
+    """Return one line: the reason why the configuration does not fit into RAM. None if it fits."""
     parts = host(configuration)
     total = sum(parts.values())
     if room is None or total <= room:

@@ -1,4 +1,4 @@
-"""The cases of `scale.py`: models, memory caps, tokens per step, and training programs."""
+"""The configurations of `scale.py`: models, memory caps, tokens per step, and training programs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SHAPES = {
 }
 TINY = Shape(4, 64, 2, 128, 256)
 BATCHES = ((16_384, 2048), (32_768, 4096))
-"""Number of tokens in a step, and in one sequence."""
+"""Each pair: the number of tokens in a step, and in one sequence."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of the table."""
+    """One configuration, which gives one row of the table."""
 
     case: str
     model: str
     cap_gb: int | None
-    """Limit of the process's device memory, in 1e9 bytes; None means the whole card."""
+    """Limit of the process's device memory in 1e9 bytes; None for the whole card."""
     tokens: int
     sequence: int
     subject: str = "streamed"
@@ -39,7 +39,8 @@ class Configuration:
     clip: str = "none"
     """`lagged` or `none`."""
     master: str = "split"
-    """`split`, or `weights` for bfloat16 weights without a float32 master."""
+    """`split` for a float32 master in two halves, `weights` for bfloat16 weights without a
+    master."""
     halves: bool = False
     """Whether attention and MLP stream as separate blocks."""
     steps: int = 5
@@ -48,7 +49,7 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """The configuration's name, for `--only` and for a rerun."""
+        """The configuration's name, for `--only`. A rerun uses the name to find finished rows."""
         cap = "all" if self.cap_gb is None else f"{self.cap_gb}gb"
         parts = [self.case, self.model, cap, f"{self.tokens // 1024}k", self.optimizer]
         parts += [self.subject, self.clip]
@@ -66,13 +67,16 @@ class Configuration:
 
     @property
     def batch(self) -> tuple[int, int]:
-        """Return the number of sequences in a step, and the number of tokens in a sequence."""
+        """Return the number of sequences in a step, and the number of tokens per sequence."""
         samples = self.tokens // self.sequence
         return (samples, 16) if self.tiny else (samples, self.sequence)
 
 
 def _beside(base: Configuration) -> list[Configuration]:
-    """Return the configuration streamed with each clip mode, resident, and with other offloads."""
+    """Return variants of a configuration: streamed with each clip mode, and not streamed.
+
+    The variants that are not streamed are resident, FSDP2's offload and torchao's offload.
+    """
     return [
         replace(base, clip="lagged"),
         base,
@@ -83,7 +87,7 @@ def _beside(base: Configuration) -> list[Configuration]:
 
 
 def configurations(*, tiny: bool = False) -> list[Configuration]:
-    """Return all configurations, by size of the model."""
+    """Return all configurations, sorted by the model's size."""
     found: list[Configuration] = []
     for tokens, sequence in BATCHES:
         for case, model, cap in (

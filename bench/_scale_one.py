@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from _scale_subjects import Made
 
 WARM_UP = 2
-"""Number of steps until the order of blocks is known and the allocator is stable."""
+"""Number of steps until the order of blocks is known and the allocator's memory is stable."""
 
 
 def plan(configuration: Configuration, room: int | None = None) -> dict[str, Any]:
-    """Return the planned run with its computed bytes."""
+    """Return a row that has the configuration's computed bytes, without a measurement."""
     cap = None if configuration.cap_gb is None else configuration.cap_gb * GIGA
     number = pieces(configuration, cap)
     return {
@@ -51,7 +51,7 @@ def plan(configuration: Configuration, room: int | None = None) -> dict[str, Any
 
 
 def refused(configuration: Configuration, device: torch.device) -> dict[str, Any] | None:
-    """Return the row of a configuration that cannot run here; None if it can."""
+    """Return the row of a configuration that cannot run here. None if it can run."""
     found = {**plan(configuration), "device": name_of(device)}
     missing = MODULES.get(configuration.subject)
     if missing is not None and find_spec(missing) is None:
@@ -61,13 +61,13 @@ def refused(configuration: Configuration, device: torch.device) -> dict[str, Any
 
 
 def measure(configuration: Configuration, device: torch.device) -> dict[str, Any]:
-    """Return the row of one configuration, even if the measurement fails."""
+    """Return the row of one configuration. If the measurement fails, the row has the error."""
     found = {**plan(configuration), "device": name_of(device)}
     try:
         return {**found, **trained(configuration, device, found["micro_batches"])}
     except torch.OutOfMemoryError as error:
         return {**found, "outcome": "out of memory", "reason": first_line(error)}
-    except Exception as error:  # noqa: BLE001 - that it fails, and how, is the finding
+    except Exception as error:  # noqa: BLE001 - the error is the finding
         return {**found, "outcome": "failed", "reason": first_line(error)}
 
 
@@ -101,12 +101,12 @@ def trained(configuration: Configuration, device: torch.device, number: int) -> 
 
 
 def name_of(device: torch.device) -> str:
-    """Return the device's name, which identifies its rows in a rerun."""
+    """Return the device's name. A rerun uses the name to find rows of the same device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def timed_step(made: Made, batch: tuple[torch.Tensor, torch.Tensor], device: torch.device) -> float:
-    """Return the seconds of a step, including all asynchronous work that it starts."""
+    """Return the seconds of a step, including all asynchronous work that the step starts."""
     start = time.perf_counter()
     made.step(batch)
     wait(device)
@@ -121,7 +121,10 @@ def bounds(
     seconds: list[float],
     shape: torch.Size,
 ) -> dict[str, Any]:
-    """Return a step's least time by the machine's rates, and its share of the measured time."""
+    """Return the least time of a step by the machine's rates.
+
+    Also return this time's share of the measured time.
+    """
     if configuration.subject not in ("streamed", "resident"):
         return {"lanes_s": None, "binding_lane": None, "share_of_roofline": None}
     h2d = d2h = 0.0
@@ -143,7 +146,7 @@ def bounds(
 
 
 def peaks(device: torch.device) -> dict[str, int | None]:
-    """Return the peak bytes on the device, allocated and reserved, and of the process in RAM."""
+    """Return the peak bytes: allocated and reserved on the device, and of the process in RAM."""
     gpu = device.type == "cuda"
     return {
         "peak_device_bytes": torch.cuda.max_memory_allocated(device) if gpu else None,

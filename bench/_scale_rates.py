@@ -1,4 +1,4 @@
-"""Rates of the machine, and the least time of a step, computed from these rates."""
+"""The rates of the machine, and the least time of a step, computed from these rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait(device: torch.device) -> None:
 
 
 def timed(action: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds of the action, after a warm-up."""
+    """Return the median seconds of the action. One call before is a warm-up."""
     taken = []
     for _ in range(REPEATS + 1):
         wait(device)
@@ -37,7 +37,10 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
 
 
 def rates(device: torch.device, *, tiny: bool) -> dict[str, float]:
-    """Return a matmul's bfloat16 TFLOP/s, and the link's GB/s by direction, alone and together."""
+    """Return the bfloat16 TFLOP/s of a matmul, and the GB/s of the link.
+
+    The link is measured in each direction alone, and in both directions together.
+    """
     side, size = (TINY_SIDE, TINY_COPY) if tiny else (SIDE, COPY)
     one, other = (torch.ones(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = torch.empty_like(one)
@@ -81,10 +84,10 @@ def rates(device: torch.device, *, tiny: bool) -> dict[str, float]:
 def roofline(
     found: dict[str, float], operations: float, h2d: float, d2h: float
 ) -> tuple[dict[str, float], str, float]:
-    """Return the least seconds of each lane, the slowest lane, and its seconds.
+    """Return the least seconds of each lane, the slowest lane, and the slowest lane's seconds.
 
     Args:
-        found: the result of `rates`; busy directions use the rate of both together.
+        found: the result of `rates`. If both directions are used, their rates together apply.
         operations: floating-point operations of a step.
         h2d: bytes that a step copies to the device.
         d2h: bytes that a step copies to the host.

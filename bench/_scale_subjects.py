@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 RATE = 1e-4
 CLIP_NORM = 1.0
 MODULES = {"fsdp2": "torch.distributed.fsdp", "torchao": "torchao"}
-"""Modules that a subject needs besides torch."""
+"""Modules that a subject needs in addition to torch."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A subject ready to train."""
+    """A subject that is ready to train."""
 
     step: Callable[[Batch], object]
     moved: Callable[[], tuple[float, float]] | None
-    """Returns the bytes copied to and from the device so far; None if they are not counted."""
+    """Function that returns the bytes copied to and from the device so far; None if the subject
+    does not count them."""
     settings: dict[str, Any]
 
 
@@ -92,7 +93,10 @@ def streamed(configuration: Configuration, device: torch.device, pieces: int) ->
 
 
 def resident(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return plain PyTorch: bfloat16 weights, a float32 master, every block recomputed."""
+    """Return plain PyTorch.
+
+    Weights are bfloat16 with a float32 master, and every block is recomputed.
+    """
     model = Decoder(configuration.shape, torch.bfloat16, device, device)
     wrap(model)
     groups = [list(block.parameters()) for block in model.blocks]
@@ -148,7 +152,10 @@ def fsdp2(configuration: Configuration, device: torch.device, pieces: int) -> Ma
 
 
 def torchao(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return torchao's `CPUOffloadOptimizer`: weights on the device, the rest on the host."""
+    """Return torchao's `CPUOffloadOptimizer`.
+
+    Weights are on the device. Gradients and the optimizer state are on the host.
+    """
     from torchao.optim import CPUOffloadOptimizer  # noqa: PLC0415 - may be missing
 
     model = Decoder(configuration.shape, torch.bfloat16, device, device)
@@ -174,7 +181,7 @@ def wrap(model: Decoder) -> None:
 def accumulated(
     model: nn.Module, pieces: int, update: Callable[[], None]
 ) -> Callable[[Batch], None]:
-    """Return a step that accumulates gradients over parts of a batch."""
+    """Return a step that accumulates gradients over parts of a batch, then calls `update`."""
 
     def step(batch: Batch) -> None:
         for piece in zip(*(tensor.chunk(pieces) for tensor in batch), strict=True):

@@ -1,4 +1,4 @@
-"""The rows of `scale.py` as a table, with ratios between rows."""
+"""The rows of `scale.py` as a table. Some columns are ratios between rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with their ratios to resident training and to FSDP2's offload, if known."""
+    """Return the rows with their ratios to resident training and to FSDP2's offload.
+
+    A ratio is missing if one of its rows is missing.
+    """
     return [
         {
             **row,
@@ -30,7 +33,7 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as a table; computed bytes of unmeasured rows are in brackets."""
+    """Return the rows as a table. If a row was not measured, its computed bytes are in brackets."""
     return "\n".join([HEAD, re.sub(r"[^|]+", "---", HEAD), *map(_line, rows)])
 
 

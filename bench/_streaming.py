@@ -1,8 +1,9 @@
-"""A minimal form of streaming of blocks through fixed device slots, to test CUDA's behaviour.
+"""A minimal program that streams blocks through fixed device slots, to test CUDA's behaviour.
 
-A block runs inside one autograd Function: forward without a graph, backward with recomputation. Its
-weights are in host memory, and bound to a slot on the device only while it runs. The backward also
-makes a step of plain SGD on the device and copies the new weights back.
+A block runs inside one autograd Function. Its forward makes no graph, its backward recomputes the
+forward. The block's weights are in host memory. Only while the block runs, they are bound to a
+slot on the device. The backward also makes a step of plain SGD on the device and copies the new
+weights back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LEARNING_RATE = 0.1
-# In float32 elements: 256 bytes like resident weights, because it affects the choice of kernels.
+# 256 bytes, as of resident weights, in float32 elements. It affects the choice of kernels.
 ALIGNMENT = 64
 LONGEST_DELAY = 5_000_000  # clock cycles, a few milliseconds
 
@@ -29,7 +30,10 @@ Event = torch.cuda.Event | None
 
 
 class Lane:
-    """Ordered work in parallel with the computation, on a CUDA stream; immediate on a CPU."""
+    """Ordered work on a CUDA stream, in parallel with the computation.
+
+    On a CPU the work is done immediately.
+    """
 
     def __init__(self, device: torch.device, delays: random.Random | None) -> None:
         self.stream: torch.cuda.Stream | None = None
@@ -47,7 +51,7 @@ class Lane:
                 if event is not None:
                     self.stream.wait_event(event)
             if self.delays is not None:
-                delay: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001 - torch has no other
+                delay: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001 - torch has no public function
                 delay(self.delays.randrange(LONGEST_DELAY))
             action()
             end: Event = self.stream.record_event()
@@ -56,7 +60,10 @@ class Lane:
 
 @dataclass(eq=False)
 class Slot:
-    """Device memory for one block's weights and gradients; NaN while it is free."""
+    """Device memory for one block's weights and gradients.
+
+    It is filled with NaN while the slot is free.
+    """
 
     weights: Tensor
     grads: Tensor
@@ -65,7 +72,10 @@ class Slot:
 
 @dataclass(eq=False)
 class StreamedBlock:
-    """A block whose parameters are views of one flat host buffer; gradients have another."""
+    """A block whose parameters are views of one flat host buffer.
+
+    The gradients are views of another flat buffer.
+    """
 
     module: nn.Module
     pin: bool
@@ -100,14 +110,14 @@ class StreamedBlock:
             parameter.data = view
 
     def bind_grads(self, flat: Tensor | None) -> None:
-        """Make backward accumulate into `flat`, or into new tensors if None."""
+        """Make the backward accumulate into `flat`. If `flat` is None, it makes new tensors."""
         views = [None] * len(self.parameters) if flat is None else self.views(flat)
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view if parameter.requires_grad else None
 
 
 class Streamer:
-    """Runs blocks through a few slots, and fetches the next block while one computes."""
+    """Runs blocks through a few slots. While one block computes, the next one is fetched."""
 
     def __init__(
         self,
@@ -139,7 +149,7 @@ class Streamer:
     def bound(
         self, index: int, following: int, *, write_back: bool
     ) -> Iterator[tuple[StreamedBlock, Slot]]:
-        """Bind a block's weights on the device, and start the fetch of `following`."""
+        """Bind a block's weights on the device, and start the fetch of the block `following`."""
         self._fetch(index)
         slot, ready = self.loaded[index]
         if ready is not None:
@@ -159,7 +169,7 @@ class Streamer:
             self.free.append(slot)
 
     def show_grads(self) -> None:
-        """Wait for the copies, and set the parameters' gradients to those on the host."""
+        """Wait for the copies, then set the parameters' gradients to the gradients on the host."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for block in self.blocks:
@@ -193,12 +203,12 @@ def _leave(block: StreamedBlock, slot: Slot, *, write_back: bool) -> None:
 
 
 def rng_state(device: torch.device) -> Tensor:
-    """Return the state of the generator of dropout on `device`."""
+    """Return the state of the random generator that dropout uses on `device`."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def set_rng_state(device: torch.device, state: Tensor) -> None:
-    """Restore a state of the generator of dropout."""
+    """Restore a state of the random generator that dropout uses on `device`."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
@@ -210,7 +220,7 @@ class _Streamed(torch.autograd.Function):
     def forward(ctx: Any, streamer: Streamer, index: int, x: Tensor) -> Tensor:
         ctx.streamer, ctx.index = streamer, index
         ctx.rng = rng_state(x.device)
-        # Autocast caches casts by tensor, but a slot's memory soon holds another block's weights.
+        # Autocast caches casts by tensor, but a slot's memory is soon reused for another block.
         ctx.autocast = partial(
             torch.autocast,
             x.device.type,

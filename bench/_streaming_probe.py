@@ -1,4 +1,4 @@
-"""Whether training with blocks streamed through device slots equals resident training bitwise."""
+"""Compare training with blocks streamed through device slots with resident training, bitwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Size:
-    """The network and its batches."""
+    """The sizes of the network and of its batches."""
 
     width: int
     heads: int
@@ -36,7 +36,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Precision:
-    """Precision and attention kernel of both sides."""
+    """The precision and the attention kernel of both compared trainings."""
 
     bf16: bool
     attention: SDPBackend | None = None
@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Embedding and head are resident; the caller runs the blocks."""
+    """A network whose embedding and head are resident. The caller runs the blocks."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -97,14 +97,14 @@ class Network(nn.Module):
         return logits
 
     def run_resident(self, index: int, x: Tensor) -> Tensor:
-        """Run block `index` on its own device."""
+        """Run block `index` on the device where the block is."""
         y: Tensor = self.blocks[index](x)
         return y
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a few steps: each step's loss and gradients, and the final weights."""
+    """The result of a few steps: the loss and the gradients of each step, and the final weights."""
 
     losses: list[float]
     grads: list[dict[str, Tensor]]
@@ -114,7 +114,10 @@ class Trained:
 def train(
     size: Size, precision: Precision, device: torch.device, *, slots: int = 0, **streaming: Any
 ) -> Trained:
-    """Train the same network on the same batches: streamed if there are slots, else resident."""
+    """Train the same network on the same batches.
+
+    Blocks are streamed if there are slots; otherwise they are resident.
+    """
     torch.manual_seed(0)
     network = Network(size)
     batches = torch.randint(0, VOCABULARY, (STEPS, size.rows, size.length + 1)).to(device)
@@ -151,7 +154,7 @@ def loss_of(
     precision: Precision,
     run_block: Callable[[int, Tensor], Tensor],
 ) -> float:
-    """Run forward and backward over one batch and return its loss."""
+    """Run forward and backward over one batch. Return the batch's loss."""
     attention = sdpa_kernel(precision.attention) if precision.attention else nullcontext()
     with attention:
         with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=precision.bf16):
@@ -162,14 +165,14 @@ def loss_of(
 
 
 def compare(reference: Callable[[], Trained], other: Callable[[], Trained]) -> Finding:
-    """Return the difference of two trainings."""
+    """Return the difference between the results of two trainings."""
     one, two = reference(), other()
     pairs = [
         (expected[name], actual[name])
         for expected, actual in zip(one.grads, two.grads, strict=True)
         for name in expected.keys() | actual.keys()
     ]
-    # torch's maximum propagates NaN; Python's does not.
+    # torch's maximum propagates NaN. Python's maximum does not.
     largest = torch.stack([(a - b).abs().max() for a, b in pairs]).max().item()
     scale = max(expected.abs().max().item() for expected, _ in pairs)
     losses = one.losses == two.losses

@@ -1,4 +1,4 @@
-"""Times of blocks' copies and computation: a trace, and their overlap."""
+"""The times of the blocks' copies and computation as a trace, and the share of overlap."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def timeline(
 
 
 def watch(streaming: Streaming, spans: list[Span]) -> None:
-    """Record every use of a block on the device; the wait for its weights is not included."""
+    """Record every use of a block on the device, excluding the wait for the block's weights."""
     use = streaming.residency.use
 
     @contextmanager
@@ -76,7 +76,10 @@ def watch(streaming: Streaming, spans: list[Span]) -> None:
 
 
 def overlap(spans: Sequence[Span]) -> float | None:
-    """Return the share of the copies' time in which a block computes; None without copies."""
+    """Return the share of the copies' time in which a block computes.
+
+    None if there are no copies.
+    """
     computed = [(start, end) for lane, _, start, end in spans if lane == COMPUTE]
     copied = [(start, end) for lane, _, start, end in spans if lane != COMPUTE]
     whole = sum(end - start for start, end in copied)

@@ -1,4 +1,4 @@
-"""The subjects of `streaming.py`: resident training and all ways to stream, as trainers."""
+"""The subjects of `streaming.py`: trainers of resident training and of all ways to stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = "resident"
 
 @dataclass(frozen=True)
 class Size:
-    """A model and its batches."""
+    """The sizes of a model and of its batches."""
 
     name: str
     shape: Shape
@@ -67,7 +67,7 @@ class Way:
         return {"layer-streaming": settings}
 
     def settings(self, blocks: int) -> StreamingSettings:
-        """Return the settings for the streaming mechanism alone."""
+        """Return the settings of the streaming mechanism, for use without plugins."""
         return StreamingSettings(
             micro_batches=self.micro_batches,
             resident=blocks // 2 if self.half_resident else 0,
@@ -95,7 +95,7 @@ README = {
     '… with `optimizer_on = "device"`': "after, on device; micro-batches 1; resident none",
     '… with `update = "in_backward"`': "in backward; micro-batches 1; resident none",
 }
-"""The rows of the README's table, by the enabled plugin."""
+"""The rows of the README's table. A key is the label, which names the enabled plugin."""
 
 
 class Subject:
@@ -127,20 +127,20 @@ class Subject:
         self._slabs |= mapped_slabs() - before
 
     def fetched(self) -> tuple[int, int]:
-        """Return the number of fetches so far, and how many of them delayed the computation."""
+        """Return the number of fetches so far, and how many of these delayed the computation."""
         if self._streaming is None:
             return 0, 0
         return self._streaming.residency.fetches, self._streaming.residency.waited_for
 
     def held(self) -> int:
-        """Return the bytes on the device between two steps."""
+        """Return the bytes that are on the device between two steps."""
         streamed = self._streamed()
         there = [p for p in self.trainer.model.parameters() if p not in streamed]
         lent = 0 if self._streaming is None else sum(held(self._streaming).values())
         return sum(tensor.nbytes for tensor in (*there, *self._state(there))) + lent
 
     def held_in_ram(self) -> int:
-        """Return the bytes in RAM, the other tier, between two steps."""
+        """Return the bytes that are in RAM, which is the other tier, between two steps."""
         state = [value for value in self._state(self._streamed()) if not lies_in_slab(value)]
         return sum(map(len, self._slabs)) + sum(value.nbytes for value in state)
 
@@ -161,14 +161,17 @@ NAMES = (PLAIN, RECOMPUTED, *(way.name for way in WAYS))
 
 
 def subjects(size: Size, names: Collection[str] = NAMES) -> dict[str, Subject]:
-    """Return resident training and ways to stream, by name."""
+    """Return the subjects by name: resident training, and ways to stream."""
     plugins = {PLAIN: {}, RECOMPUTED: {"activation-checkpointing": {"interval": 1}}}
     plugins |= {way.name: way.plugins(size.shape.blocks) for way in WAYS}
     return {name: Subject(size, plugins[name]) for name in names}
 
 
 def most_allocated(action: Callable[[], Any]) -> int:
-    """Return the most bytes that torch's CPU allocator held at once, above those before."""
+    """Return the peak bytes of torch's CPU allocator during `action`.
+
+    Bytes that were held before `action` are subtracted.
+    """
     gc.collect()
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
@@ -184,5 +187,5 @@ def most_allocated(action: Callable[[], Any]) -> int:
 
 
 def is_memory(event: Any) -> bool:
-    """Return whether an event records an allocation or a free."""
+    """Return whether a profiler event records an allocation or a free."""
     return event.name() == "[memory]"

@@ -1,4 +1,7 @@
-"""A run that branches, with and without a jump, and is judged as `delayed-verdict` judges."""
+"""A training run that branches. The branches continue with and without a jump.
+
+Each jump is judged by the method of `delayed-verdict`.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,18 @@ if TYPE_CHECKING:
 
 KINDS = ("drift", "noise", "reverse")
 HALF = 50
-"""Number of updates in each half of the window that measures a drift."""
+"""Number of updates in each half of the window over which a drift is measured."""
 SCALE = 0.5
 AFTER, AVERAGE, BATCHES = 50, 25, 4
 FRESH = 64
-"""Number of batches never trained on, for the true difference."""
+"""Number of batches that are never used for training. They measure the true difference."""
 POINTS = (250, 450, 650, 850, 1050, 1250)
 """Updates at which the run branches."""
 
 
 @attrs.define(eq=False)
 class Proposer(Plugin[Any]):
-    """Proposes the drift of the weights, noise of equal size in each weight, or the reverse."""
+    """Proposes the weights' drift, noise of equal size in each weight, or the reversed drift."""
 
     kind: str = "drift"
     newest: dict[str, list[torch.Tensor]] = attrs.field(init=False, factory=dict)
@@ -85,18 +88,19 @@ PROPOSER = PluginSpec(
 
 @attrs.frozen
 class Judged:
-    """One jump: its true worth, and the losses on which the verdict is based."""
+    """One jump: its true gain, and the losses from which the verdict is computed."""
 
     update: int
     kind: str
     truth: list[float]
-    """For each fresh batch: the loss of the mean weights without the jump, minus that with it."""
+    """One number per fresh batch: the loss of the mean weights without the jump, minus the loss of
+    the mean weights with the jump."""
     losses: list[list[float]]
-    """For each batch: losses of the mean weights m, of m - jump, and of m + jump."""
+    """One list per batch: the losses of the mean weights m, of m - jump, and of m + jump."""
 
 
 def judged(task: str, seed: int) -> Iterator[Judged]:
-    """Train one run; yield every kind of jump at each of its points."""
+    """Train one run. Yield every kind of jump at each of the run's points."""
     phases = {
         "warmup": {"steps": 1},
         "full": {"steps": 1_000_000},
@@ -141,7 +145,7 @@ def judged(task: str, seed: int) -> Iterator[Judged]:
 def losses(
     trainer: HybridTrainer, kept: TrialWeights, batches: Sequence[Any], contrast: str
 ) -> list[list[float]]:
-    """Return, for each set of weights that `losses_of` evaluates, its losses by batch."""
+    """Return, for each set of weights that `losses_of` evaluates, one loss per batch."""
     found: list[list[float]] = []
 
     def probe() -> float:

@@ -2,8 +2,9 @@
 
     python bench/activation_compression.py [--json PATH] [--rounds N] [--device cuda]
 
-A stack of byte-GPT blocks. Bytes are those that torch's allocator holds at the end of the forward
-and at the peak, without weights; times are of forward and backward, interleaved.
+The model is a stack of byte-GPT blocks. The bytes are those that torch's allocator holds at the end
+of the forward and at the peak, without weights. The times cover forward and backward. Subjects are
+timed in turns.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MIB = 2**20
 
 @attrs.frozen(eq=False)
 class Task:
-    """A model in its precision, with one batch."""
+    """A model in one precision, with one batch."""
 
     model: torch.nn.Module
     tokens: torch.Tensor
@@ -44,14 +45,17 @@ class Task:
     autocast: bool
 
     def loss(self) -> torch.Tensor:
-        """Return the mean cross-entropy; dropout draws the same numbers each time."""
+        """Return the mean cross-entropy. Dropout draws the same random numbers at each call."""
         torch.manual_seed(1)
         with torch.autocast(self.tokens.device.type, torch.bfloat16, enabled=self.autocast):
             logits = self.model(self.tokens)
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), self.targets)
 
     def step(self, group: int | None, between: Callable[[], None] = lambda: None) -> Saving | None:
-        """Run forward and backward, compressed in groups of `group` unless that is None."""
+        """Run forward and backward.
+
+        If `group` is given, activations are compressed in groups of `group` elements.
+        """
         self.model.zero_grad()
         session = None if group is None else Saving(NodeNeeds(), group=group, min_elements=1024)
         with session.hooks() if session else nullcontext():
@@ -63,13 +67,13 @@ class Task:
         return session
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Return copies of the gradients."""
+        """Return copies of the parameters' gradients."""
         grads = (parameter.grad for parameter in self.model.parameters())
         return [None if grad is None else grad.clone() for grad in grads]
 
 
 def bytes_of(task: Task, group: int | None) -> tuple[int, int]:
-    """Return the bytes held after the forward, and the peak of forward and backward."""
+    """Return the bytes held after the forward, and the peak bytes of forward and backward."""
     if task.tokens.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         before, left = torch.cuda.memory_allocated(), []
@@ -81,7 +85,7 @@ def bytes_of(task: Task, group: int | None) -> tuple[int, int]:
 
 
 def seconds_of(task: Task, group: int | None) -> float:
-    """Return the time of one step."""
+    """Return the seconds of one step."""
     started = time.perf_counter()
     task.step(group)
     if task.tokens.is_cuda:

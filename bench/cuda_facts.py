@@ -2,8 +2,8 @@
 
     python bench/cuda_facts.py --json docs/benchmarks/cuda-facts.json
 
-Each section runs in its own process under a time limit, and every failed check
-becomes a line of the report. Needs only torch >= 2.11; takes under 5 minutes.
+Each section runs in its own process under a time limit. Every failed check becomes a line of the
+report. The script needs only torch >= 2.11 and takes less than 5 minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_GPU = 2
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: its title, the module with its checks, and its time limit."""
+    """A part of the report: its title, the module that has its checks, and its time limit."""
 
     title: str
     module: str
@@ -65,7 +65,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run one section in its own process and return its results, even if the section fails."""
+    """Run one section in its own process. Return its results, even if the section fails."""
     section = SECTIONS[name]
     command = [sys.executable, __file__, "--section", name, "--device", options.device]
     if options.quick:
@@ -73,7 +73,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     # cuBLAS is bitwise reproducible on several streams only with a workspace of fixed size.
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
     try:
-        done = subprocess.run(  # noqa: S603 - this very script
+        done = subprocess.run(  # noqa: S603 - this script
             command,
             capture_output=True,
             timeout=section.limit_seconds,
@@ -105,7 +105,7 @@ def table(title: str, results: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every section that the device allows; return the exit status."""
+    """Run every section that the device supports; return the exit status."""
     options = arguments(argv)
     if options.device == "cuda" and not (torch.version.cuda and torch.cuda.is_available()):
         print(

@@ -1,10 +1,11 @@
-"""Accuracy of `dynamics-linear`'s loss forecasts on small runs, against the current loss.
+"""Accuracy of `dynamics-linear`'s loss forecasts on small runs, compared with the current loss.
 
     python bench/forecast.py --traces DIR [--json PATH] [--seeds N N …]
 
-Missing runs in DIR are trained first. Every forecast uses only losses up to its own update; the
-model learns nothing before the run. Two answers are scored: the given answer, which is the current
-loss when the plugin makes no forecast, and the forecast that the plugin would have made.
+If DIR lacks a run, the run is trained first. Every forecast uses only losses up to the update of
+the forecast. The dynamics model learns nothing before the run. Two answers are scored. One is the
+answer that the plugin gives, which is the current loss if the plugin makes no forecast. The other
+is the forecast that the plugin would have made.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EVERY = 7
-"""Updates between two scored forecasts; not a multiple of the plugin's own sampling."""
+"""Number of updates between two scored forecasts. It is no multiple of the plugin's sampling
+interval."""
 FIRST = 60
 PERSISTENCE = (8, 16, 32, 64)
-"""Numbers of newest losses whose mean is tried as the current loss; the best number counts."""
+"""Numbers of newest losses whose mean is tried as the current loss. The number with the smallest
+error is reported."""
 
 
 def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
-    """Return, by horizon, root mean squared errors over one run, and further figures."""
+    """Return the root mean squared errors over one run by horizon, and further figures."""
     losses = trace(task, seed, traces)["losses"]
     schedule = config_of(task, seed)["schedule"]
     rate = LearningRate(**schedule, steps=STEPS)
@@ -54,7 +57,7 @@ def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
 
 
 def seconds(losses: Sequence[float]) -> float:
-    """Return the plugin's time per update for following a run without making forecasts."""
+    """Return the seconds per update that the plugin needs to follow a run without forecasts."""
     follower = Forecaster(DynamicsLinearConfig(), lambda _: 1.0, len(losses))
     started = time.perf_counter()
     for loss in losses:
@@ -114,7 +117,7 @@ def _summary(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def table(found: dict[str, dict[int, dict[int, dict[str, Any]]]]) -> str:
-    """Return the result as a table: means over seeds, and the ratio with its range."""
+    """Return the result as a table: means over seeds, and the ratio of errors with its range."""
     columns = (
         "task | ahead | RMSE | it stays | ratio | by third of the run | to the best mean | "
         "of single losses | spoken | where spoken | silence as stays | within 1 error"

@@ -3,10 +3,10 @@
     python bench/kernels.py [--op NAME] [--device cpu|cuda] [--rounds N] [--json PATH] [--quick]
                             [--no-compile]
 
-For each op and each of its large samples, every provider that agrees with the reference is timed,
-in turns with other implementations: eager torch, torch.compile, and installed libraries. A provider
-that disagrees is not timed. Bandwidth is the op's `traffic`, the least bytes to read and write,
-divided by the median. For a rival that cannot run, the reason is listed.
+For each op and each of its large samples, every provider that agrees with the reference is timed.
+Its rivals are timed in turns with it: eager torch, torch.compile, and installed libraries.
+Bandwidth is the op's `traffic`, which is the least number of bytes to read and write, divided by
+the median time. If a rival cannot run, the reason is listed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FEWEST = 3
 def contenders(
     op: Op, sample: Sample, *, compiled: bool
 ) -> Iterator[tuple[str, Callable[[], object] | str]]:
-    """Yield the contenders for a sample: a name, and a callable or the reason for its absence."""
+    """Yield the contenders for a sample: a name, and a callable or the reason why there is none."""
     arguments = op.spec.complete(sample.arguments)
     query = KERNELS.query(op.spec.name, arguments)
     for provider in KERNELS.providers(op.spec.name):
@@ -63,23 +63,23 @@ def contenders(
 def measure(
     op: Op, sample: Sample, device: torch.device, rounds: int, *, compiled: bool
 ) -> list[dict[str, Any]]:
-    """Return one row for each contender, timed in turns."""
+    """Return one row for each contender. The contenders are timed in turns."""
     named = dict(contenders(op, sample, compiled=compiled))
     running = {name: action for name, action in named.items() if not isinstance(action, str)}
     taken: dict[str, list[float]] = {name: [] for name in running}
     reasons = {name: action for name, action in named.items() if isinstance(action, str)}
-    shuffle = random.Random(0)  # noqa: S311 - an order, no secret
+    shuffle = random.Random(0)  # noqa: S311 - random order, no secret
     for turn in range(rounds + 1):
         order = list(running)
         shuffle.shuffle(order)
         for name in order:
             try:
                 once = seconds(running[name], device)
-            except Exception as error:  # noqa: BLE001 - that a library fails here is its row
+            except Exception as error:  # noqa: BLE001 - the error is the row
                 reasons[name] = f"it fails: {type(error).__name__}"
                 del running[name], taken[name]
                 continue
-            if turn:  # the first turn is a warm-up for compilers and caches
+            if turn:  # the first turn warms up compilers and caches
                 taken[name].append(once)
     traffic = op.spec.traffic
     moved = traffic(*op.spec.complete(sample.arguments)) if traffic is not None else None
@@ -98,7 +98,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]], copy: float) -> str:
-    """Return the timings as a table in Markdown, followed by the contenders not measured."""
+    """Return the timings as a Markdown table, followed by the contenders that were not measured."""
     eager = {(row["op"], row["sample"]): row["seconds"] for row in rows if row["by"] == "eager"}
     lines = [_HEAD, "|---" * (_HEAD.count("|") - 1) + "|"]
     absent: dict[tuple[str, str], list[str]] = {}

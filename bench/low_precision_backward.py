@@ -1,9 +1,10 @@
-"""Products of a linear layer, exact and in 8 bits: error and time, interleaved in one process.
+"""Error and time of a linear layer's matrix products in 8 bits, compared with exact products.
 
     python bench/low_precision_backward.py [--json PATH] [--rounds N] [--threads N] [--device D]
 
-The backward computes both products, gradient @ weight and gradient.T @ x, including rounding, as
-`low-precision-backward` does; the forward computes one, as `mixed-precision` does in fp8.
+The backward computes two products, gradient @ weight and gradient.T @ x, including the rounding, as
+`low-precision-backward` does. The forward computes one product, as `mixed-precision` does in fp8.
+Subjects are timed in turns in one process.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     Multiply = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
 SHAPES = ((512, 512, 512), (1024, 1024, 1024), (1024, 1024, 4096))
-"""Rows, inputs and outputs of the layer."""
+"""Each triple: rows, inputs and outputs of the layer."""
 
 
 def backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, multiply: Multiply
 ) -> list[torch.Tensor]:
-    """Return the gradients of x and weight."""
+    """Return the gradients of `x` and of `weight`."""
     dtype = gradient.dtype
     return [multiply(gradient, weight.t(), dtype), multiply(gradient.t(), x.t(), dtype)]
 
@@ -48,7 +49,10 @@ def exact(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def subjects(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
-    """Return the subjects by direction and name; the first of each direction is the base."""
+    """Return the subjects by direction and name.
+
+    The first subject of each direction is the base of comparison.
+    """
     generator = torch.Generator().manual_seed(0)
     # As in real training, the gradients' magnitude varies from row to row.
     sizes = 10 ** torch.randn(rows, 1, generator=generator)
@@ -80,7 +84,7 @@ def subjects(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any
 
 
 def error(found: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
-    """Return the largest relative error of the tensors, in the L2 norm."""
+    """Return the largest relative error of the tensors in `found`, in the L2 norm."""
     return max(
         float((one.double() - other.double()).norm() / other.double().norm())
         for one, other in zip(found, truth, strict=True)

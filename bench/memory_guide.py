@@ -1,11 +1,12 @@
-"""Bytes by phase, moment and tier for stacks of plugins: the ledger, and the allocated bytes.
+"""Bytes by phase, moment and tier for sets of plugins: from the ledger, and as allocated.
 
     python bench/memory_guide.py [--json PATH] [--size NAME ...]
 
-Trains byte-gpt through all four phases, in float32 with AdamW, once for each stack. On a CPU,
-torch's profiler counts its allocator, which includes ordinary tensors on the host; slabs are
-counted separately, and other threads are not counted. The ledger leaves out activations. Large
-models are computed by the formulas of `_memory_formula.py`.
+Trains byte-gpt through all four phases, in float32 with AdamW, once for each set of plugins. On a
+CPU, torch's profiler counts the bytes of torch's allocator, including ordinary tensors on the host.
+Host slabs are counted separately, and allocations of other threads are not counted. The ledger
+leaves out activations. For large models, bytes are computed by the formulas of
+`_memory_formula.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Memory freed by each strategy of optimizer-offload, and the time of offload and return.
+"""Memory that each strategy of optimizer-offload frees, and the time of offload and return.
 
     python bench/optimizer_offload.py [--json PATH] [--rounds N] [--width N] [--device cpu]
 
-An MLP of four square layers with Adam in float32. Bytes are those of torch's allocator, for weights
-and state: once with the state on the device, once with the state offloaded. Times are medians,
-relative to a training step of the same model.
+The model is an MLP of four square layers with Adam in float32. The bytes are those of torch's
+allocator, for weights and optimizer state: once with the state on the device, once with the state
+offloaded. Times are medians, divided by the time of a training step of the same model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLES = 64
 
 
 def trained(width: int, device: torch.device) -> tuple[nn.Module, Any, Callable[[], None]]:
-    """Return a model, its optimizer after one update, and a function that makes an update."""
+    """Return a model, its optimizer after one update, and a function that makes one more update."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
@@ -48,7 +48,7 @@ def trained(width: int, device: torch.device) -> tuple[nn.Module, Any, Callable[
 
 
 def timed(action: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of `action`, including its work on the device."""
+    """Return the seconds of `action`, including the work that it starts on the device."""
     started = time.perf_counter()
     action()
     if device.type == "cuda":
@@ -57,7 +57,7 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
 
 
 def times(strategy: str, width: int, rounds: int, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of a step, of the offload and of the return."""
+    """Return the median seconds of a step, of the offload and of the return to the device."""
     model, optimizer, step = trained(width, device)
     store = ResidentStore(model, optimizer)
     spans = store.spans()
@@ -72,7 +72,7 @@ def times(strategy: str, width: int, rounds: int, device: torch.device) -> dict[
 
 
 def held(strategy: str, width: int, device: torch.device) -> tuple[int, int]:
-    """Return the allocator's bytes with the state on the device, and with it offloaded."""
+    """Return the allocator's bytes with the state on the device, and with the state offloaded."""
     marks: dict[str, int] = {}
 
     def mark(name: str) -> None:

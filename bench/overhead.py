@@ -1,11 +1,11 @@
-"""Time that a trainer adds to a step, compared with other trainers, interleaved in one process.
+"""Time that Neaptide and other trainers add to a step, measured in turns in one process.
 
     python bench/overhead.py [--json PATH] [--rounds N] [--steps N]
 
-Needs `pip install lightning accelerate transformers` in addition to Neaptide; missing trainers are
-left out and listed. Every subject trains the same net of 7,000 parameters with AdamW on the same
-batches, so nearly all of a step is bookkeeping. In each round every subject makes the same
-number of steps, in an order that changes from round to round. A figure is the median over all
+Needs `pip install lightning accelerate transformers` in addition to Neaptide; trainers that are not
+installed are left out and listed. Every subject trains the same net of 7,000 parameters with AdamW
+on the same batches, so nearly all of a step is bookkeeping. In each round every subject makes the
+same number of steps, in an order that changes from round to round. A figure is the median over all
 rounds of the difference to the bare loop in the same round.
 """
 
@@ -43,7 +43,7 @@ SHIPPED: dict[str, dict[str, Any]] = {
     "predictor-drift": {},
     "ema": {},
 }
-"""Plugins whose own work is small; plugins that recompute or cast do more than bookkeeping."""
+"""Plugins whose own work is small. Plugins that recompute or cast do more than bookkeeping."""
 
 
 def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Stepper:
@@ -57,14 +57,14 @@ def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Ste
 
 
 def eight() -> tuple[PluginSpec, ...]:
-    """Return eight plugins that implement every hook of a step and do nothing in them."""
+    """Return eight plugins that implement every hook of a step. The hooks do nothing."""
     return tuple(
         PluginSpec(name=f"idle-{number}", load="_overhead_plugin:Idle") for number in range(8)
     )
 
 
 def subjects(directory: str) -> dict[str, Stepper]:
-    """Return the subjects by name; trainers that cannot be imported are left out.
+    """Return the subjects by name. Trainers that cannot be imported are left out.
 
     One of the subjects records its steps in `directory`.
     """
@@ -86,8 +86,8 @@ def subjects(directory: str) -> dict[str, Stepper]:
 
 
 def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return microseconds per step by subject, one figure per round."""
-    order, shuffle = list(steppers), random.Random(0)  # noqa: S311 - an order, no secret
+    """Return the microseconds per step by subject, one figure per round."""
+    order, shuffle = list(steppers), random.Random(0)  # noqa: S311 - random order, no secret
     for run in steppers.values():
         run(steps)
     taken: dict[str, list[float]] = {name: [] for name in steppers}

@@ -1,9 +1,10 @@
-"""Time that the trainer and each plugin add to a step of a bare loop, interleaved in one process.
+"""Time that the trainer and each plugin add to a bare loop's step, in turns in one process.
 
     python bench/plugin_cost.py [--json PATH] [--rounds N]
 
-The task is that of `check_plugin` (a few thousand parameters), so nearly all of a step is
-bookkeeping. The figures are microseconds per step; compare them with the step of a real model.
+The task is the task of `check_plugin`. It has a few thousand parameters, so nearly all of a step is
+bookkeeping. The figures are microseconds per step. Compare these with the time of your model's
+step.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def main() -> None:
 
 
 def row(name: str, measured: list[float], base: list[float]) -> dict[str, Any]:
-    """Return the median, quartiles and difference to the bare loop in microseconds."""
+    """Return the median and quartiles, and the difference to the bare loop, in microseconds."""
     low, middle, high = statistics.quantiles(measured, n=4)
     over = statistics.median(one - other for one, other in zip(measured, base, strict=True))
     return {

@@ -1,12 +1,12 @@
-"""The worth of prediction: every idea on every task, measured like `neaptide compare`.
+"""The gain from prediction: every idea on every task, measured like `neaptide compare`.
 
     python bench/predict.py                                  # all ideas and tasks: takes hours
-    python bench/predict.py --ideas drift --tasks photo      # one of them
+    python bench/predict.py --ideas drift --tasks photo      # one idea on one task
     python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --whole   # a quick look
 
 An idea is a configuration that is added to a task, and the opponent to compare with. Tasks and
-ideas are the files of bench/predict/. Trials are stored below --out and trained once; after an
-interruption the same command continues. --json keeps the file's results of other ideas.
+ideas are the files of bench/predict/. Trials are stored below --out and trained only once. After an
+interruption the same command continues. --json keeps the results of other ideas in the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ SEEDS = (10, 11, 12, 13, 14)
 
 @attrs.frozen
 class Idea:
-    """Files added to a task, and files added to the opponent (None: no prediction)."""
+    """The files that an idea adds to a task, and the files that its opponent adds.
+
+    The opponent's files are None if the opponent is the idea without prediction.
+    """
 
     candidate: tuple[str, ...]
     against: tuple[str, ...] | None = None
@@ -66,7 +69,7 @@ JUMPS = (
     "dmd",
 )
 BASE = ("adamw", "pace")
-"""The opponent of all jumps on AdamW, which share its trials."""
+"""The opponent of all jumps on AdamW. Trials of this opponent are shared by these ideas."""
 IDEAS = {
     **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
     **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},
@@ -78,7 +81,7 @@ IDEAS = {
 
 
 def composed(task: str, overlays: Sequence[str], sets: Sequence[str]) -> RunConfig:
-    """Return the configuration of a task with files and settings applied in order."""
+    """Return the configuration of a task, to which files and settings are applied in order."""
     files = [HERE / "predict" / f"{name}.toml" for name in (task, *overlays)]
     return load(files, specs=installed_plugins(), sets=sets).config
 

@@ -1,11 +1,12 @@
-"""Time that prediction adds to training, interleaved with training without it in one process.
+"""Time that prediction adds to training, compared with training without prediction.
 
     python bench/predict_cost.py [--json PATH] [--updates N] [--block N]
 
-The task is predict/byte-gpt.toml with the default phases. Every subject makes the same number of
-updates on the same batches, in alternating blocks whose order changes from round to round. Jumps
-are rare, so a figure is the ratio of CPU seconds summed over a whole run, with the 5th and 95th
-percentile of that ratio over bootstrap samples of the rounds.
+The task is predict/byte-gpt.toml with the default phases. All subjects run in one process. Every
+subject makes the same number of updates on the same batches, in alternating blocks of updates. The
+order of subjects changes from round to round. Jumps are rare, so a figure is the ratio of CPU
+seconds summed over a whole run. The interval is the 5th and 95th percentile of that ratio over
+bootstrap samples of the rounds.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ DRAWS = 2000
 
 @attrs.define(eq=False)
 class Subject:
-    """A run, and its times so far."""
+    """A training run, and the times measured so far."""
 
     trainer: HybridTrainer
     seconds: list[float] = attrs.field(factory=list)
-    """CPU seconds by block."""
+    """CPU seconds of each block of updates."""
     accepted: int = 0
     refused: int = 0
     in_jumps: float = 0.0
@@ -72,7 +73,7 @@ class Subject:
 
 
 def made(name: str, updates: int) -> Subject:
-    """Return a subject before its first update."""
+    """Return a subject that has made no update yet."""
     config = tomllib.loads(TASK.read_text(encoding="utf-8"))
     config["train"]["steps"] = updates
     config["plugins"] = {**config["plugins"], **SUBJECTS[name]}
@@ -81,7 +82,7 @@ def made(name: str, updates: int) -> Subject:
 
 
 def ratio(subject: Sequence[float], plain: Sequence[float], rounds: Sequence[int]) -> float:
-    """Return a subject's time divided by that of the plain run, over some rounds."""
+    """Return a subject's time divided by the plain run's time, over the given rounds."""
     return sum(subject[each] for each in rounds) / sum(plain[each] for each in rounds)
 
 

@@ -1,10 +1,11 @@
-"""Models of 124M to 50B with limited device memory on a GPU: streamed, and by other programs.
+"""Train models of 124M to 50B parameters in limited GPU memory: streamed, and by other programs.
 
     python bench/scale.py --json docs/benchmarks/scale.json --page docs/benchmarks/scale.md
 
-Every configuration runs in its own process, smallest model first. Its row is stored beside the JSON
-(PATH.lines), and a rerun measures only what is missing or has failed. Whether a configuration fits
-into RAM is computed first. `--plan` prints the planned runs, and runs nothing.
+Every configuration runs in its own process, the smallest model first. The configuration's row is
+stored in PATH.lines, where PATH is the JSON file. A rerun measures only configurations whose row is
+missing or failed. A configuration that does not fit into RAM by computation is not run.
+`--plan` prints the planned runs, and runs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 NO_GPU = 3
 FINAL = ("measured", "smoke test", "out of memory")
-"""Outcomes that a rerun on the same device does not repeat."""
+"""Outcomes of configurations that a rerun on the same device does not measure again."""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -57,7 +58,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def kept(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the rows of earlier runs by key; ignore an incomplete line."""
+    """Return the rows of earlier runs by key. An incomplete line is ignored."""
     rows = {}
     if path is not None and path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -70,7 +71,7 @@ def kept(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def keep(path: Path, row: dict[str, Any]) -> None:
-    """Append a row on a new line, even after an incomplete line."""
+    """Append a row as a new line, even if the file ends with an incomplete line."""
     with path.open("a+b") as file:
         file.seek(max(0, file.tell() - 1))
         torn = file.read() not in (b"", b"\n")
@@ -78,12 +79,15 @@ def keep(path: Path, row: dict[str, Any]) -> None:
 
 
 def run(configuration: Configuration, limit: float) -> dict[str, Any]:
-    """Measure one configuration in its own process; return its row, even if it fails."""
+    """Measure one configuration in its own process.
+
+    Return its row, even if the measurement fails.
+    """
     command = [sys.executable, __file__, "--one", configuration.key]
     if configuration.tiny:
         command.append("--tiny")
     try:
-        done = subprocess.run(  # noqa: S603 - this very script
+        done = subprocess.run(  # noqa: S603 - this script
             command, capture_output=True, text=True, timeout=limit, check=False
         )
     except subprocess.TimeoutExpired:

@@ -1,14 +1,14 @@
-"""Streamed training compared with resident training on a CPU: speed, peak bytes, fetches, overlap.
+"""Compare streamed with resident training on a CPU: speed, peak bytes, fetches, overlap.
 
     python bench/streaming.py [--json PATH] [--trace PATH] [--rounds N] [--quick]
     python bench/streaming.py --large --rounds 3 --steps 1 --page README.md
 
 Every subject trains the same decoder with AdamW on one thread. In each round every subject makes
 the same number of steps, in an order that changes from round to round; ratios are computed for each
-round. The CPU serves as the device, and RAM as its other tier: the figures show the cost of
-streaming, not its gain on a GPU. Peaks are counted by torch's profiler, not read from the
-process. `--large` uses one larger model and the README's subjects; `--page` writes that table into
-the page.
+round. The CPU stands for the device, and RAM for the other tier. So the figures show the cost of
+streaming, not its gain on a GPU. Peaks are counted by torch's profiler, not read from the process.
+`--large` uses one larger model and the README's subjects. `--page` writes the table of `--large`
+into the page.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ _README_HEAD = "| enabled | peak on the device | kept in RAM |"
 
 
 def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return seconds per step by subject, one figure per round, after two steps of warm-up."""
-    order, shuffle = list(found), random.Random(0)  # noqa: S311 - an order, no secret
+    """Return the seconds per step by subject, one figure per round.
+
+    Two steps before are a warm-up.
+    """
+    order, shuffle = list(found), random.Random(0)  # noqa: S311 - random order, no secret
     for subject in found.values():
         for _ in range(2):
             subject.step()
@@ -75,7 +78,7 @@ def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, lis
 def row(
     size: Size, name: str, taken: dict[str, list[float]], subject: Subject, share: float | None
 ) -> dict[str, Any]:
-    """Return a subject's figures for one size; one more step gives the counts."""
+    """Return a subject's figures for one size. One more step is made to count bytes and fetches."""
     low, _, high = statistics.quantiles(taken[name], n=4, method="inclusive")
     held, before = subject.held(), subject.fetched()
     peak = held + most(subject.step)
@@ -100,7 +103,7 @@ def row(
 
 
 def ratio(base: Sequence[float], taken: Sequence[float]) -> dict[str, Any]:
-    """Return the speed relative to the base's in each round: median and quartiles."""
+    """Return the speed relative to the base: the median and the quartiles over rounds."""
     low, middle, high = statistics.quantiles(
         [one / other for one, other in zip(base, taken, strict=True)], n=4, method="inclusive"
     )
@@ -142,7 +145,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def readme(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the README's table: peak bytes of the last size, with and without each plugin."""
+    """Return the README's table: the peak bytes at the last size, with and without each plugin."""
     found = {each["subject"]: each for each in rows}
     lines = [_README_HEAD, re.sub(r"[^|]+", "---", _README_HEAD)]
     for enabled, name in README.items():

@@ -1,11 +1,12 @@
-"""Verdicts of `delayed-verdict` on jumps, compared with their true worth in a run that branched.
+"""Verdicts of `delayed-verdict` on jumps, compared with the jumps' true gain in branched runs.
 
     python bench/verdict.py [--json PATH] [--tasks NAME …] [--seeds N N …]
 
 At six updates of a run, four branches continue over the same batches: without a jump, with half of
-a window's drift, with noise of that size, and with the reversed drift. The weights of each branch
-are averaged over its updates 26-50. The truth is the difference in loss to the branch without a
-jump, over 64 batches never trained on. The verdict uses one branch alone and its next four batches.
+a window's drift, with noise of the same size, and with the reversed drift. The weights of each
+branch are averaged over the branch's updates 26-50. The truth is the difference in loss to the
+branch without a jump, over 64 batches that are never trained on. The verdict uses only one branch
+and its next four batches.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ CERTAINTY = 2.0
 
 
 def said(jump: Judged, contrast: str) -> tuple[float, JumpVerdict]:
-    """Return the gain that a contrast finds, and its verdict."""
+    """Return the gain that a contrast computes, and the verdict of the contrast."""
     rows = [row if contrast == "mirrored" else row[:2] for row in jump.losses]
     trial = JumpTrial(jump.update, 1, "high", None, losses=rows)
     return trial.gain, verdict_of(trial.gain, trial.error, CERTAINTY)
 
 
 def summed(gains: Sequence[float]) -> dict[str, float]:
-    """Return the mean and its standard error."""
+    """Return the mean of the gains, and the standard error of this mean."""
     error = statistics.stdev(gains) / math.sqrt(len(gains))
     return {"mean": statistics.fmean(gains), "stderr": error}
 

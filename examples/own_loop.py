@@ -1,4 +1,6 @@
-"""Your own training loop, module, optimizer and loss: a GRU that predicts Python code.
+"""Your own training loop, module, optimizer and loss.
+
+The module is a GRU that predicts Python code.
 
 Run it with `python examples/own_loop.py`.
 """
@@ -29,7 +31,10 @@ class ByteGru(nn.Module):
 
 
 def loss_fn(model: nn.Module, tokens: torch.Tensor) -> Loss:
-    """Return sum and count, so that micro-batches of any size are weighted exactly."""
+    """Return the sum and the count of the losses.
+
+    With both numbers, micro-batches of any size are weighted exactly.
+    """
     logits = model(tokens[:, :-1])
     targets = tokens[:, 1:]
     total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -37,7 +42,7 @@ def loss_fn(model: nn.Module, tokens: torch.Tensor) -> Loss:
 
 
 def main() -> None:
-    """Train for 100 steps and print each result."""
+    """Train for 100 steps, and print the result of each step."""
     torch.manual_seed(0)
     source = Path(sysconfig.get_path("stdlib"), "typing.py").read_bytes()
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()

@@ -1,4 +1,4 @@
-"""The distribution in use: installed, converting a file of the Trainer."""
+"""Tests of the converter: it is installed, and converts a file of the Trainer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIG = {
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Any:
-    """Return a function that converts the arguments with changes, by the command line."""
+    """Return a function that converts the arguments, after changes, with the command line."""
 
     def call(*more: str, **changes: Any) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "training_args.json"
@@ -50,7 +50,7 @@ def convert(tmp_path: Path) -> Any:
 
 
 def converted(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return the JSON output as a table."""
+    """Return the JSON output of the command as a table."""
     assert 0 == done.returncode, done.stderr
     printed: dict[str, Any] = json.loads(done.stdout)
     return printed

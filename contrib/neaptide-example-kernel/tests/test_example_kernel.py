@@ -1,4 +1,4 @@
-"""The distribution in use: installed, listed, chosen, in agreement with the reference."""
+"""Tests of the provider: it is installed, listed and chosen, and agrees with the reference."""
 
 from __future__ import annotations
 

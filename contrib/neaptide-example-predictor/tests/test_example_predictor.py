@@ -1,4 +1,4 @@
-"""The distribution in use: installed, listed, configured, within the contract."""
+"""Tests of the distribution: it is installed, listed and configured, and keeps the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distribution in use: installed, listed, copied, run to its end."""
+"""Tests of the preset: it is installed, listed and copied, and a run with it finishes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "smoke-cpu"
 
 
 def neaptide(*arguments: object) -> str:
-    """Run the command line; return what it prints."""
+    """Run the command line. Return the printed text."""
     command = [sys.executable, "-m", "neaptide", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert 0 == done.returncode, done.stderr

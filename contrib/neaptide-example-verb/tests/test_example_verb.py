@@ -1,4 +1,4 @@
-"""The distribution in use: installed, in the help, on complete and damaged runs."""
+"""Tests of the distribution: it is installed, listed in the help, and reads damaged runs, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider of Neaptide's op `dequantize_int8`, for blocks that divide the tensor."""
+"""A provider of Neaptide's op `dequantize_int8`. The block size must divide the tensor's size."""
 
 from .config import SPEC
 

@@ -1,4 +1,4 @@
-"""Manifest; importable without torch."""
+"""The manifest. This module imports no torch."""
 
 from neaptide import PluginSpec
 

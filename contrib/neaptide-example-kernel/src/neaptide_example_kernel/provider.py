@@ -1,4 +1,4 @@
-"""The kernel. This one is plain torch; yours may use CUDA, Triton or C++."""
+"""The kernel. This kernel is plain torch; yours may use CUDA, Triton or C++."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dequantize(
     group: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Multiply each block by its scale."""
+    """Multiply the codes of each block by the block's scale."""
     del zero, dtype
     return torch.mul(codes.reshape(-1, group), scale[:, None]).view(codes.shape)
 

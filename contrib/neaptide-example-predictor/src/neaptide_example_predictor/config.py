@@ -1,4 +1,4 @@
-"""Settings and manifest; importable without torch."""
+"""The settings and the manifest. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neaptide import PluginSpec, field
 
 @attrs.frozen(kw_only=True)
 class ExamplePredictorConfig:
-    """`[plugins.example-predictor]`."""
+    """The table `[plugins.example-predictor]`."""
 
     decay: float = field(
         0.98, validator=and_(gt(0.0), lt(1.0)), help="share of the running mean kept at each update"

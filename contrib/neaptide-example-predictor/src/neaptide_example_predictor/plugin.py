@@ -1,4 +1,4 @@
-"""Keeps a running mean of the updates, and proposes several updates equal to the mean."""
+"""An update predictor: keeps a running mean of the updates, and proposes several such updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOST = torch.device("cpu")
 
 @attrs.define(eq=False)
 class ExamplePredictor(Plugin[ExamplePredictorConfig]):
-    """Holds two float32 tensors per weight on the host: its last value and its mean update."""
+    """Stores two float32 tensors per weight on the host: the last value, and the mean update."""
 
     _last: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
     _mean: dict[str, torch.Tensor] = attrs.field(init=False, factory=dict)
@@ -30,7 +30,7 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Copy the weights and register a callback."""
+        """Copy the weights, and register a callback for updates."""
         for span in store.spans():
             if span.trainable:
                 with store.loan(span, "read") as weight:
@@ -57,28 +57,31 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
 
     @hookimpl
     def propose_update(self, horizon: int) -> Update | None:
-        """Propose `horizon` times the mean update, after `min_updates` updates."""
+        """Propose `horizon` times the mean update.
+
+        Before `min_updates` updates, propose nothing.
+        """
         seen = min(self._seen.values(), default=0)
         if seen < self.config.min_updates:
             return None
         steps = min(horizon, self.config.horizon)
-        # The mean started at zero: this corrects its bias of decay ** seen.
+        # The mean started at zero. The division corrects this bias, which is decay ** seen.
         scale = steps / (1.0 - self.config.decay**seen)
         return Update(steps, lambda span: self._mean[span.name] * scale)
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the bytes held between steps."""
+        """Add the bytes that the plugin holds between steps."""
         del phase
         held = sum(tensor.nbytes for kept in (self._last, self._mean) for tensor in kept.values())
         return ledger.add("example-predictor", "predictor", "host", held)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resume needs."""
+        """Return the state that a resumed run needs."""
         return {"last": dict(self._last), "mean": dict(self._mean), "seen": dict(self._seen)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self._last = dict(state["last"])
         self._mean = dict(state["mean"])
         self._seen = dict(state["seen"])

@@ -1,1 +1,1 @@
-"""Presets: one TOML file each, named after the preset; its first line is the description."""
+"""Presets. Each preset is a TOML file with the preset's name. Its first line is the description."""

@@ -1,1 +1,1 @@
-"""Two verbs for Neaptide: `losses`, and `size` below `ckpt`."""
+"""Two verbs for Neaptide: `losses`, and `size`, which is a subcommand of `ckpt`."""

@@ -1,7 +1,7 @@
 """`neaptide losses`: the losses of a run as one line of blocks."""
 
-# The command line is built from the annotations when the verb is called, so their names must be
-# imported here, not below TYPE_CHECKING.
+# The command line evaluates the annotations when the verb is called. So their names must be
+# imported here, and not under TYPE_CHECKING.
 
 import csv
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def losses(
 
 
 def _read(path: Path) -> list[float]:
-    """Return the loss of each update, without the losses of predicted jumps."""
+    """Return the loss of each update. Losses of predicted jumps are left out."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("was_predicted") == "false"]

@@ -1,4 +1,4 @@
-"""`neaptide ckpt size`: the bytes of a run's checkpoints by file."""
+"""`neaptide ckpt size`: the bytes of each file, summed over a run's checkpoints."""
 
 from collections import Counter
 from pathlib import Path

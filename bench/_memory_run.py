@@ -156,7 +156,7 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_exit(self, phase: Phase) -> None:
-        """Count, and end the phase's count, because the run may end here."""
+        """Count the allocations of this phase. The run may end here, so the count ends as well."""
         self.look(phase)
         self._begin("between")
 

@@ -99,7 +99,7 @@ def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, 
 
 
 def row(name: str, taken: list[float], base: list[float]) -> dict[str, Any]:
-    """Return the median of a step, and median and quartiles of the time added to the bare loop.
+    """Return the median time of a step, and what it adds to the bare loop: median and quartiles.
 
     All times are in microseconds."""
     over = [one - other for one, other in zip(taken, base, strict=True)]

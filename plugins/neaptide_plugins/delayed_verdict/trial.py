@@ -117,7 +117,7 @@ class TrialWeights:
         mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
 
     def complete(self, name: str) -> bool:
-        """Return whether the jump changed the weight and the mean has all samples of the weight."""
+        """Return whether the jump changed the weight, and all samples of it are in the mean."""
         return name in self.samples and self.samples[name] == max(self.samples.values())
 
     def moved(self, span: Span, jumps: float, on: torch.device) -> torch.Tensor:

@@ -102,7 +102,7 @@ def evaluation(loss: float) -> str:
 
 
 def verdict(result: StepResult) -> str:
-    """Return the text that reports the jump before a step."""
+    """Return the text about the jump that was made before a step."""
     jump = result.jump
     assert jump is not None, "asked for a step with a jump"
     if jump.accepted:

@@ -36,7 +36,7 @@ class Moved:
     __repr__ = one_line
 
     def put_back(self, storage: torch.UntypedStorage) -> None:
-        """Rebind each tensor that still uses the bytes on the host to `storage`."""
+        """Rebind to `storage` each tensor that still uses the bytes on the host."""
         here = self.host.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity
         for tensor, first in zip(self.tensors, self.firsts, strict=True):
             if tensor.untyped_storage()._cdata == here:  # noqa: SLF001 - as above

@@ -75,7 +75,7 @@ class ResidentStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend the parameter's tensor, or a copy on the device `on` that is written back at the end."""
+        """Lend the parameter's tensor, or a copy on `on` that is written back at the end."""
         parameter = self.parameters[span.name]
         if of == "gradient":
             if parameter.grad is None:
@@ -101,7 +101,7 @@ class ResidentStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's state, or copies on the device `on` that are written back at the end."""
+        """Lend the optimizer's state, or copies on `on` that are written back at the end."""
         self._evicted.show()
         with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
             yield state

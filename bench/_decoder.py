@@ -30,7 +30,7 @@ class Shape:
     """Width of the SwiGLU's inner layer."""
     vocabulary: int
     tied: bool = False
-    """Whether the head uses the embedding's weights."""
+    """True if the head uses the embedding's weights."""
 
     @property
     def block_parameters(self) -> int:

@@ -42,10 +42,10 @@ class Configuration:
     """`split` for a float32 master in two halves, `weights` for bfloat16 weights without a
     master."""
     halves: bool = False
-    """Whether attention and MLP stream as separate blocks."""
+    """True if attention and MLP stream as separate blocks."""
     steps: int = 5
     tiny: bool = False
-    """Whether a toy replaces the model, to test the program on a CPU."""
+    """True if a toy replaces the model, to test the program on a CPU."""
 
     @property
     def key(self) -> str:

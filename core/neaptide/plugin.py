@@ -1,4 +1,4 @@
-"""A plugin: its manifest, which needs no torch, its config class, and optional state.
+"""A plugin has a manifest, a config class and optional state. The manifest needs no torch.
 
 Distributions ship plugins, verbs, presets and converters as entry points; `shipped` finds them.
 """
@@ -46,7 +46,7 @@ class PluginSpec:
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9-]*"))
     """The name in `[plugins.<name>]`; the entry point has the same name."""
     load: str
-    """The class, `"package.module:Class"`, which is imported only if the plugin is enabled."""
+    """The class as `"package.module:Class"`. It is imported only if the plugin is enabled."""
     config: type[Any] = NoConfig
     """An `attrs.frozen(kw_only=True)` class; every field has a default."""
     summary: str = ""
@@ -82,8 +82,8 @@ class PluginSpec:
     rtol: float = 0.0
     """Relative tolerance on the weights after a few steps, if `numerics` is `tolerance`."""
     observer: bool = False
-    """Whether the plugin only observes. If it raises, the core logs the error and removes the
-    plugin, and training continues."""
+    """True if the plugin only observes. If such a plugin raises, the core logs the error, removes
+    the plugin and continues the training."""
 
     def __repr__(self) -> str:
         return called(self, repr(self.name), self.load)

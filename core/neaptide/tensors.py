@@ -1,4 +1,4 @@
-"""Tensors in nested containers, and the bytes of the storages behind them."""
+"""Finds tensors in nested containers and counts the bytes of their storages."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class GradientError:
 
     @property
     def finite(self) -> bool:
-        """Whether the error is a finite number: False if a gradient holds inf or NaN."""
+        """True if the error is a finite number: False if a gradient holds inf or NaN."""
         return all(map(math.isfinite, (self.squared, self.exact, self.approximate)))
 
     @property

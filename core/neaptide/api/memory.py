@@ -120,7 +120,10 @@ class Ledger:
         )
 
     def peak(self, tier: Tier) -> tuple[Moment, int]:
-        """Return the moment at which `tier` holds the most bytes, and the number of bytes."""
+        """Return the moment at which `tier` holds the most bytes.
+
+        Also return this number of bytes.
+        """
         totals = {moment: self.total(tier=tier, moment=moment) for moment in MOMENTS}
         worst = max(MOMENTS, key=lambda moment: totals[moment])
         return worst, totals[worst]
@@ -137,7 +140,7 @@ class MemorySample:
 
 
 def named_by_bytes(store: Any) -> str:
-    """Return the repr of a ParameterStore: the bytes of the weights, and the optimizer."""
+    """Return the repr of a ParameterStore. It shows the bytes of the weights and the optimizer."""
     spans = store.spans()
     weights = size(sum(span.bytes for span in spans))
     return called(store, f"{len(spans)} spans", weights, type(store.optimizer).__name__)

@@ -163,7 +163,7 @@ class ParameterStore(ABC):
 
     @property
     def stores_gradients(self) -> bool:
-        """Whether gradients are stored until the update; False if the backward updates weights."""
+        """True if gradients are stored until the update; False if the backward updates weights."""
         return True
 
     def compute(self) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Phase:
-    """A phase: a name, and the parts of a step that run in this phase."""
+    """A phase has a name and lists the parts of a step that run in this phase."""
 
     name: str
     runs_backward: bool
@@ -53,7 +53,7 @@ class PhaseSchedule:
     correction_interval: int
     """Number of predicted updates after which a Correct phase is due."""
     predicts: bool
-    """Whether a plugin can predict. If this is False, the Full phase never ends."""
+    """True if a plugin can predict. If this is False, the Full phase never ends."""
     phase: Phase = WARMUP
     done: int = 0
     """Ordinary updates made in `phase` so far."""

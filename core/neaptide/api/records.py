@@ -24,7 +24,7 @@ class StepRecord:
     loss: float
     """Mean training loss of the batch; for a jump, the loss of the guard's last probe."""
     was_predicted: bool
-    """Whether the row is an accepted jump."""
+    """True if the row is an accepted jump."""
     grad_norm: float | None = None
     """L2 norm of the gradients before clipping; None if this norm was not measured."""
     confidence: float | None = None

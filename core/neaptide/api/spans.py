@@ -72,7 +72,7 @@ class Snapshot:
 
 
 class Keeper(Protocol):
-    """Holds one weight in another form, which may be less exact than the weight."""
+    """Holds one weight in another form. This form may be less exact than the weight."""
 
     def read(self) -> torch.Tensor:
         """Return the weight, on the device, in the span's shape and dtype."""
@@ -98,7 +98,7 @@ class SharedStorage:
 
 @attrs.frozen(eq=False)
 class Evictable:
-    """The storages that can be moved off the device, and the bytes that must stay there.
+    """Two values: the storages that can be moved off the device, and the bytes that must stay.
 
     The list `storages` keeps the memory alive. Delete the list before you measure freed memory.
     """
@@ -123,7 +123,7 @@ class Refuge(Protocol):
     """
 
     readable: bool
-    """Whether evicted tensors can be read on the host."""
+    """True if evicted tensors can be read on the host."""
 
     def take(self, storages: list[SharedStorage]) -> None:
         """Move as many of `storages` as fit off the device. If the call raises, none was moved.

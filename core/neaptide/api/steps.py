@@ -151,7 +151,7 @@ class Pace:
     """Length of jumps and windows. A scheduler sets a Pace in `run.stash` for the predictor."""
 
     scale: float = attrs.field(default=1.0, validator=[_ge(0.0), _lt(math.inf)])
-    """Factor on the length of a jump; with 0 no jump is made."""
+    """Factor that multiplies the length of a jump. If the factor is 0, no jump is made."""
     window: float = attrs.field(default=1.0, validator=[_gt(0.0), _lt(math.inf)])
     """Factor on the length of the window (the sampled updates) before a jump."""
 
@@ -165,7 +165,7 @@ class JumpGain:
     """The measured gain of a jump. The plugin that measures the gain sets it in `run.stash`."""
 
     jump: int
-    """Number of the update after the jump, as in `steps.csv`."""
+    """Number of the update after the jump; the same number as in `steps.csv`."""
     horizon: int
     gain: float
     """Reduction of the loss by the jump; negative if the jump raised the loss."""
@@ -197,7 +197,8 @@ class Jump:
 
     accepted: bool
     horizon: int
-    """Number of replaced ordinary updates: after halvings if accepted, as proposed if refused."""
+    """Number of ordinary updates that the jump replaces. If accepted, after halvings; if refused,
+    as proposed."""
     scale: float
     """Applied share of the proposed delta; 0 if the jump was refused."""
     loss_before: float
@@ -250,7 +251,7 @@ class StepResult:
 
     @property
     def was_predicted(self) -> bool:
-        """Whether a jump was accepted in this step."""
+        """True if a jump was accepted in this step."""
         return self.jump is not None and self.jump.accepted
 
     @property
@@ -260,5 +261,5 @@ class StepResult:
 
     @property
     def updated(self) -> bool:
-        """Whether an ordinary update changed the weights."""
+        """True if an ordinary update changed the weights."""
         return self.outcome is Outcome.APPLIED

@@ -1,4 +1,4 @@
-"""The model with its loss, the data, and the frozen facts of a run."""
+"""The model with its loss function, the data, and the constant facts of a run."""
 
 from __future__ import annotations
 

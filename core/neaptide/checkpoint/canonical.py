@@ -44,7 +44,7 @@ def loads(data: bytes, where: str, total: int = 0) -> Any:
 
 
 def parse(data: bytes, where: str) -> Any:
-    """Return the value of the JSON text `data` as `loads` does, but without limits on the size."""
+    """Parse the JSON text `data` like `loads`, but accept a text of any size. Return the value."""
     try:
         return _STRICT.decode(data.decode("utf-8"))
     except RecursionError:

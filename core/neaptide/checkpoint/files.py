@@ -75,7 +75,7 @@ class HashedFile:
         return len(view)
 
     def close(self, *, sync: bool = True) -> None:
-        """Close the file; with `sync` first flush the data to the disk. Idempotent."""
+        """Close the file. If `sync` is true, first flush the data to the disk. Idempotent."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None

@@ -52,7 +52,7 @@ def recover(directory: Path) -> None:
 
 
 def put_back(directory: Path) -> None:
-    """Do the same as `recover` for a resolved path, but raise errors as OSError."""
+    """Do the same as `recover`, but take a resolved path and raise errors as OSError."""
     if not exists(directory) and exists(old_of(directory)):
         old_of(directory).rename(directory)
         sync_directory(directory.parent)

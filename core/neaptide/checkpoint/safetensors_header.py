@@ -128,10 +128,10 @@ def _check_item(one: TensorItem, taken: Mapping[str, Any]) -> None:
 
 
 def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, TensorEntry], int]:
-    """Return the tensors of an open file of `size` bytes by name, and the offset of their data.
+    """Return the tensors of an open file of `size` bytes, and the offset of the data in the file.
 
-    Raises CheckpointError at the first fault. The error text begins with `where`. Needs memory for
-    the header and for the returned entries.
+    The tensors are a dict by name. Raises CheckpointError at the first fault. The error text begins
+    with `where`. Needs memory for the header and for the returned entries.
     """
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if length > min(size - 8, _MAX_HEADER):

@@ -1,4 +1,4 @@
-"""The command line: the verb (subcommand) `run`, and the loader of verbs from entry points."""
+"""The command line. Has the verb (subcommand) `run` and loads other verbs from entry points."""
 
 from .app import main
 

@@ -1,4 +1,4 @@
-"""Parts shared by all verbs: common options, and the output of JSON, text and tables."""
+"""Parts that all verbs share: common options and functions that print JSON, text and tables."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class FullSection(ConfigSection):
 
 @attrs.frozen(kw_only=True, repr=False)
 class PredictSection(ConfigSection):
-    """One predicted update, which forward passes judge before the run continues."""
+    """One predicted update. Forward passes judge this update before the run continues."""
 
     max_horizon: int = field(
         50, validator=_at_least(1), help="most ordinary updates one prediction may stand for"

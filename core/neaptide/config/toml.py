@@ -81,7 +81,7 @@ def parse_value(text: str) -> Any:
     """Return `text` as a TOML value if it is one, otherwise as a string.
 
     Therefore `runs/x` needs no quotes. A date is also returned as a string, because no setting is a
-    date, but the name of a directory may look like a date.
+    date. The name of a directory may look like a date.
     """
     text = text.strip()
     try:

@@ -41,7 +41,7 @@ _INT64 = 2**63
 
 @attrs.frozen
 class Problem:
-    """A problem of one value, and the path to this value."""
+    """A problem with one value. It has the path to this value."""
 
     message: str
     path: KeyPath = ()
@@ -63,7 +63,7 @@ class Invalid(Exception):  # noqa: N818 - internal: it becomes a ConfigError
 
 
 def reject(message: str) -> NoReturn:
-    """Raise Invalid with a single problem, which has no path yet."""
+    """Raise Invalid with a single problem. The problem has no path yet."""
     raise Invalid(Problem(message))
 
 

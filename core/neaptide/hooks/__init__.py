@@ -1,1 +1,1 @@
-"""Hooks: specs, manager, middleware, the registry of plugins, and the order of plugins."""
+"""Everything about hooks: specs, manager, middleware, registry of plugins, order of plugins."""

@@ -91,7 +91,10 @@ def provide_parameters(
 
 @hookspec
 def around_train_step(run: Run) -> middleware.AroundTrainStep | None:
-    """Wrap one ordinary step: all micro-batches, backwards and the update, but not the jump."""
+    """Wrap one ordinary step.
+
+    The step has all micro-batches, backwards and the update, but no jump.
+    """
 
 
 @hookspec

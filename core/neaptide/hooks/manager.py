@@ -39,7 +39,7 @@ DEFAULTS = "neaptide"
 
 @attrs.frozen(eq=False)
 class _Implementation:
-    """One plugin's implementation of one hook, and the names of its arguments."""
+    """The function with which one plugin implements one hook, and its argument names."""
 
     plugin: str
     hook: str

@@ -85,7 +85,7 @@ def run_logger(sink: Sink | None = None) -> Any:
 
 
 class StderrHandler(logging.Handler):
-    """A handler that writes to the current `sys.stderr`, which a live display may have replaced."""
+    """A handler that writes to the current `sys.stderr`. A live display may have replaced it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line; if the write fails, drop the line."""

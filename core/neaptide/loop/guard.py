@@ -48,7 +48,7 @@ class Guard:
     """Number of times that a jump is halved and tried again before it is refused."""
 
     def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
-        """Apply the whole `update`, a half, quarter, …, or nothing to the weights of `store`.
+        """Add the whole `update`, or a half, a quarter, … of it, or nothing, to the weights of `store`.
 
         If the jump is refused, every weight is bitwise unchanged. If the jump is accepted, every
         changed weight is finite, and the `on_update` callbacks have run with the rounded delta that
@@ -116,7 +116,7 @@ def _add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
 
 
 def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
-    """Return the L2 norm of the delta over all spans, and the first problem found or None."""
+    """Return the L2 norm of the delta over all spans. Also return the first problem, or None."""
     squares = 0.0
     for span in store.spans():
         delta, problem = _delta_of(update, span)
@@ -135,7 +135,10 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | None]:
-    """Return a span's delta, or None for no change, and the problem with this delta or None."""
+    """Return the delta of a span and the problem with this delta.
+
+    The delta is None if the span does not change. The problem is None if there is no problem.
+    """
     delta = update.delta(span) if span.trainable else None
     if delta is None:
         return None, None
@@ -188,7 +191,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Like `as_it_was`, but with eval mode and without gradients inside the context."""
+    """Like `as_it_was`. Inside the context the model is in eval mode and computes no gradients."""
     with as_it_was(model), torch.no_grad():
         model.eval()
         yield

@@ -89,7 +89,7 @@ class Pending:
     seconds: float
     memory: MemorySample | None = None
     applied: bool = True
-    """False for a skipped update, which is not added to the history."""
+    """False for a skipped update. Such an update is not added to the history."""
 
     def read_loss(self) -> float:
         """Return the loss; the first call waits for the device."""

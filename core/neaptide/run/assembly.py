@@ -47,7 +47,7 @@ def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -
 
 
 def kernel_scope() -> KernelScope:
-    """Open the installed kernel registry; raise PluginError unless there is exactly one."""
+    """Open the installed kernel registry. Raise PluginError unless exactly one is installed."""
     entries = shipped(KERNEL_GROUP)
     if len(entries) != 1:
         found = ", ".join(entry.distribution for entry in entries.values()) or "none"

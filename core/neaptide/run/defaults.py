@@ -59,7 +59,7 @@ class Defaults:
     def build_data(self, spec: DataSpec) -> Data | None:
         """Call the factory with `[data.options]`, and return the data.
 
-        The factory also gets each setting of the run for which it has a parameter of this name.
+        If a parameter of the factory has the name of a setting of the run, it gets this setting.
         """
         if spec.scheme:
             return None
@@ -106,7 +106,7 @@ class Defaults:
     def provide_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> ParameterStore:
-        """Return a ResidentStore, which leaves every tensor on its device."""
+        """Return a ResidentStore. This store leaves every tensor on its device."""
         return ResidentStore(model, optimizer)
 
     @_default
@@ -133,7 +133,7 @@ def _takes(factory: Callable[..., Any], argument: str) -> bool:
 def import_factory(name: str, options: Mapping[str, Any], where: str) -> Callable[..., Any]:
     """Import `package.module:factory`; raise ConfigError if this is impossible.
 
-    Also raise ConfigError if the factory has no parameter for one of `options`.
+    Also raise ConfigError if `options` has a name that is not a parameter of the factory.
     """
     factory = import_object(name, where)
     if not callable(factory):
@@ -179,7 +179,10 @@ def _naming(called: str, where: str) -> Iterator[None]:
 
 
 def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError, with a suggestion, if `function` has no parameter for one of `options`."""
+    """Raise ConfigError if a name in `options` is not a parameter of `function`.
+
+    The error suggests a similar name.
+    """
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a builtin without a signature checks its arguments itself

@@ -1,4 +1,4 @@
-"""An endless iteration over finite data, and the position in the data for checkpoints."""
+"""Iterates over finite data without end. Knows the position in the data, for checkpoints."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Cursor:
 
 
 class Feed:
-    """An endless iteration over `Data.train`, and the position in this data as a state tree.
+    """Iterates over `Data.train` without end. The position in this data is a state tree.
 
-    The iteration raises DataError if the data raises an error, or if a pass over the data yields
-    no batch.
+    The iteration raises DataError if the data raises an error, or if a pass over the data yields no
+    batch.
     """
 
     def __init__(self, train: Any, state: dict[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""Measures the memory of the process: the present use, and the peak since a reset."""
+"""Measures the present memory use of the process, and the peak use since a reset."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Recorder:
         self._early: list[MutableMapping[str, Any]] | None = []
         """Events from before `begin`. `begin` writes them, because it may delete the file."""
         self.summed_up = False
-        """Whether the run's summary was written."""
+        """True if the run's summary was written."""
         self._started = time.perf_counter()
         self._recorded = 0  # number of the update in the last row of the file
 
@@ -152,7 +152,7 @@ class Recorder:
         self._phase = result.phase
 
     def phase_ends(self, phase: Phase | None) -> None:
-        """Store the memory peak of the phase that ends, and reset the meter.
+        """Store the memory peak of the phase that ends. Then reset the meter.
 
         Before the first phase, `phase` is None, and the peak is not stored.
         """
@@ -215,7 +215,10 @@ class Recorder:
         return summary
 
     def close(self) -> None:
-        """Write the events from before `begin`, if there are any, and close the run directory."""
+        """If there are events from before `begin`, write these events.
+
+        Then close the run directory.
+        """
         self._write_early()
         if self._files:
             self._files.close()

@@ -82,7 +82,7 @@ class RunDirectory:
         self._contained(path, forget)
 
     def start_afresh(self) -> Path | None:
-        """Remove the records of an earlier run; the earlier run must have no checkpoints.
+        """Remove the records of an earlier run. The earlier run must have no checkpoints.
 
         The report and the plugins' files of the earlier run are moved to a new folder `earlier-N`.
         Returns this folder, or None if there was nothing to move.
@@ -140,7 +140,7 @@ class RunDirectory:
 
 
 def _kept_files(directory: Path) -> dict[Path, tuple[int, int]]:
-    """Return the path, and the device and inode, of the report and of all files of plugins."""
+    """Return the path, device and inode of the report and of each file of a plugin."""
     # Linked folders are skipped: the user made them, and they may be on another disk.
     of_plugins = (path for path in directory.glob("plugins/*/*") if not path.parent.is_symlink())
     stats = {path: path.lstat() for path in (*directory.glob("report.html"), *of_plugins)}

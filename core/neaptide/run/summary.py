@@ -1,4 +1,4 @@
-"""The summary of a run, which `trainer.fit` returns and `neaptide run` prints."""
+"""The summary of a run. `trainer.fit` returns the summary, and `neaptide run` prints it."""
 
 from __future__ import annotations
 

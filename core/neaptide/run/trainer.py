@@ -1,4 +1,4 @@
-"""`HybridTrainer`, which trains a model and evaluates, saves and loads it."""
+"""`HybridTrainer` trains, evaluates, saves and loads a model."""
 
 from __future__ import annotations
 

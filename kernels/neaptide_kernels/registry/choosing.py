@@ -47,7 +47,7 @@ class Judged:
 
     @property
     def usable(self) -> bool:
-        """Whether the provider could run the call."""
+        """True if the provider could run the call."""
         return not self.reason
 
 

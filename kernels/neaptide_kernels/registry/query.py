@@ -29,7 +29,7 @@ class TensorFacts:
     """The tensor's shape. For a list of tensors: `(elements,)`, the total number of elements."""
     contiguous: bool
     aligned: bool
-    """Whether the tensor's address is a multiple of 16 bytes."""
+    """True if the tensor's address is a multiple of 16 bytes."""
     requires_grad: bool = False
     count: int | None = None
     """Number of tensors in a list; None for a tensor."""
@@ -56,7 +56,7 @@ class Query:
     options: tuple[tuple[str, Any], ...]
     """Names and values of the arguments that are not tensors."""
     deterministic: bool
-    """Whether `torch.use_deterministic_algorithms` is on."""
+    """True if `torch.use_deterministic_algorithms` is on."""
 
     __repr__ = one_line
 

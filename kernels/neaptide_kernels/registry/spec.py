@@ -115,7 +115,7 @@ class OpSpec:
     Timings are stored by dtypes, sizes, flags and the values of these arguments.
     """
     deterministic: bool = True
-    """Whether the reference returns the same bits at each call with the same arguments."""
+    """True if the reference returns the same bits at each call with the same arguments."""
 
     __repr__ = one_line
 

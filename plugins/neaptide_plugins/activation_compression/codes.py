@@ -14,7 +14,7 @@ import torch
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
 _MINUS_INFINITY = -128
-"""Code of minus infinity, which masks attention scores. All other codes are larger."""
+"""Code of minus infinity; attention masks contain this value. All other codes are larger."""
 _TINY = -1
 """Code of a positive value that rounds to zero, in a tensor without negative values."""
 _LARGEST_SCALE = torch.finfo(torch.float32).max / 127 * (1 - 2.0**-23)
@@ -47,7 +47,7 @@ def encode(
         flat: the tensor. Minus infinity is decoded as minus infinity and does not change the other
             elements of its group.
         group: elements that share a scale.
-        look: whether to check the scales on the host, which waits for the device. If True, return
+        look: whether to check the scales on the host. This check waits for the device. If True, return
             None for a tensor with NaN or plus infinity. If False, every group that contains NaN
             or plus infinity is decoded as NaN.
         never_negative: whether the tensor has no negative values. The method `positive` of the

@@ -26,11 +26,14 @@ class StridedLayout:
 
     @property
     def gapless(self) -> bool:
-        """Whether the elements are in memory without gaps between them."""
+        """True if the elements are in memory without gaps between them."""
         return self.packed == self.stride
 
     def flat(self, base: torch.Tensor) -> torch.Tensor:
-        """Return the elements `[N]` in memory order, read from `base`, which shares the storage."""
+        """Return the elements `[N]` in memory order, as a view of `base`.
+
+        `base` shares the storage.
+        """
         if self.gapless:
             size = (torch.Size(self.size).numel(),)
             return base.as_strided(size, (1,), self.offset)

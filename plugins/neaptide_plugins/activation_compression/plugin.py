@@ -87,7 +87,7 @@ class ActivationCompression(Plugin[ActivationCompressionConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the bytes of tensors saved in the last forward, and the last measured error."""
+        """Return the last measured error, and the bytes of tensors saved in the last forward."""
         held = self._held
         metrics = {
             "exact_bytes": float(held.exact),

@@ -51,7 +51,7 @@ class SavedMemory:
     group: int
     exact: bool = True
     pinned: bool = False
-    """Whether an operation needs the exact values. If so, all operations get the exact values."""
+    """True if an operation needs the exact values. If so, all operations get the exact values."""
     waiting: int = 0
     """Number of `Saved` objects whose need is not known yet."""
     codes: ActivationCodes | None = None

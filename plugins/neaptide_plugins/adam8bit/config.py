@@ -1,4 +1,4 @@
-"""Manifest of `adam8bit`, and the options of the optimizer it builds."""
+"""Manifest of `adam8bit`. Defines the options of the optimizer that this plugin builds."""
 
 from __future__ import annotations
 

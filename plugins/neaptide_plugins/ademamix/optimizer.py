@@ -29,9 +29,9 @@ class AdEMAMix(torch.optim.Optimizer):
         params: parameters or groups; dense, of a real floating dtype.
         lr: learning rate, a number.
         betas: decay of the fast average, of the second moment and of the slow average, in [0, 1).
-        alpha: weight of the slow average, which has no bias correction.
+        alpha: weight of the slow average. The slow average has no bias correction.
         warmup_steps: number of updates during which `alpha` rises from 0, and the decay of the slow
-            average rises from that of the fast average.
+            average rises from the decay of the fast average.
         eps: added to the square root of the second moment, more than 0.
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
 

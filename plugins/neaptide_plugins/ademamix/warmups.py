@@ -1,4 +1,7 @@
-"""The weight and the decay of AdEMAMix's slow average, which rise at the start of training."""
+"""Computes the weight and the decay of AdEMAMix's slow average.
+
+Both rise at the start of training.
+"""
 
 from __future__ import annotations
 

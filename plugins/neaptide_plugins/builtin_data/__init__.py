@@ -1,4 +1,4 @@
-"""Built-in data sets of real text and real digits, which need no download."""
+"""Built-in data sets: real text and real digits. They need no download."""
 
 from .config import SPEC
 

@@ -15,6 +15,9 @@ def draws(seed: int, counter: int, count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def permutation(seed: int, counter: int, count: int) -> tuple[int, ...]:
-    """Return the numbers 0 to `count` - 1 in a random order, which seed and counter determine."""
+    """Return the numbers 0 to `count` - 1 in a random order.
+
+    Seed and counter determine the order.
+    """
     keys = draws(seed, counter, count)
     return tuple(sorted(range(count), key=keys.__getitem__))

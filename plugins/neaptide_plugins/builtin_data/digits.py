@@ -51,10 +51,10 @@ def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
 
 
 def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int], list[int]]:
-    """Return the sorted indices of the training examples, and those of the validation examples.
+    """Return two sorted lists of indices: of the training and of the validation examples.
 
     Of the `n` examples of a class, `round(n * validation_share)` are for validation. A fixed seed
-    selects these examples. ValueError if one of the two parts would be empty.
+    selects these examples. ValueError if a part would be empty.
     """
     validation: set[int] = set()
     for label in sorted(set(labels.tolist())):

@@ -56,7 +56,8 @@ def stdlib_bytes(
 ) -> tuple[Tensor, Tensor]:
     """Return two tensors, uint8 `[N]`: sources for training, and sources for validation.
 
-    They are the sources of the standard library in `root`, by default that of the running Python.
+    The sources are those of the standard library in `root`. By default `root` is the library of the
+    running Python.
     Each file is in only one of the two tensors, and so is each function. ValueError if the folder
     has too few sources to split, or no sources.
     """
@@ -104,7 +105,7 @@ def file_bytes(path: str | Path, validation_share: float = 0.1) -> tuple[Tensor,
 
 
 def every_window(data: Tensor, context: int) -> Tensor:
-    """Return a view of all windows, `[N - context, context + 1]`; ValueError if there is none."""
+    """Return a view of all windows, `[N - context, context + 1]`. ValueError if no window fits."""
     if data.numel() <= context:
         msg = (
             f"the text has {data.numel()} bytes, but one window takes {context + 1} "

@@ -1,4 +1,4 @@
-"""The plugin: builds the built-in model that a run names, and the model's loss function."""
+"""The plugin that builds the model and the loss function of a run that names a built-in model."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Pacing:
     """The end of the pause: the first update at which a jump is allowed again."""
 
     def after(self, verdict: JumpVerdict, update: int, config: DelayedVerdictConfig) -> Pacing:
-        """Return the pacing that follows from this one and from a verdict reached at `update`."""
+        """Return the next pacing: it follows from this pacing and from a verdict at `update`."""
         if verdict is JumpVerdict.UNCLEAR:
             return self
         worthwhile = verdict is JumpVerdict.WORTHWHILE

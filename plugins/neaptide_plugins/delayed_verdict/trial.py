@@ -1,4 +1,4 @@
-"""A jump on trial and two tensors per span: the jump, and the mean of the later weights."""
+"""A jump on trial. Stores two tensors per span: the jump, and the mean of the later weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POINTS = 4
 
 @attrs.define(eq=False)
 class JumpTrial:
-    """A jump on trial: the updates since the jump, and the losses that the verdict needs."""
+    """The state of a jump on trial: the updates since the jump, and the losses for the verdict."""
 
     step: int
     """Number of the first update after the jump."""

@@ -1,4 +1,4 @@
-"""The current trial, the verdict on it, and the pace that follows from all verdicts."""
+"""Judges the current trial, and derives the pace of jumps from all verdicts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Verdicts:
 
     @property
     def due(self) -> bool:
-        """Whether to judge the jump on the next batch."""
+        """True if to judge the jump on the next batch."""
         return self.trial is not None and self.trial.seen >= self.config.after
 
     def updated(self) -> None:

@@ -18,7 +18,10 @@ class AlarmLevel(IntEnum):
 
 @attrs.frozen
 class Alarm:
-    """The alarm level, and the number of updates since the last finding or change of the level."""
+    """The alarm level.
+
+    Also counts updates since the last finding or the last change of the level.
+    """
 
     level: AlarmLevel = AlarmLevel.NORMAL
     quiet: int = 0

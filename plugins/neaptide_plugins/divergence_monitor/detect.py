@@ -18,7 +18,8 @@ LEAST = 8
 """Least number of earlier values that a finding needs."""
 
 FLAT = 0.01
-"""Least standard deviation, as a share of the mean, so that rounding errors are no spikes."""
+"""Least standard deviation, divided by the mean. This limit prevents spikes from rounding
+errors."""
 
 GROWTH = 2.0
 """Least ratio in an oscillation: mean change of the later half / that of the earlier half."""

@@ -64,7 +64,10 @@ class AlarmMonitor:
         return self._move(("non-finite",), critical=True)
 
     def forget(self) -> None:
-        """Do not compare later updates with the updates so far, which a rollback has undone."""
+        """Forget the updates so far, because a rollback has undone them.
+
+        Later updates are not compared with them.
+        """
         self.since = self.seen + 1  # the newest update has not been read yet
 
     def _judge(self, losses: Sequence[float], norms: Sequence[float]) -> Iterator[Change]:

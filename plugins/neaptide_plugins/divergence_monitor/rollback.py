@@ -27,7 +27,7 @@ class Rollback:
     at: int = 0
     """Number of updates before the snapshot was made."""
     used: bool = False
-    """Whether the snapshot was restored since training was last normal."""
+    """True if the snapshot was restored since training was last normal."""
 
     def keep_every(self, interval: int, update: int) -> None:
         """Note that training is normal. Replace a snapshot after `interval` updates."""

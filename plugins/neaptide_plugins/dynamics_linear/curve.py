@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OFFSET = 30.0
 """Added to the learning done, because log(0) at the start would not be finite."""
 STIFFNESS = 0.1
-"""Added to the sum of squares of x, as a penalty on slopes from few losses."""
+"""Penalty on slopes that are fitted to few losses. It is added to the sum of squares of x."""
 POINTS = 8
 """Largest number of points at which `learning` evaluates the schedule."""
 SPREAD = 0.98
@@ -24,7 +24,7 @@ SPREAD = 0.98
 FAR = 10.0
 """Distance from the level, in spreads, to which a loss is clipped."""
 LEAST_SPREAD = 0.01
-"""Least spread used in clipping, as a share of the level. A constant series has spread 0."""
+"""Least spread used in clipping, divided by the level. A constant series has spread 0."""
 SETTLED = 10
 """Number of losses before the first loss that may be clipped."""
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from .horizon import Expected
 
 POWERS = (4.0, 8.0)
-"""`LossCurve.power` of the two curves, which average the last fifth and ninth of the losses."""
+"""`LossCurve.power` of the two curves. The curves average the last fifth and the last ninth of the
+losses."""
 TOGETHER = 32
 """Number of samples encoded in one call. The call costs little more than for one sample."""
 
@@ -116,8 +117,8 @@ class Forecaster:
     def forecast(self, horizon: int) -> LossForecast | None:
         """Forecast the mean loss `horizon` updates ahead.
 
-        Return None if recent forecasts were no better than the baseline, which forecasts the
-        current loss; if too few forecasts were scored; or if `outcome` returns None.
+        Return None if recent forecasts were no better than the baseline (the
+        current loss); if too few forecasts were scored; or if `outcome` returns None.
         """
         self.catch_up()
         return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None

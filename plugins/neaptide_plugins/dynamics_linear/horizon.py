@@ -1,4 +1,4 @@
-"""One horizon: its forecasts, their scores, and the regression that learns from them."""
+"""One horizon. Stores the forecasts, their scores, and the regression that learns from them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HorizonModel:
     squares: float = 0.0
     """Decayed sum of the forecasts' squared errors, in units."""
     squares_unchanged: float = 0.0
-    """Decayed sum of the squared errors of the baseline, which forecasts no change."""
+    """Decayed sum of the squared errors of the baseline. The baseline forecasts no change."""
 
     @property
     def skill(self) -> float:

@@ -64,7 +64,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
         """Return the mean loss expected around the horizon, and the confidence in a jump.
 
         If the horizon is beyond the longest configured horizon, return the forecast of the longest
-        one. Return None while forecasts are no better than the baseline, which forecasts no change.
+        one. Return None while forecasts are no better than the baseline (no change).
         """
         self._take(history)
         outcome = self._forecaster.forecast(min(horizon, self.config.horizons[-1]))

@@ -8,8 +8,8 @@ import torch
 def decay_at(update: int, decay: float, *, warmup: bool) -> float:
     """Return the decay of update number `update`, counted from 1.
 
-    With `warmup` the decay is at most (1 + t) / (10 + t), where t is `update`, as in TensorFlow's
-    ExponentialMovingAverage.
+    With `warmup` the decay is at most (1 + t) / (10 + t), where t is `update`. TensorFlow's
+    ExponentialMovingAverage has the same limit.
     """
     return min(decay, (1 + update) / (10 + update)) if warmup else decay
 

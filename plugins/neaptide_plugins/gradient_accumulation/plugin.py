@@ -68,7 +68,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Defer the update until there were `steps` calls of `trainer.step`."""
+        """Defer the update until `trainer.step` has been called `steps` times."""
         config = self.config
         if not config.across_steps:
             return None

@@ -89,7 +89,7 @@ class Int8Config:
 
     @property
     def trains_int8(self) -> bool:
-        """Whether any phase trains in int8."""
+        """True if any phase trains in int8."""
         return any(self.is_int8(name) for name in TRAINED)
 
     def is_int8(self, setting: str) -> bool:

@@ -65,7 +65,10 @@ class FullWeights:
 
 
 def check_kept(full_weights: FullWeights, targets: Sequence[Target]) -> None:
-    """Raise ConfigError if a weight cannot be evicted, as int8 training requires."""
+    """Raise ConfigError if a weight cannot be evicted.
+
+    Training in int8 evicts every chosen weight.
+    """
     stuck = [target.name for target in targets if not full_weights.frees(target)]
     if stuck:
         msg = (

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 127.0
 _SMALLEST = 2.0**-120
-"""If all magnitudes of a group are smaller than this, the group becomes zeros, as in the op."""
+"""If all magnitudes of a group are smaller than this, the group becomes zeros. The op does the
+same."""
 
 TRAINABLE = (torch.float32, torch.bfloat16)
 """Dtypes that represent every value of the grid; float16 does not."""

@@ -95,7 +95,7 @@ class HeldWeights:
 
     @property
     def held(self) -> bool:
-        """Whether at least one weight is int8 now."""
+        """True if at least one weight is int8 now."""
         return bool(self._held)
 
     def hold(self, *, exempt: Collection[str] = (), measured: bool = False) -> None:

@@ -20,7 +20,7 @@ _MATRIX = 2
 """Least number of dimensions of a weight that is quantized."""
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _HEADS = ("head", "lm_head", "classifier")
-"""A module is a head if the last part of its name is one of these."""
+"""A module is a head if the last part of the module's name is in this set."""
 
 
 @attrs.frozen(eq=False)

@@ -88,7 +88,7 @@ def _linear_arguments(
 
 
 class _Linear(torch.autograd.Function):
-    """The `linear` function, but with only the input saved for the backward."""
+    """Like the `linear` function, but saves only the input for the backward."""
 
     @staticmethod
     def forward(
@@ -163,7 +163,7 @@ class Training:
 
     @property
     def begun(self) -> bool:
-        """Whether the weights are replaced by codes now."""
+        """True if the weights are replaced by codes now."""
         return bool(self._begun)
 
     def begin(self) -> None:

@@ -39,9 +39,9 @@ def computing(*, quantized: bool = True) -> Iterator[None]:
 
 
 class Int8Weight(torch.Tensor):
-    """A weight with the shape and dtype of `parameter`, stored as int8 codes, on `device`.
+    """A weight with the shape and dtype of `parameter`. Its values are int8 codes on `device`.
 
-    Every operation on the weight gets decoded values, which are freed after the operation. A read
+    Every operation on the weight gets decoded values. They are freed after the operation. A read
     outside of `computing` (`detach`, a state dict, a deep copy, a pickle) gives the parameter. The
     weight has no gradient and no address, and cannot be written to.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` is torch's error for too little memory.
 
-    On a CPU torch raises a plain RuntimeError, which is recognized by its text.
+    On a CPU torch raises a plain RuntimeError. The text of the error shows that memory ran out.
     """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error)
@@ -23,7 +23,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explanation(cause: str, where: str, held: Mapping[str, int], savings: Mapping[str, int]) -> str:
-    """Return one line: the failed allocation, the memory by use, and the savings by setting.
+    """Return one line that shows the failed allocation, the memory by use and the possible savings.
 
     Args:
         cause: the allocator's message.

@@ -156,7 +156,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         return self._store.streaming
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the gradient norm of the last update, which lagged clipping uses."""
+        """Return the gradient norm of the last update. Lagged clipping uses this norm."""
         applying = self._streaming().applying
         return {} if applying is None else dict(applying.state_dict())
 

@@ -21,10 +21,10 @@ class StreamingSettings:
     inputs_on_host: bool = False
     micro_batches: int = 1
     on_device: bool = False
-    """Whether the optimizer steps on the device."""
+    """True if the optimizer steps on the device."""
     optimizer_slots: int = 2
     in_backward: bool = False
-    """Whether the optimizer steps inside the backward, so that gradients are not stored."""
+    """True if the optimizer steps inside the backward, so that gradients are not stored."""
     clip: Clip = "none"
     """How gradients are clipped inside the backward."""
     max_norm: float | None = None

@@ -36,7 +36,7 @@ class StreamedStore(ParameterStore):
 
     @property
     def stores_gradients(self) -> bool:
-        """Whether gradients are stored until an update after the backward."""
+        """True if gradients are stored until an update after the backward."""
         return self.streaming.applying is None
 
     def spans(self) -> list[Span]:

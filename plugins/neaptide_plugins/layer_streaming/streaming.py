@@ -88,7 +88,7 @@ class Streaming:
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
         self._newest: list[RemovableHandle] = []
-        """Handles of hooks on `state_dict`, which make it wait for the copies to the host."""
+        """Handles of hooks on `state_dict`. The hooks make it wait for the copies to the host."""
         with ExitStack() as stack:
             # On an error: end all copies before the memory that they read is freed.
             stack.callback(self._leave)

@@ -1,4 +1,4 @@
-"""Manifest of `lion8bit`, and the options of the optimizer it builds."""
+"""Manifest of `lion8bit`. Defines the options of the optimizer that this plugin builds."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Meter:
     updates: int = 0
     """Number of low-precision updates since the last measurement."""
     waiting: bool = False
-    """Whether the first micro-batch has been measured and the second one has not."""
+    """True if the first micro-batch has been measured and the second one has not."""
     extra: float = 0.0
     """Squared error of the low-precision gradients of the first micro-batch."""
     void: int = 0
@@ -62,7 +62,7 @@ class Meter:
 
     @property
     def due(self) -> bool:
-        """Whether to measure the next micro-batch."""
+        """True if to measure the next micro-batch."""
         return self.waiting or self.updates >= self.every
 
     def take(

@@ -38,7 +38,7 @@ class Passes:
     store: ParameterStore
     log: structlog.BoundLogger
     _looked: bool = attrs.field(init=False, default=False)
-    """Whether a search for weights that occur in no product was made."""
+    """True if a search for weights that occur in no product was made."""
 
     def active(self, phase: Phase) -> bool:
         """Return whether the backward of a phase is lowered."""

@@ -19,7 +19,7 @@ The inner size is padded with zeros.
 """
 
 MIN_ROWS = 32
-"""Least number of rows for CUDA's int8 kernel, which needs more than 16 rows."""
+"""Least number of rows for CUDA's int8 kernel. The kernel needs more than 16 rows."""
 
 WORKSPACE = 41
 """Bytes needed per element while torch operations round a tensor stochastically."""
@@ -99,7 +99,7 @@ def fp8_gradient_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -
 
     The factors are rounded to the nearest fp8 number, with one scale per tensor.
 
-    `a` is rounded to e5m2, `b` to e4m3. Shapes and dtypes are those of `int8_product`. If `a` has
+    `a` is rounded to e5m2, `b` to e4m3. Shapes and dtypes are the same as for `int8_product`. If `a` has
     an inf or NaN, every element of the result is NaN.
     """
     return fp8_product(filled_up(a), filled_up(b), out_dtype=dtype, a_dtype=GRADIENT_DTYPE)

@@ -25,7 +25,7 @@ def capabilities() -> dict[str, tuple[int, int] | None]:
 def findings(devices: Mapping[str, tuple[int, int] | None]) -> Iterator[Finding]:
     """Yield, for each device: its dtypes, the dtype that `auto` means, and the reason.
 
-    The compute capability of the device determines them.
+    The compute capability of the device determines the dtypes.
     """
     for device, capability in devices.items():
         dtype = recommend(capability)

@@ -20,7 +20,7 @@ class LossScale:
     """A loss scale. Its methods return the next loss scale.
 
     The scale and both of its factors are powers of two. So scaling and unscaling are exact for a
-    gradient that neither overflows nor underflows. The rules are those of `torch.amp.GradScaler`.
+    gradient that neither overflows nor underflows. `torch.amp.GradScaler` has the same rules.
     """
 
     scale: float
@@ -47,7 +47,7 @@ class LossScaler:
 
     current: LossScale
     carried: bool | None = None
-    """Whether the accumulated gradients are scaled; None without accumulated gradients.
+    """True if the accumulated gradients are scaled; None without accumulated gradients.
 
     The first backward of an accumulation decides for all its backwards: the precision may change
     between two backwards, but the scale must not change.
@@ -68,7 +68,7 @@ class LossScaler:
         return self.current.scale if self.carried else 1.0
 
     def updated(self, *, applied: bool) -> None:
-        """Adapt the scale to an applied or skipped update, which ends the accumulation."""
+        """Adapt the scale to an applied or skipped update. The update ends the accumulation."""
         if self.carried:
             self.current = self.current.applied() if applied else self.current.overflowed()
         self.carried = None

@@ -1,4 +1,4 @@
-"""Manifest of `muon`, and the options of the optimizer it builds."""
+"""Manifest of `muon`. Defines the options of the optimizer that this plugin builds."""
 
 from __future__ import annotations
 

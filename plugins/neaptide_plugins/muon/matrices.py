@@ -1,4 +1,4 @@
-"""The matrices that weights consist of, and the batches in which they are orthogonalised."""
+"""Splits weights into matrices, and forms the batches in which the matrices are orthogonalised."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Piece:
 
     @property
     def is_tall(self) -> bool:
-        """Whether the matrix has more rows than columns; `lying` then transposes it."""
+        """True if the matrix has more rows than columns; `lying` then transposes it."""
         rows, columns = self.shape
         return rows > columns
 
@@ -62,7 +62,7 @@ class Piece:
         return matrix.mT if self.is_tall else matrix
 
     def apply(self, update: torch.Tensor) -> None:
-        """Subtract `lr` times the orthogonalised update, which has the shape of `lying()`."""
+        """Subtract `lr` times the orthogonalised update. The update has the shape of `lying()`."""
         turned = update.mT if self.is_tall else update
         self.weight.add_(turned.reshape(self.weight.shape), alpha=-self.lr)
 

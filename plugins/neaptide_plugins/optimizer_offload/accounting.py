@@ -1,4 +1,4 @@
-"""The bytes of optimizer state that an eviction frees on the device, and the memory ledger."""
+"""Counts the optimizer state that an eviction frees on the device, and fills the memory ledger."""
 
 from __future__ import annotations
 

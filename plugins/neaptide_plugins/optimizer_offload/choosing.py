@@ -32,7 +32,7 @@ class Mechanism(Protocol):
 
     @property
     def is_away(self) -> bool:
-        """Whether any state is evicted."""
+        """True if any state is evicted."""
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
         """Evict the state of `spans`."""

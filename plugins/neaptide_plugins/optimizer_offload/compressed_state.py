@@ -52,7 +52,7 @@ class CompressedState:
 
     @property
     def is_away(self) -> bool:
-        """Whether any state is stored as codes."""
+        """True if any state is stored as codes."""
         return bool(self._coded)
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:
@@ -119,9 +119,9 @@ class CompressedState:
         """Do nothing: this refuge has no thread and keeps no memory."""
 
     def room(self, store: ParameterStore, spans: Collection[Span]) -> Room:
-        """Return the bytes of the tensors that can be coded, and the bytes of their codes.
+        """Return the bytes of the tensors that can be coded, and the bytes of the tensors' codes.
 
-        The values are not read: tensors with an inf or NaN are counted, too.
+        The values are not read. Therefore tensors with an inf or NaN are counted, too.
         """
         found = store.evictable(spans, of="state")
         tensors = [tensor for tensor in map(_only, found.storages) if tensor is not None]

@@ -74,7 +74,7 @@ class DroppedState:
 
     @property
     def is_away(self) -> bool:
-        """Whether state was discarded and `finish` has not been called since."""
+        """True if state was discarded and `finish` has not been called since."""
         return bool(self._gone)
 
     def leave(self, store: ParameterStore, spans: Collection[Span]) -> None:

@@ -51,7 +51,7 @@ class HostState:
 
     @property
     def is_away(self) -> bool:
-        """Whether any state is on the host or is being copied back."""
+        """True if any state is on the host or is being copied back."""
         return bool(self._moved)
 
     @property

@@ -74,7 +74,7 @@ class Restart:
     counted: frozenset[str] = frozenset()
     """Names of settings of the group that a step changes, such as a count of steps."""
     needs_state: bool = False
-    """Whether the class can step only with the state that it creates before its first step."""
+    """True if the class can step only with the state that it creates before its first step."""
 
 
 def tried(

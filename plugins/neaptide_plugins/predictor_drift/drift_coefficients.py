@@ -1,4 +1,4 @@
-"""The drift of the weights over a window, as coefficients of the window's samples."""
+"""Expresses the drift of the weights over a window as coefficients of the window's samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def share_of(index: int, samples: int) -> float:
 
 
 def reach(half: int, scale: float, horizon: int) -> tuple[float, int]:
-    """Return the scale of a jump of at most `horizon` updates, and the updates it replaces.
+    """Return the scale of a jump, and the number of updates it replaces, at most `horizon`.
 
     The distance between the centres of the two halves is `half` updates. So `scale` times the
     drift is the movement of `scale * half` updates.

@@ -1,4 +1,4 @@
-"""Least-squares polynomials through equally spaced samples, as coefficients of the samples.
+"""Fits polynomials to equally spaced samples by least squares. Returns coefficients of samples.
 
 The time `u` is counted in samples from the middle of the window. The polynomial is `p(u) = mean +
 slope * u + bend * (u**2 - mean of u**2)`. Its basis is orthogonal, so a line and a parabola have

@@ -39,7 +39,7 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Start the session, which samples the memory before the first step."""
+        """Start the session. It samples the memory before the first step."""
         directory = run.plugin_directory("profiler")
         self._session = ProfilingSession(
             self.config,

@@ -21,7 +21,7 @@ class ByteSample(NamedTuple):
     """Bytes at one moment: a row of memory.csv. A value that is unknown on this machine is None."""
 
     allocated_bytes: int | None
-    """Bytes of live tensors on the accelerator, as counted by torch's allocator."""
+    """Bytes of live tensors on the accelerator. torch's allocator counts these bytes."""
     peak_bytes: int | None
     """The allocator's high-water mark.
 
@@ -34,7 +34,7 @@ class ByteSample(NamedTuple):
     rss_peak_bytes: int | None
     """The kernel's high-water mark of `rss_bytes`, on Linux. The profiler never resets it."""
     nvml_bytes: int | None
-    """Device memory in use by all processes, as reported by the driver."""
+    """Device memory that all processes use. The driver reports this number."""
     gpu_utilization: int | None
     """Percent of the driver's last period in which a kernel ran."""
 

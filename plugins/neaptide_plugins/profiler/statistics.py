@@ -155,9 +155,9 @@ class Account:
     def add(
         self, step: int, phase: str, moment: str, tiers: Iterable[tuple[str, int, int]]
     ) -> list[Spike]:
-        """Add a sample, which has bytes now and high-water mark for each tier.
+        """Add a sample and return the spikes in the sample.
 
-        Return its spikes.
+        For each tier, the sample has the present bytes and the high-water mark.
         """
         found = []
         for tier, now, mark in tiers:

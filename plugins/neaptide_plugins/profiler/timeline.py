@@ -49,7 +49,7 @@ class TraceTimeline:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.dropped = 0
-        """Number of events beyond `limit`, which are not stored."""
+        """Number of events beyond `limit`. These events are not stored."""
         self._limit = limit
         self._open: dict[int, TraceSpan] = {}
         self._phase: TraceSpan | None = None

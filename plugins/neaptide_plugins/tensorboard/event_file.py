@@ -1,6 +1,6 @@
-"""TensorBoard's event file, written in the caller's thread, so that errors reach the caller.
+"""Writes TensorBoard's event file in the caller's thread. Therefore errors reach the caller.
 
-TensorBoard's own writers use a thread, which hangs when the disk fails.
+The writers of TensorBoard use another thread. This thread hangs when the disk fails.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class SpreadSearch:
 
     @property
     def pending(self) -> bool:
-        """Whether more batches must be measured."""
+        """True if more batches must be measured."""
         return self.search.batches < self.batches
 
     def measure(self, window: Window, gains: Sequence[float] | None, batch: Any) -> None:

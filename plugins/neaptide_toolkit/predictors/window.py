@@ -97,17 +97,17 @@ class Window:
 
     @property
     def full(self) -> bool:
-        """Whether all samples are taken."""
+        """True if all samples are taken."""
         return self.position >= self.length
 
     @property
     def samples_next(self) -> bool:
-        """Whether the coming update is to be sampled."""
+        """True if the coming update is to be sampled."""
         return not self.full and (self.position + 1) % self.plan.every == 0
 
     @property
     def touched(self) -> bool:
-        """Whether a weight of the current update has been sampled."""
+        """True if a weight of the current update has been sampled."""
         return bool(self._finite)
 
     def add(self, name: str, weight: torch.Tensor) -> None:

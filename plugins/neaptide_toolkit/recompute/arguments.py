@@ -52,7 +52,7 @@ class KeptArgument:
     requires_grad: bool
     version: int
     copied: bool
-    """Whether the kept tensor is a copy made before the call, as the block may change its input."""
+    """True if the kept tensor is a copy made before the call, as the block may change its input."""
 
     __repr__ = one_line
 
@@ -111,7 +111,7 @@ class Arguments:
 
     @property
     def changed(self) -> bool:
-        """Whether the call has changed one of its tensors in place so far."""
+        """True if the call has changed one of its tensors in place so far."""
         return any(tensor._version != version for tensor, version, _ in self.passed)
 
     @property

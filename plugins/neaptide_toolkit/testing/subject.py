@@ -32,7 +32,7 @@ class Subject:
     settings: Mapping[str, Any]
     beside: tuple[str | PluginSpec, ...]
     may_fail: bool = False
-    """Whether a run continues after an observer fails; otherwise its error ends the run."""
+    """True if a run continues after an observer fails; otherwise its error ends the run."""
     attempt: Attempt = attrs.field(factory=Attempt)
     """The current action of the law."""
 

@@ -40,7 +40,7 @@ class Side:
 
     @property
     def predicts(self) -> bool:
-        """Whether one of the side's plugins proposes updates."""
+        """True if one of the side's plugins proposes updates."""
         return any(PREDICTOR in spec.claims for spec in _ordered(self.values))
 
 

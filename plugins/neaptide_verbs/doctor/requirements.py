@@ -24,7 +24,7 @@ class Requirement:
     """The extra that includes this requirement; None if the requirement does not depend on an
     extra."""
     conditional: bool
-    """Whether the requirement applies only to some systems or Python versions."""
+    """True if the requirement applies only to some systems or Python versions."""
 
     @property
     def text(self) -> str:

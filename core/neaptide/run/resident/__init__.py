@@ -1,1 +1,1 @@
-"""The default parameter store, which leaves every tensor on the device."""
+"""The default parameter store. It leaves every tensor on the device."""

@@ -44,7 +44,7 @@ class Moved:
 
 
 def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
-    """Return the offset of each storage in one buffer, and the size of the buffer, in bytes."""
+    """Return the offset of each storage in one buffer. Also return the buffer's size in bytes."""
     offsets, size = [], 0
     for shared in storages:
         offsets.append(size)
@@ -53,7 +53,7 @@ def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
 
 
 def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Moved]) -> None:
-    """Rebind the tensors to `flat`, which has the bytes of each storage at its offset.
+    """Rebind the tensors to `flat`. `flat` has the bytes of each storage at the storage's offset.
 
     Adds one `Moved` per storage to `into`. After an error or an interrupt, no tensor is rebound.
     """

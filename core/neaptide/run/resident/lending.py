@@ -26,9 +26,10 @@ def lent_entry(
     mode: Mode,
     on: torch.device | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Lend the optimizer's state dict of `parameter`; with `on`, copies on the device `on`.
+    """Lend the optimizer's state dict of `parameter`. If `on` is a device, lend copies on `on`.
 
-    After a loan for writing, the optimizer gets a new state dict, and loses an empty state dict.
+    After a loan for writing, the optimizer stores a new state dict. If the dict is
+    empty, the optimizer deletes it.
     """
     entry: dict[str, Any] = optimizer.state.get(parameter, {})
     lent = entry if mode == "write" else dict(entry)

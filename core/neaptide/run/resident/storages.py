@@ -29,8 +29,8 @@ def evictable(
 ) -> Evictable:
     """Return the storages of at least `smallest` bytes that only `tensors` use.
 
-    A storage that another tensor uses, such as one of `others`, is not included. A tensor whose
-    layout is not strided is not included either.
+    A storage that another tensor also uses is not included; `others` lists such tensors.
+    A tensor whose layout is not strided is not included either.
     """
     foreign = {_identity(tensor) for tensor in others if _has_storage(tensor)}
     members: dict[int, dict[int, torch.Tensor]] = {}

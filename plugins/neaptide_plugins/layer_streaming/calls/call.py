@@ -69,7 +69,7 @@ class Call:
     batch: Batch | None = None
     """The batch in pieces; None if the batch is not split."""
     random: bool = False
-    """Whether the forward drew random numbers."""
+    """True if the forward drew random numbers."""
     outside: GraphOutside | None = None
     """The graph before the call; None unless this call is checked."""
     result: Any = None
@@ -140,7 +140,7 @@ class Call:
 def tried(action: Callable[[], None]) -> str | None:
     """Run `action`; return None or, after an out-of-memory error, its message.
 
-    The error and its frames, which hold tensors, are released on return.
+    The frames of the error hold tensors. Both are released on return.
     """
     try:
         action()

@@ -57,7 +57,7 @@ class Batch:
 def joined(
     name: str, results: Sequence[tuple[Any, list[torch.Tensor]]], batch: Batch
 ) -> tuple[Any, list[torch.Tensor]]:
-    """Join the results and the tensors of the pieces to those of the whole batch.
+    """Join the results and tensors of the pieces, to get the whole batch's results and tensors.
 
     Raises RuntimeError if a tensor of a piece does not have the piece's samples along dim 0.
     """

@@ -36,11 +36,11 @@ class Unit:
     buffers: Buffers
     micro_batches: int = 1
     splittable: bool = True
-    """Whether the block may use more micro-batches when memory runs out."""
+    """True if the block may use more micro-batches when memory runs out."""
     changes_inputs: bool | None = None
     probed: bool = False
     hooked: bool = True
-    """Whether hooks drop the tensors that autograd saves in the forward.
+    """True if hooks drop the tensors that autograd saves in the forward.
 
 It is false for a forward that uses torch.func, which supports no hooks.
     """

@@ -1,1 +1,1 @@
-"""Gradients of streamed blocks, their clipping, and the optimizer's step."""
+"""For streamed blocks: stores gradients, clips gradients, and runs the optimizer's step."""

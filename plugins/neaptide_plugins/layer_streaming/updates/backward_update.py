@@ -102,7 +102,7 @@ class BackwardUpdate:
         self.left_out = []
 
     def state_dict(self) -> dict[str, torch.Tensor | None]:
-        """Return the gradient norm of the last update, which lagged clipping uses."""
+        """Return the gradient norm of the last update. Lagged clipping uses this norm."""
         return {"last_norm": self._last_norm}
 
     def load_state_dict(self, state: dict[str, torch.Tensor | None]) -> None:

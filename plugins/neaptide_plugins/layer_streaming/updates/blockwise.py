@@ -53,7 +53,7 @@ class _StateSlot:
 class Updates:
     """Steps blocks by the user's optimizer class.
 
-    The results are bitwise those of `optimizer.step()`.
+    The results are bitwise equal to the results of `optimizer.step()`.
 
     Args:
         optimizer: an optimizer that `stepping.adoptable` accepts.
@@ -141,7 +141,7 @@ class Updates:
         self._write_back(block, home)
 
     def adopt(self, block: Block | None = None) -> None:
-        """Copy state from other tensors, such as those of a loaded checkpoint, to the host buffers.
+        """Copy state to the host buffers, for example from the tensors of a loaded checkpoint.
 
         With `block`, only that block's state is copied. The state's copy on the device is
         discarded.

@@ -49,7 +49,7 @@ def scale(gradients: list[torch.Tensor], factor: torch.Tensor) -> None:
 
 @torch.no_grad()
 def add_squares(total: torch.Tensor, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Add the gradients' squared norms to `total`, in place; return whether all norms are finite.
+    """Add the gradients' squared norms to `total`, in place. Return whether all norms are finite.
 
     Each norm is computed in float32 or wider, and squared in the dtype of `total`. If `total` is
     float64, the square of a finite float32 norm does not overflow.

@@ -32,7 +32,7 @@ class Apply(Protocol):
         """Hold a block's weights on the device outside of its backward."""
 
     def __call__(self, block: Block, gradients: list[Gradient]) -> None:
-        """Apply a block's gradients, which are on the device. None stands for no gradient."""
+        """Apply a block's gradients. They are on the device. None stands for no gradient."""
 
 
 class Gradients:
@@ -110,7 +110,7 @@ class Gradients:
             self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
 
     def take(self, block: Block) -> None:
-        """End a use of the block, and take the gradients of its own and its tied parameters."""
+        """End a use of the block. Take the gradients of the parameters that it owns or shares."""
         for owner in block.needs:
             found = []
             for parameter in owner.parameters:

@@ -40,14 +40,14 @@ class _GradientBuffer:
     present: set[int] = attrs.field(factory=set)
     """Indices of the parameters that have a gradient."""
     shown: bool = False
-    """Whether the gradients were shown as `.grad` since the last backward."""
+    """True if the gradients were shown as `.grad` since the last backward."""
     written: Ticket = DONE
 
 
 class HostGradients:
     """Stores the sums of gradients on the host.
 
-    Between backwards each `.grad` is one of these sums.
+    Between two backwards, each parameter's `.grad` is the parameter's sum.
 
     Args:
         device: the device of the backward.
@@ -112,7 +112,7 @@ class HostGradients:
                 parameter.grad = None
 
     def add(self, block: Block, gradients: Sequence[Gradient]) -> None:
-        """Add a block's gradients, which are on the device, to the block's sums on the host.
+        """Add to the block's sums on the host the block's gradients from the device.
 
         None stands for no gradient.
         """
@@ -150,7 +150,7 @@ class HostGradients:
     def fetched(self, block: Block) -> list[Gradient]:
         """Return a block's gradients on the device.
 
-        The second call after this one overwrites them.
+        The second call after this call overwrites these gradients.
         """
         home = self._home(block)
         home.written.finish()

@@ -78,7 +78,7 @@ class Item:
 
 
 def adoptable(optimizer: optim.Optimizer) -> str | None:
-    """Return None if `step_away` is exact for the optimizer, else one line with the reason why not.
+    """Return None if `step_away` is exact for the optimizer, else the reason in one line.
 
     A class from outside of torch declares by `separable = True` in its own body that it meets the
     conditions of `ADOPTED`. Subclasses do not inherit the declaration.
@@ -108,7 +108,7 @@ def state_layout(
 
     Args:
         optimizer: an optimizer that `adoptable` accepts.
-        group: one of its groups.
+        group: a group of the optimizer.
         dtype: the dtype of the weight in the update; float32 with a split master.
     """
     cls: Any = type(optimizer)
@@ -132,7 +132,7 @@ def state_layout(
 def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     """Step the items' tensors as `optimizer.step()` would step its parameters, bit for bit.
 
-    The options are those of the optimizer's groups. Afterwards the optimizer's state has the same
+    The step uses the options of the optimizer's groups. Afterwards the optimizer's state has the same
     entries as after `optimizer.step()`. Its tensors of the parameter's shape are the tensors in
     `shown`. If the state contains another tensor before the step, for example after
     `load_state_dict`, the other tensor is first copied into the item's tensor. Hooks on the step do
@@ -191,7 +191,10 @@ def adopt_lo(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> Non
 
 
 def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, Any]:
-    """Return the state for the step: the item's tensors with `kept`'s values, and the scalars."""
+    """Return the state for the step.
+
+    It has the item's tensors with `kept`'s values, and the scalars.
+    """
     state: dict[str, Any] = {}
     for name, value in kept.items():
         if item.lo is not None and name == LO:

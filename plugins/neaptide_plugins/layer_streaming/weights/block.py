@@ -56,9 +56,9 @@ class Block:
     written: Ticket = DONE
     """The last copy of the weights back to the host."""
     stale: bool = False
-    """Whether the weights on the host are newer than those in the slot."""
+    """True if the weights on the host are newer than the weights in the slot."""
     evicted: frozenset[int] = frozenset()
-    """Indices of evicted parameters, which are not fetched."""
+    """Indices of evicted parameters. Evicted parameters are not fetched."""
     changes: int = 0
     """Version of the weights. Each change of their values increases it."""
     users: int = 0

@@ -6,7 +6,7 @@ from typing import Literal
 
 UseKind = Literal["forward", "backward", "infer", "update"]
 Use = tuple[UseKind, int]
-"""The kind of use, and the index of the block."""
+"""A use of a block: the kind of the use, and the index of the block."""
 
 
 class Order:

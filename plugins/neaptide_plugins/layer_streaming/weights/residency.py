@@ -63,7 +63,7 @@ class Residency:
         self._storages |= {_storage(slot.flat) for slot in self.slots}
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the buffers of all slots, including those of kept blocks."""
+        """Return the buffers of all slots. The slots of kept blocks are included."""
         kept = [block.slot for block in self.blocks if self._is_kept(block)]
         return [slot.flat for slot in (*self.slots, *kept) if slot is not None]
 

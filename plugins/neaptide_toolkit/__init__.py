@@ -1,1 +1,1 @@
-"""Public building blocks for plugins and verbs, including those of other distributions."""
+"""Public building blocks for plugins and verbs. Other distributions can use these blocks, too."""

@@ -50,8 +50,8 @@ def export(
         named: the tensors, each with a unique name.
         directory: must not exist yet, or be empty.
         max_shard_bytes: limit of one file's tensors; a larger tensor gets its own file.
-        tied: maps further names to names in `named`. They are listed in the files' metadata, as
-            the safetensors library does, and their tensors are not written again.
+        tied: maps further names to names in `named`. The files' metadata
+            lists these names, as the safetensors library does. Their tensors are not written again.
 
     Raises:
         CheckpointError: a name or dtype cannot be saved, `directory` is taken, or the disk is full.

@@ -1,9 +1,9 @@
 """Settings of another framework, and the interface for converters of such settings.
 
 A distribution adds a framework by an entry point of the group `neaptide.converters`. The entry
-point's name is the framework's name, its value is a `Converter`. A plugin converts its own keys
-with the function `converts` of its manifest, which takes a `Source` and returns the plugin's table,
-or None.
+point's name is the framework's name. The entry point's value is a `Converter`. A plugin converts
+its own keys with the function `converts` of its manifest, which takes a `Source` and returns the
+plugin's table, or None.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ AUTO = "auto"
 class Source:
     """The settings to convert, and a record of the keys converted so far.
 
-    Paths are dotted. The value `"auto"`, which the Hugging Face Trainer fills in, counts as absent.
+    Paths are dotted. The Hugging Face Trainer replaces the value `"auto"`; here this value counts
+    as absent.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:

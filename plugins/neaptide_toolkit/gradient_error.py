@@ -39,7 +39,7 @@ class Sampled:
     elements: int
     """Number of elements of all these parameters together."""
     missing: str | None
-    """Why `parameters` is empty, in one line; None if there are parameters."""
+    """The reason why `parameters` is empty, in one line; None if there are parameters."""
 
     __repr__ = one_line
 
@@ -192,7 +192,7 @@ class GradientError:
 
     @property
     def finite(self) -> bool:
-        """True if the error is a finite number: False if a gradient holds inf or NaN."""
+        """True if the error is a finite number. It is False if a gradient has an inf or NaN."""
         return all(map(math.isfinite, (self.squared, self.exact, self.approximate)))
 
     @property

@@ -46,7 +46,8 @@ class OptimizerPlugin(Plugin[NoConfig]):
 
     spec: ClassVar[PluginSpec]
     optimizer: ClassVar[type[torch.optim.Optimizer]]
-    """Called with the parameters, `lr`, and the options by name."""
+    """The function that builds the optimizer. It gets the parameters, `lr`, and the options by
+    name."""
 
     def build(self, model: nn.Module, lr: float, options: Any) -> torch.optim.Optimizer:
         """Return the optimizer of the trainable parameters; ValueError refuses the options."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SENSITIVE_WEIGHTS = ("*embed*", "lm_head.*", "*.lm_head.*", "head.*", "*.head.*", "*classifier*")
-"""Patterns of qualified names. They match embeddings and heads, which are the most sensitive to
+"""Patterns of qualified names. They match embeddings and heads. These are the most sensitive to
 rounding."""
 
 LARGE_ENOUGH = 1 << 18

@@ -1,1 +1,4 @@
-"""The verbs of the command line, found by entry points like those of other distributions."""
+"""The verbs of the command line.
+
+Like verbs of other distributions, they are found by entry points.
+"""

@@ -32,8 +32,8 @@ def completion(
     """Print the script for your shell's completion of verbs, options and names, or install it.
 
     Most users need only `neaptide completion --install` and a new shell. For this shell alone:
-    `source <(neaptide completion bash)`. The names are those of presets and of the plugins
-    installed now.
+    `source <(neaptide completion bash)`. The script completes the names of presets
+    and of the plugins that are installed now.
     """
     from neaptide.cli.app import build_app  # noqa: PLC0415 - it is what imports this
 

@@ -44,7 +44,7 @@ def check(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Check everything that needs no import of torch; with `--imports` the rest.
+    """Check everything that needs no import of torch. With `--imports`, also check the rest.
 
     Neither check builds a model.
     """

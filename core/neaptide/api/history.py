@@ -17,8 +17,8 @@ class History:
     """The newest measurements of a run, for predictors and schedulers. The oldest value is first.
 
     On every device, the CPU included, each value is added one step late. Therefore no step waits
-    for the accelerator, and the history does not depend on the device. Losses have the unit of `loss_fn`. Norms are
-    global L2 norms before clipping. Times are wall-clock seconds.
+    for the accelerator, and the history does not depend on the device. Losses have the unit of
+    `loss_fn`. Norms are global L2 norms before clipping. Times are wall-clock seconds.
     """
 
     def __init__(self) -> None:

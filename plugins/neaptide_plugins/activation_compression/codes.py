@@ -47,9 +47,9 @@ def encode(
         flat: the tensor. Minus infinity is decoded as minus infinity and does not change the other
             elements of its group.
         group: elements that share a scale.
-        look: whether to check the scales on the host. This check waits for the device. If True, return
-            None for a tensor with NaN or plus infinity. If False, every group that contains NaN
-            or plus infinity is decoded as NaN.
+        look: whether to check the scales on the host. This check waits for the device. If True,
+            return None for a tensor with NaN or plus infinity. If False, every group that contains
+            NaN or plus infinity is decoded as NaN.
         never_negative: whether the tensor has no negative values. The method `positive` of the
             result is exact only in this case.
     """

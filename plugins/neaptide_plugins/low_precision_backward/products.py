@@ -99,8 +99,8 @@ def fp8_gradient_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -
 
     The factors are rounded to the nearest fp8 number, with one scale per tensor.
 
-    `a` is rounded to e5m2, `b` to e4m3. Shapes and dtypes are the same as for `int8_product`. If `a` has
-    an inf or NaN, every element of the result is NaN.
+    `a` is rounded to e5m2, `b` to e4m3. Shapes and dtypes are the same as for `int8_product`. If
+    `a` has an inf or NaN, every element of the result is NaN.
     """
     return fp8_product(filled_up(a), filled_up(b), out_dtype=dtype, a_dtype=GRADIENT_DTYPE)
 

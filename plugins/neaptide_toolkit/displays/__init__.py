@@ -36,7 +36,7 @@ def progress(
         style: `auto` (a live line on a terminal, else plain lines), `plain` or `quiet`. With
             TERM=dumb, `auto` is plain; with NO_COLOR the live line has no colours.
         stream: where to write. If writing fails, the display stops and the run continues.
-        device: the torch device of the run; the display shows its used and its total memory.
+        device: the torch device of the run; the display shows the device's used and total memory.
     """
     if style == "quiet":
         yield Quiet()

@@ -56,7 +56,7 @@ class Figures:
     __repr__ = one_line
 
     def take(self, step: int, history: History) -> None:
-        """Add a step, and the newest loss that has been copied to the host."""
+        """Count a step. Store the newest loss that has been copied to the host."""
         if self._began is None:
             self._began = (step, time.perf_counter())
         if history.updates == self._averaged:

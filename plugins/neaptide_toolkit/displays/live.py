@@ -33,7 +33,7 @@ _WIDEST, _NARROWEST = 20, 4
 
 @contextmanager
 def live(figures: Figures, stream: Tolerant) -> Iterator[Live]:
-    """Yield the display, which is drawn on a terminal until the context ends."""
+    """Yield the display. It is drawn on a terminal until the context ends."""
     console = Console(file=cast("IO[str]", stream))
     with Progress(
         TextColumn("[{task.fields[colour]}]{task.fields[phase]:<7}"),

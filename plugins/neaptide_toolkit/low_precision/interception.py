@@ -50,7 +50,7 @@ class Product:
 
 @attrs.frozen(eq=False)
 class _StandIns:
-    """The replacements in torch, and the functions they replaced."""
+    """The replacements installed in torch, and the original functions."""
 
     linear: Callable[..., torch.Tensor]
     addmm: Callable[..., torch.Tensor]

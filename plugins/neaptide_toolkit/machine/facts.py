@@ -29,7 +29,7 @@ from . import cgroups
 
 @attrs.frozen
 class Processor:
-    """The machine's CPUs, and the share of them that this process may use."""
+    """The number of the machine's CPUs, and how many of them this process may use."""
 
     model: str | None
     count: int | None
@@ -52,7 +52,7 @@ class Memory:
 
     total: int | None
     available: int | None
-    """Bytes that can be allocated without swapping, as the system estimates."""
+    """The system's estimate of the bytes that can be allocated without swapping."""
     group: cgroups.MemoryGroup | None
     """The tightest cgroup limit; None without a limit."""
     swap_total: int | None
@@ -93,7 +93,7 @@ class Torch:
     build: str
     """The platform torch was compiled for: `CPU`, `CUDA 13.0` or `ROCm 6.4`."""
     threads: int
-    """Threads that one CPU operation uses."""
+    """Number of threads that one CPU operation uses."""
     gpus: tuple[Gpu, ...]
     problem: str | None
     """The reason why a build for GPUs finds no GPU; None otherwise."""

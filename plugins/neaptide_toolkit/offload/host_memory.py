@@ -51,8 +51,8 @@ class Slab:
 
     Attributes:
         flat: uint8 `[size]`, page-aligned.
-        pinned: whether all of it is registered, which makes copies asynchronous.
-        reason: why registration failed, in one line; None otherwise.
+        pinned: whether the whole slab is registered. If so, copies are asynchronous.
+        reason: why registration failed, in one line; None if it did not fail.
     """
 
     def __init__(

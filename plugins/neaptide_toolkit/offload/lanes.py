@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 Listener = Callable[[str, str, float, float], None]
-"""`listener(lane, what, start, end)`; both times are those of `time.perf_counter`, in seconds."""
+"""`listener(lane, what, start, end)`; `start` and `end` are values of `time.perf_counter`, in
+seconds."""
 
 
 class Ticket(Protocol):

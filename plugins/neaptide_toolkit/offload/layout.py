@@ -43,11 +43,11 @@ class BufferLayout:
     def of(
         cls, tensors: Iterable[torch.Tensor], dtypes: Sequence[torch.dtype] | None = None
     ) -> BufferLayout:
-        """Assign each tensor an aligned place; the strides of a dense tensor are kept.
+        """Assign an aligned place to each tensor. The strides of a dense tensor are kept.
 
         Args:
             tensors: only their shapes, strides and dtypes are used.
-            dtypes: the stored dtype of each tensor; by default its own dtype.
+            dtypes: the stored dtype of each tensor; by default the tensor's dtype.
         """
         places, offset = [], 0
         for index, tensor in enumerate(tensors):

@@ -49,7 +49,7 @@ def _palette() -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a section around `parts`, which are markup; an empty string if all are empty."""
+    """Return a section around the markup texts `parts`; an empty string if all are empty."""
     inside = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(title)}</h2>\n{inside}\n</section>" if inside else ""
 
@@ -165,5 +165,5 @@ def command(text: str) -> str:
 
 
 def folded(count: int, noun: str, inside: str) -> str:
-    """Return `inside`, which is markup, folded under a count."""
+    """Return the markup `inside` as a folded part of the page. The part's title is a count."""
     return f"<details><summary>{escape(counted(count, noun))}</summary>\n{inside}\n</details>"

@@ -17,7 +17,8 @@ Point = tuple[float, float]
 """An x value, such as a step, and a y value."""
 
 WIDE = 1000
-"""Width of the inner drawing in its own units; the browser stretches it to the page's width."""
+"""Width of the inner drawing in SVG units. The browser stretches the drawing to the page's
+width."""
 _COLOURS = 10
 _RATIO = 100  # largest to smallest value; from this ratio on the scale is logarithmic
 _SMALLEST = 1e-290  # powers of ten below this are too inexact for a scale

@@ -51,7 +51,8 @@ def name(text: str) -> str:
 def scalar(value: Any) -> Any:
     """Return None, booleans and numbers unchanged; pass text and too large numbers to `clean`.
 
-    `json` reads NaN, Infinity and integers of thousands of digits, which no number format accepts.
+    `json` reads NaN, Infinity and integers of thousands of digits. No number format accepts such
+    values.
     """
     if value is None or isinstance(value, bool) or _is_number(value):
         return value

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GROUP = 256
 """Elements that share a scale in int8."""
 PIECE = 1 << 20
-"""Number of elements processed at a time, which bounds temporary float32 memory."""
+"""Number of elements processed at a time. It limits the temporary float32 memory."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -46,7 +46,8 @@ class Storage:
     device: torch.device
     """The device that holds the tensors."""
     locked_for: torch.device | None = None
-    """If set, memory is page-locked for copies to this device, and arithmetic runs there."""
+    """If set, memory is page-locked for copies to this device, and the device does the
+    arithmetic."""
     pageable: Callable[[str], None] | None = None
     """Called with the reason, in one line, when memory could not be page-locked."""
 

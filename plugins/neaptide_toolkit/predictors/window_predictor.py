@@ -31,7 +31,7 @@ S = TypeVar("S", bound=WindowSettings)
 
 @attrs.frozen
 class Gains:
-    """A proposal: `sum_j values[j] * rows[j]`, which replaces `horizon` updates."""
+    """A proposal is `sum_j values[j] * rows[j]`. It replaces `horizon` updates."""
 
     values: tuple[float, ...]
     horizon: int = attrs.field(validator=attrs.validators.gt(0))

@@ -1,9 +1,9 @@
 """The arguments of a block's call, kept so that the call can be repeated exactly.
 
-A tensor returned by an earlier block of the segment is kept as a reference to that output, which
-needs no memory. Every other tensor is kept detached from its graph. An object that the
-block may change, such as a key-value cache, is copied in structure: the copy shares the object's
-tensors but not its lists.
+A tensor returned by an earlier block of the segment is kept as a reference to the block's output.
+The reference needs no memory. Every other tensor is kept detached from its graph. An object that
+the block may change, such as a key-value cache, is copied in structure: the copy shares the
+object's tensors but not its lists.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ class KeptArgument:
     requires_grad: bool
     version: int
     copied: bool
-    """True if the kept tensor is a copy made before the call, as the block may change its input."""
+    """True if the kept tensor is a copy made before the call. A copy is made because the block may
+    change its input."""
 
     __repr__ = one_line
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, copied: bool) -> KeptArgument:
-        """Return the kept form of `tensor`, which is a copy if `copied`."""
+        """Return the kept form of `tensor`. If `copied`, this form is a copy."""
         held = tensor.detach().clone() if copied else tensor.detach()
         return cls(held, tensor.requires_grad, held._version, copied)
 

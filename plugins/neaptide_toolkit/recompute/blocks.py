@@ -19,10 +19,11 @@ def find_blocks(
 ) -> list[tuple[str, nn.Module]]:
     """Return the model's blocks in order, as (qualified name, module).
 
-    Without a `pattern`: the children of every ModuleList and Sequential that holds at least two of
-    the same class with parameters; of nested containers, the outermost. A module without a forward,
-    such as a ModuleList in a ModuleList, is replaced by its children. With a `pattern`: the modules
-    whose whole qualified name matches; `*` matches within one name. ValueError if a pattern matches
+    Without a `pattern`, the blocks are the children of ModuleLists and Sequentials. Such a
+    container must have at least two children of the same class that have parameters. If containers
+    are nested, only the outermost counts. A module without a forward, such as a ModuleList in a
+    ModuleList, is replaced by its children. With a `pattern`, the blocks are the modules whose
+    whole qualified name matches; `*` matches within one name. ValueError if a pattern matches
     nothing, or a module without a forward.
     """
     named = [(name, module) for name, module in model.named_modules() if name]

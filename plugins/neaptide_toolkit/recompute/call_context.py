@@ -89,7 +89,7 @@ class BuffersBefore:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Give the module clones of the copies as buffers; its own buffers stay unchanged."""
+        """Set the module's buffers to clones of the copies. The original buffers stay unchanged."""
         live = [(entry, entry.owner._buffers[entry.name]) for entry in self.entries]
         for entry in self.entries:
             assert entry.copy is not None, "settled entries have one"

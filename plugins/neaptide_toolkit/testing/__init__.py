@@ -1,4 +1,4 @@
-"""The contract that every plugin must keep, as checks that any plugin's tests can run.
+"""Checks for the contract that every plugin must keep. The tests of any plugin can run them.
 
 from neaptide_toolkit.testing import check_plugin
 

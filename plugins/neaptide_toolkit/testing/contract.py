@@ -34,7 +34,7 @@ def check_plugin(
     beside: Iterable[str | PluginSpec] = (),
     laws: Iterable[str] | None = None,
 ) -> None:
-    """Check that a plugin keeps the contract; takes a few seconds on a CPU.
+    """Check that a plugin keeps the contract. The check takes a few seconds on a CPU.
 
     Args:
         plugin: an installed plugin's name, or a manifest.
@@ -43,8 +43,8 @@ def check_plugin(
         laws: names from `LAWS`; by default all of them.
 
     Raises:
-        ContractError: names the first broken law. Its `__cause__` is the exception that was raised
-            during the check, if any. KeyboardInterrupt passes through.
+        ContractError: names the first broken law. If an exception was raised during the check,
+            it is the error's `__cause__`. KeyboardInterrupt passes through.
         ValueError: no such plugin is installed, or there is no such law.
     """
     chosen = list(laws or LAWS)
@@ -125,9 +125,9 @@ def resume_is_exact(subject: Subject) -> None:
 
 
 def numerics_are_as_declared(subject: Subject) -> None:
-    """Weights and buffers match those of a run without the plugin, bitwise or within `rtol`.
+    """Weights and buffers match a run without the plugin, bitwise or within `rtol`.
 
-    The plugin's manifest declares which of the two applies.
+    The plugin's manifest declares whether the match is bitwise or within `rtol`.
     """
     spec = subject.spec
     if spec.numerics == "changes-training":

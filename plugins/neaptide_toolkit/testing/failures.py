@@ -117,7 +117,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _where(error: BaseException | None) -> re.Match[str] | None:
-    """Return the core's note with plugin and hook, from the error or one of its causes."""
+    """Find the core's note on the error or on one of its causes. The note names plugin and hook."""
     while error is not None:
         notes = getattr(error, "__notes__", ())
         found = _RAISED_BY.search(" ".join(note for note in notes if isinstance(note, str)))
@@ -128,7 +128,7 @@ def _where(error: BaseException | None) -> re.Match[str] | None:
 
 
 _ALLOCATOR = "DefaultCPUAllocator: can't allocate"
-"""The text of torch's error for lack of memory on a CPU, which has no class of its own."""
+"""The text of torch's error for lack of memory on a CPU. This error has no special class."""
 _RAISED_BY = re.compile(
     r"raised by plugin '[^']*' (?:in hook '(?P<hook>\w+)'|while it was created)"
 )

@@ -1,4 +1,4 @@
-"""`LYING_PREDICTOR`: a predictor with bad proposals, which a run must survive."""
+"""`LYING_PREDICTOR`: a predictor with bad proposals. A run must survive these proposals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LyingConfig:
 class LyingPredictor(Plugin[LyingConfig]):
     """A predictor that makes a bad proposal at every Predict step.
 
-    It holds two copies of the weights, which are not saved.
+    It stores two copies of the weights. Checkpoints do not contain these copies.
     """
 
     _first: Snapshot | None = attrs.field(init=False, default=None)

@@ -1,4 +1,4 @@
-"""The laws for a plugin's manifest and settings, which need no run."""
+"""The laws for a plugin's manifest and settings. To check these laws, no run is needed."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ class HeldBytes:
 
 @attrs.frozen(eq=False)
 class Observed:
-    """The bytes that a run held, and the bytes that its ledgers state.
+    """The bytes that a run used, and the bytes that the run's ledgers state.
 
-    Each figure is the maximum at that moment while the run was in the phase for the last time.
+    Each figure is the maximum at one moment, from the last time that the run was in the phase.
     """
 
     device: torch.device

@@ -29,8 +29,8 @@ class Multiplier:
     worth: Worth | None
     """The multiplier over all seeds; None if a run of either side diverged."""
     outside: str | None
-    """The reason why there is no mean: `below` or `above` the baseline's curve, or the diverged
-    side."""
+    """The reason why there is no mean. It is the diverged side, or `below` or `above` the
+    baseline's curve."""
     per_seed: Mapping[int, float | None]
     """The multiplier of each seed; None if the seed's loss lies outside the curve."""
 

@@ -1,4 +1,4 @@
-"""Worker processes that train several trials in parallel, and the stored results of trials."""
+"""Trains several trials in parallel worker processes, and stores the results of trials."""
 
 from __future__ import annotations
 

@@ -78,11 +78,11 @@ def _tuned(
 def _with_common(
     values: Mapping[str, Any], plain: Mapping[str, Any], baseline: Tuned | None
 ) -> Mapping[str, Any]:
-    """Apply the baseline's tuned settings to a side, except those of its optimizer.
+    """Apply the baseline's tuned settings, except optimizer settings, to a side.
 
-    If the side differs from the configured baseline (`plain`) in a setting, the side keeps its
-    value, because the
-    comparison measures their effect. A different model keeps its own options.
+    If a setting of the side differs from the configured baseline (`plain`), the side keeps its
+    value, because the comparison measures the effect of this difference. A different model keeps
+    its options.
     """
     if baseline is None:
         return values
@@ -134,7 +134,7 @@ def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Compar
 def _lies_beyond(runs: Sequence[ComparedRun], settings: ComparisonSettings) -> bool:
     """Return whether a side reaches a lower loss than the baseline's longest runs.
 
-    It is enough that this is so in one of the two evaluations.
+    A lower loss in one of the two evaluations is enough.
     """
     sides = {run.side for run in runs} - {BASELINE}
     return any(

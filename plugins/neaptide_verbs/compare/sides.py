@@ -40,7 +40,7 @@ class Side:
 
     @property
     def predicts(self) -> bool:
-        """True if one of the side's plugins proposes updates."""
+        """True if a plugin of the side proposes updates."""
         return any(PREDICTOR in spec.claims for spec in _ordered(self.values))
 
 
@@ -88,7 +88,7 @@ def _train_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def without_prediction(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration without the predictor and the forecasts.
 
-    Plugins that need one of these are removed, too.
+    Plugins that need the predictor or the forecasts are removed, too.
     """
     predicting = _predicting(_ordered(values))
     kept = {name: table for name, table in values["plugins"].items() if name not in predicting}

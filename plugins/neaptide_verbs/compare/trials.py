@@ -1,4 +1,4 @@
-"""A trial: one training run of a comparison, and the file of its result."""
+"""A trial is one training run of a comparison. Its result is stored in a file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Result:
     averaged: float | None
     """Validation loss of the weights that a plugin evaluates instead, such as the average."""
     updates: int
-    """Number of ordinary updates, which are backward passes of whole batches."""
+    """Number of ordinary updates. An ordinary update is the backward pass of a whole batch."""
     seconds: float
     """Seconds of all steps, including jumps and bookkeeping, excluding data and evaluation."""
     jumps: int

@@ -62,7 +62,7 @@ def compare(
 
     First both sides' learning rates are swept, and the baseline's initialisation, warmup and decay.
     Then every side trains with every seed at several budgets, each with its own schedule. A loss is
-    worth the backward passes, or the time, that the baseline needs to reach it.
+    measured by the backward passes, or the time, that the baseline needs to reach it.
     After an interruption the same command continues. Trials of equal settings are trained once.
 
         neaptide compare my.toml                          # the jumps alone
@@ -126,7 +126,7 @@ def _compared(
 
 
 def _shares(sides: Sequence[Side], jobs: int) -> tuple[int, int]:
-    """Return how many trials are trained in parallel, and the number of threads per trial."""
+    """Return two numbers: trials that are trained in parallel, and threads per trial."""
     cores = max(1, int(machine.processor().usable or 1))
     on_cpu = all(_trains_on_cpu(side.values["train"]["device"]) for side in sides)
     many = jobs or (cores if on_cpu else 1)

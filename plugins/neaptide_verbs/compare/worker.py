@@ -54,7 +54,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
-    """Make this process save and stop, as after a signal, when the process `parent` has ended.
+    """When the process `parent` has ended, make this process save and stop, as after a signal.
 
     `look` is the number of seconds between two checks.
 

@@ -25,7 +25,7 @@ def examine(directory: Path, *, trial: bool) -> Report:
 
     Args:
         directory: the directory of runs. It need not exist, and is not created.
-        trial: whether to measure the disk's speed, which takes about one second.
+        trial: whether to measure the disk's speed. The measurement takes about one second.
     """
     imported = software.import_all()
     torch = imported.torch

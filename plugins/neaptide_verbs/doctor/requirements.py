@@ -1,4 +1,4 @@
-"""The requirements of distributions, and the requirements that are not installed."""
+"""Reads the requirements of distributions, and finds the requirements that are not installed."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _COSTLY = {
 
 @attrs.frozen
 class Imported:
-    """The result of importing torch, and the part of Neaptide that uses torch."""
+    """The result of importing torch and the part of Neaptide that needs torch."""
 
     torch: Torch | None
     seconds: float

@@ -27,7 +27,7 @@ _PLACES = {"gitignore": ".gitignore", "ci.yml": ".github/workflows/ci.yml"}
 _FOLDERS = {"src", "tests"}
 """Folders of every distribution. The distribution's package must have another name."""
 _BUILT_IN = {"run"}
-"""Verbs of the core, which no distribution may ship."""
+"""Verbs of the core. No distribution may ship a verb with one of these names."""
 
 
 @attrs.frozen

@@ -19,7 +19,7 @@ _VALIDATION, _BANDS, _MARKS = 5, 120, 80
 
 
 def phase_colours(names: Iterable[str]) -> dict[str, int]:
-    """Return a colour for each phase. The core's four phases come before those of plugins."""
+    """Return a colour for each phase. The core's four phases come before phases of plugins."""
     strangers = (name for name in dict.fromkeys(names) if name not in PHASES)
     return {name: number for number, name in enumerate((*PHASES, *strangers))}
 

@@ -1,4 +1,4 @@
-"""The report in a notebook: the page of `neaptide report`, as the output of a cell."""
+"""Shows the page of `neaptide report` in a notebook, as the output of a cell."""
 
 from __future__ import annotations
 

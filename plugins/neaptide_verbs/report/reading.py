@@ -41,7 +41,8 @@ class Events:
     """The loss before each refused jump."""
     ending: dict[str, Any] | None = None
     skipped: tuple[int, int] = (0, 0)
-    """The last skipped update, and how many updates in a row were skipped up to this one."""
+    """The last skipped update. Also counts how many updates in a row were skipped up to this
+    update."""
 
 
 @attrs.define

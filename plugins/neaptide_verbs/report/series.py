@@ -68,7 +68,7 @@ class Bucket:
     ends: int
 
     def take(self, later: Bucket) -> None:
-        """Merge the bucket that follows this one into this bucket."""
+        """Merge the next bucket into this bucket."""
         self.last, self.ends = later.last, later.ends
         self.low = min(self.low, later.low, key=_value)
         self.high = max(self.high, later.high, key=_value)
@@ -82,7 +82,7 @@ class Bucket:
 class StepSeries:
     """A series of values over steps.
 
-    It stores at most `4 * limit` points, which include all spikes.
+    It stores at most `4 * limit` points. All spikes are among these points.
     """
 
     limit: int = BUCKETS

@@ -60,7 +60,7 @@ def status_of(
     Args:
         held: whether the run directory's lock is held.
         last_step: the last update that has a row, or 0 if there are no rows.
-        summary: contents of summary.json, which are outdated if a resumed run continued.
+        summary: contents of summary.json; if a resumed run continued, they are outdated.
         ending: the last event whose name is in `ENDINGS`, or None.
         in_a_row: the number of skipped updates in a row at the end.
         max_skipped: the setting `train.max_skipped`.

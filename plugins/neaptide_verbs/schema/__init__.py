@@ -1,1 +1,1 @@
-"""`neaptide config schema`: one JSON Schema of all settings, including those of plugins."""
+"""`neaptide config schema`: one JSON Schema of all settings. Settings of plugins are included."""

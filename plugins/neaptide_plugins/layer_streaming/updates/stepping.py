@@ -132,9 +132,9 @@ def state_layout(
 def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     """Step the items' tensors as `optimizer.step()` would step its parameters, bit for bit.
 
-    The step uses the options of the optimizer's groups. Afterwards the optimizer's state has the same
-    entries as after `optimizer.step()`. Its tensors of the parameter's shape are the tensors in
-    `shown`. If the state contains another tensor before the step, for example after
+    The step uses the options of the optimizer's groups. Afterwards the optimizer's state has the
+    same entries as after `optimizer.step()`. Its tensors of the parameter's shape are the tensors
+    in `shown`. If the state contains another tensor before the step, for example after
     `load_state_dict`, the other tensor is first copied into the item's tensor. Hooks on the step do
     not run, and wrappers of the optimizer's `step` are not called. If the class raises, groups and
     state are unchanged.

@@ -84,7 +84,7 @@ class Shards:
         return self._file(name).info(name)
 
     def check(self, targets: Mapping[str, torch.Tensor], ignore: Iterable[str] = ()) -> None:
-        """Raise an error if the names differ from the names in `targets`, or if a tensor does not fit.
+        """Raise an error if the names are not the names in `targets`, or if a tensor does not fit.
 
         Tied targets are one tensor with several names. The files need at least one of these names.
 

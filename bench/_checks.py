@@ -13,10 +13,10 @@ MIB = 2**20
 LONGEST_ERROR = 160
 
 Finding = dict[str, Any]
-"""A check's result: `summary`, which is one line of text, and the measured numbers."""
+"""A check's result: the measured numbers, and `summary`, one line of text."""
 
 Check = tuple[str, Callable[[], Finding]]
-"""A check: its name, and the function that returns the finding. The function may raise any
+"""A check has a name and a function that returns the finding. The function may raise any
 exception."""
 
 
@@ -27,7 +27,10 @@ def first_line(error: BaseException) -> str:
 
 
 def run_checks(checks: Iterable[Check]) -> None:
-    """Run the checks in order. Print each finding, or the error instead, as a line of JSON."""
+    """Run the checks in order.
+
+    For each check print a line of JSON with the finding or the error.
+    """
     for name, find in checks:
         try:
             result: Finding = {**find(), "name": name, "ok": True}

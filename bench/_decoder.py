@@ -123,7 +123,7 @@ class Decoder(nn.Module):
     Args:
         shape: the decoder's sizes.
         dtype: dtype of all parameters.
-        device: device of the parameters, which are created block by block.
+        device: device of the parameters. The parameters are created block by block.
         source: device that draws the random numbers; a GPU draws many times faster than a CPU.
     """
 

@@ -1,4 +1,4 @@
-"""Losses and gradient norms of small runs, as input of forecasts.
+"""Makes the input of forecasts: losses and gradient norms of small runs.
 
 Each run is trained once and stored as JSON.
 """

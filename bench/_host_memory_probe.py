@@ -96,7 +96,7 @@ def copy_rate(memory: torch.Tensor, device: torch.device) -> float:
 
 
 class Budget:
-    """Decides which measurements are skipped because there is too little memory or time."""
+    """Decides which measurements to skip if there is too little memory or time."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""The seconds of one call, and the machine's peak rates."""
+"""Measures the seconds of one call, and the machine's peak rates."""
 
 from __future__ import annotations
 

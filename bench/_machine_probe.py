@@ -1,4 +1,4 @@
-"""Facts of this machine: GPU, driver, link, and the memory and its limits."""
+"""Reads facts of this machine: GPU, driver, link, memory, and limits of memory."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def software() -> Finding:
 
 
 def host_memory() -> Finding:
-    """Return the installed memory, the cgroup's limit, and the memory still available here."""
+    """Return the installed memory, the cgroup's memory limit, and the available memory."""
     total, limited, room = meminfo()["MemTotal"], cgroup_limit_and_room(), host_room()
     limit = "no cgroup limit" if limited is None else f"cgroup limit {limited[0] / GIB:.1f} GiB"
     return {

@@ -62,7 +62,7 @@ class Size:
 def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each phase: the ledger by moment and tier, and the measured peaks.
 
-    Raises the errors of building the run: plugins conflict, or this machine cannot satisfy the
+    Raises an error if the run cannot be built: plugins conflict, or this machine cannot satisfy the
     settings.
     """
     gc.collect()  # free the memory of the previous run

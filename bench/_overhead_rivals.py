@@ -1,4 +1,4 @@
-"""Other trainers on the task of `overhead.py`, each used as the trainer's documentation shows.
+"""Runs other trainers on the task of `overhead.py`, each as its documentation shows.
 
 The trainers' logging, progress bars and saving are switched off. If a trainer has its own loop, the
 time is measured from the end of one step to the end of another. So the loop's start and end are
@@ -173,4 +173,4 @@ RIVALS: dict[str, tuple[tuple[str, ...], Callable[[], Callable[[int], float]]]] 
     "Lightning Trainer": (("lightning",), lightning),
     "transformers Trainer": (("transformers", "accelerate"), transformers),
 }
-"""The rivals by name: the required modules, and the function that makes the subject."""
+"""The rivals by name. Each has the required modules, and the function that makes the subject."""

@@ -72,8 +72,8 @@ def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
 def markdown(comparisons: Sequence[Entry]) -> str:
     """Return tables with a row per idea and side, and a column per task.
 
-    The tables show multipliers in passes, multipliers in time, and the losses from which both are
-    derived.
+    The tables show multipliers in passes, multipliers in time, and losses. Both kinds of
+    multipliers are computed from the losses.
     """
     names = list(dict.fromkeys(entry["name"] for entry in comparisons))
     tables = [

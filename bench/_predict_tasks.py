@@ -1,4 +1,4 @@
-"""Two of the three tasks of predict.py: noisy digits, and the colours of a photograph.
+"""Defines two of the three tasks of predict.py: noisy digits and the colours of a photograph.
 
 The third task is the built-in byte GPT on the standard library's sources.
 """

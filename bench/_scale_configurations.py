@@ -24,7 +24,7 @@ BATCHES = ((16_384, 2048), (32_768, 4096))
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration, which gives one row of the table."""
+    """One configuration. Each configuration gives one row of the table."""
 
     case: str
     model: str

@@ -1,4 +1,4 @@
-"""The rates of the machine, and the least time of a step, computed from these rates."""
+"""Measures the rates of the machine, and computes the least time of a step from these rates."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def rates(device: torch.device, *, tiny: bool) -> dict[str, float]:
 def roofline(
     found: dict[str, float], operations: float, h2d: float, d2h: float
 ) -> tuple[dict[str, float], str, float]:
-    """Return the least seconds of each lane, the slowest lane, and the slowest lane's seconds.
+    """Return the least seconds of each lane. Also return the slowest lane, and its seconds.
 
     Args:
         found: the result of `rates`. If both directions are used, their rates together apply.

@@ -104,7 +104,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a few steps: the loss and the gradients of each step, and the final weights."""
+    """The result of a few steps: the final weights, and the loss and gradients of each step."""
 
     losses: list[float]
     grads: list[dict[str, Tensor]]

@@ -1,4 +1,4 @@
-"""The times of the blocks' copies and computation as a trace, and the share of overlap."""
+"""Writes a trace of the blocks' copies and computation, and computes the share of overlap."""
 
 from __future__ import annotations
 

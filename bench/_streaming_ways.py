@@ -95,7 +95,8 @@ README = {
     '… with `optimizer_on = "device"`': "after, on device; micro-batches 1; resident none",
     '… with `update = "in_backward"`': "in backward; micro-batches 1; resident none",
 }
-"""The rows of the README's table. A key is the label, which names the enabled plugin."""
+"""The rows of the README's table. A key is the label of a row. The label names the enabled
+plugin."""
 
 
 class Subject:
@@ -140,7 +141,7 @@ class Subject:
         return sum(tensor.nbytes for tensor in (*there, *self._state(there))) + lent
 
     def held_in_ram(self) -> int:
-        """Return the bytes that are in RAM, which is the other tier, between two steps."""
+        """Return the bytes that are in RAM between two steps. RAM is the other tier."""
         state = [value for value in self._state(self._streamed()) if not lies_in_slab(value)]
         return sum(map(len, self._slabs)) + sum(value.nbytes for value in state)
 

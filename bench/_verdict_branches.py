@@ -88,7 +88,7 @@ PROPOSER = PluginSpec(
 
 @attrs.frozen
 class Judged:
-    """One jump: its true gain, and the losses from which the verdict is computed."""
+    """One jump. Has its true gain, and the losses that the verdict is computed from."""
 
     update: int
     kind: str

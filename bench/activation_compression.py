@@ -73,7 +73,7 @@ class Task:
 
 
 def bytes_of(task: Task, group: int | None) -> tuple[int, int]:
-    """Return the bytes held after the forward, and the peak bytes of forward and backward."""
+    """Return the bytes in use after the forward, and the peak bytes of forward and backward."""
     if task.tokens.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         before, left = torch.cuda.memory_allocated(), []

@@ -30,7 +30,7 @@ NO_GPU = 2
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: its title, the module that has its checks, and its time limit."""
+    """A part of the report. Has a title, the module with the checks, and a time limit."""
 
     title: str
     module: str

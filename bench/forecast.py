@@ -3,9 +3,9 @@
     python bench/forecast.py --traces DIR [--json PATH] [--seeds N N …]
 
 If DIR lacks a run, the run is trained first. Every forecast uses only losses up to the update of
-the forecast. The dynamics model learns nothing before the run. Two answers are scored. One is the
-answer that the plugin gives, which is the current loss if the plugin makes no forecast. The other
-is the forecast that the plugin would have made.
+the forecast. The dynamics model learns nothing before the run. Two answers are scored. The
+first is the answer of the plugin. If the plugin makes no forecast, this answer is the current loss.
+The second is the forecast that the plugin would have made.
 """
 
 from __future__ import annotations

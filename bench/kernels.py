@@ -4,9 +4,9 @@
                             [--no-compile]
 
 For each op and each of its large samples, every provider that agrees with the reference is timed.
-Its rivals are timed in turns with it: eager torch, torch.compile, and installed libraries.
-Bandwidth is the op's `traffic`, which is the least number of bytes to read and write, divided by
-the median time. If a rival cannot run, the reason is listed.
+The provider and its rivals are timed in turns. The rivals are eager torch, torch.compile, and
+installed libraries. Bandwidth is the op's `traffic` divided by the median time. The `traffic` is
+the least number of bytes to read and write. If a rival cannot run, the reason is listed.
 """
 
 from __future__ import annotations

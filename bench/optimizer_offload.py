@@ -2,8 +2,8 @@
 
     python bench/optimizer_offload.py [--json PATH] [--rounds N] [--width N] [--device cpu]
 
-The model is an MLP of four square layers with Adam in float32. The bytes are those of torch's
-allocator, for weights and optimizer state: once with the state on the device, once with the state
+The model is an MLP of four square layers with Adam in float32. torch's allocator counts
+the bytes of weights and optimizer state: once with the state on the device, once with the state
 offloaded. Times are medians, divided by the time of a training step of the same model.
 """
 

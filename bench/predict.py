@@ -4,7 +4,7 @@
     python bench/predict.py --ideas drift --tasks photo      # one idea on one task
     python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --whole   # a quick look
 
-An idea is a configuration that is added to a task, and the opponent to compare with. Tasks and
+An idea has a configuration that is added to a task, and an opponent to compare with. Tasks and
 ideas are the files of bench/predict/. Trials are stored below --out and trained only once. After an
 interruption the same command continues. --json keeps the results of other ideas in the file.
 """

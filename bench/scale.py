@@ -4,7 +4,7 @@
 
 Every configuration runs in its own process, the smallest model first. The configuration's row is
 stored in PATH.lines, where PATH is the JSON file. A rerun measures only configurations whose row is
-missing or failed. A configuration that does not fit into RAM by computation is not run.
+missing or failed. A configuration is not run if its computed memory does not fit into RAM.
 `--plan` prints the planned runs, and runs nothing.
 """
 

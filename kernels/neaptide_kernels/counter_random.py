@@ -51,7 +51,7 @@ def keys_at(seed: int, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def signed(key: int) -> int:
-    """Return the 32 bits of a key as a signed integer, which a kernel takes as type i32."""
+    """Return the 32 bits of a key as a signed integer. A kernel takes this integer as type i32."""
     return key - (1 << 32) if key >> 31 else key
 
 
@@ -61,7 +61,7 @@ def uniform(seed: int, positions: torch.Tensor) -> torch.Tensor:
 
 
 def finalized(bits: Bits) -> Bits:
-    """Apply the finalizer `lowbias32` to 32 bits, which are an int or an int64 tensor."""
+    """Apply the finalizer `lowbias32` to 32 bits. The bits are an int or an int64 tensor."""
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = ((bits ^ (bits >> 15)) * SECOND) & _MASK
     return bits ^ (bits >> 16)

@@ -33,7 +33,7 @@ def no_triton(query: Query) -> str:
 
 
 def no_triton_on(device: str, capability: tuple[int, int] | None) -> str:
-    """Return why Triton cannot run on a kind of device; empty if Triton can run there.
+    """Return why Triton cannot run on a kind of device; an empty text if Triton can run.
 
     Args:
         device: `"cpu"` or `"cuda"`.

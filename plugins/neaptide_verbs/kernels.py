@@ -1,4 +1,4 @@
-"""`neaptide kernels`: list the ops, the provider of each on this machine, and its speed."""
+"""`neaptide kernels`: lists the ops, and each op's provider and speed on this machine."""
 
 from __future__ import annotations
 

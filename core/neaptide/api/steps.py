@@ -38,7 +38,7 @@ class Loss:
 
 @attrs.frozen(eq=False)
 class WeighedLoss:
-    """The sum or mean that `loss_fn` returned, and its weight. Only the loop uses this class."""
+    """The sum or mean that `loss_fn` returned, and the weight of this loss."""
 
     value: torch.Tensor
     count: float | torch.Tensor

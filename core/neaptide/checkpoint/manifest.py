@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @attrs.frozen
 class FileEntry:
-    """The sha256 (64 hexadecimal digits) of one data file, and its size in bytes."""
+    """The sha256 (64 hexadecimal digits) and the size in bytes of one data file."""
 
     sha256: str
     bytes: int

@@ -1,4 +1,4 @@
-"""Finds the plugins that a config enables, and their order. Does not import plugins or torch."""
+"""Finds the plugins that a config enables, and sorts these plugins."""
 
 from __future__ import annotations
 

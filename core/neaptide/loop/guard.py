@@ -48,7 +48,7 @@ class Guard:
     """Number of times that a jump is halved and tried again before it is refused."""
 
     def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
-        """Add the whole `update`, or a half, a quarter, … of it, or nothing, to the weights of `store`.
+        """Add the `update`, or a half, a quarter, … of it, or nothing, to the weights of `store`.
 
         If the jump is refused, every weight is bitwise unchanged. If the jump is accepted, every
         changed weight is finite, and the `on_update` callbacks have run with the rounded delta that

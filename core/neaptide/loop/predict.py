@@ -116,7 +116,7 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
 
 
 def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: Any) -> None:
-    """Count and log a Predict step, and advance `before`, the schedule from before the step."""
+    """Count and log a Predict step. Advance `before`, the schedule from before the step."""
     if jump is None or not jump.accepted:
         # If a forced Predict step in Warmup or Correct fails, it must not end that phase.
         cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase

@@ -1,4 +1,4 @@
-"""The state of the loop, and its conversion to the state tree of a checkpoint."""
+"""The state of the loop. Converts this state to and from the state tree of a checkpoint."""
 
 from __future__ import annotations
 

@@ -45,10 +45,11 @@ class AdamWSplitStep(NamedTuple):
 def adamw_split_step(call: AdamWSplitStep) -> None:
     """Update split float32 masters (see `split`) and their moments, in place.
 
-    On a CPU, masters and moments are bitwise equal to those of `torch.optim.AdamW(foreach=False)`,
-    also for non-finite numbers. A float64 `lr` gives the result that torch gives for a float `lr`.
-    A float32 `lr` gives the result that torch gives for a float32 tensor. The reference reads `lr`
-    and `step` on the host; a kernel reads both on the device.
+    On a CPU, masters and moments are bitwise equal to the weights and moments of
+    `torch.optim.AdamW(foreach=False)`, also for non-finite numbers. A float64 `lr` gives the result
+    that torch gives for a float `lr`. A float32 `lr` gives the result that torch gives for a
+    float32 tensor. The reference reads `lr` and `step` on the host; a kernel reads both on the
+    device.
     """
     lr, beta1, beta2 = call.lr, call.beta1, call.beta2
     count = call.step.item()

@@ -1,6 +1,6 @@
 """A float32 master weight that is stored as a bfloat16 `hi` and an int16 `lo`.
 
-The model computes with `hi`, which is the master rounded to the nearest bfloat16. Ties are rounded
+The model computes with `hi`. `hi` is the master rounded to the nearest bfloat16. Ties are rounded
 away from zero: with ties rounded to even, some values of `lo` would not fit into an int16. `lo` is
 the rounding error: the bit pattern of the master minus the bit pattern of `hi`.
 """
@@ -72,8 +72,8 @@ def _exchange(high: torch.Tensor, borrowed: torch.Tensor) -> None:
     """Exchange 0x8000 with 0x7F81, and 0x0000 with 0xFF81, in `high` where `borrowed` is -1.
 
     If 0x7FFF8000..0x7FFFFFFF is rounded up, a one is carried into the sign bit. CUDA produces the
-    NaN 0x7FFFFFFF, and its `hi` would be minus zero (0x8000). After the exchange, `hi` is 0x7F81,
-    which is a NaN. The two values of a pair differ in the bits 0xFF81.
+    NaN 0x7FFFFFFF. The `hi` of this NaN would be minus zero (0x8000). After the exchange, `hi` is
+    the NaN 0x7F81. The two values of a pair differ in the bits 0xFF81.
     """
     magnitude = high & 0x7FFF
     concerned = (magnitude == 0).logical_or_(magnitude == _NAN)

@@ -1,4 +1,4 @@
-"""The ops `apply_delta` and `apply_int8_delta`, and their providers."""
+"""Defines the ops `apply_delta` and `apply_int8_delta`, and registers the providers of both."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Int8Deltas(NamedTuple):
     group: int
     """Number of elements that share a scale."""
     stochastic: bool = False
-    """Round stochastically, as in `FloatDeltas`."""
+    """Round stochastically. `FloatDeltas` rounds in the same way."""
     seed: int = 0
     """Seed of stochastic rounding."""
 

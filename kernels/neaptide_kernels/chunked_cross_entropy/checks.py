@@ -21,7 +21,7 @@ def check(
     *,
     cast: bool,
 ) -> None:
-    """Raise ValueError for arguments that do not match; with `cast`, dtypes may differ."""
+    """Raise ValueError if the arguments do not match. With `cast`, their dtypes may differ."""
     shapes = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}"
     if not hidden.dim() or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:  # noqa: PLR2004 - a matrix
         msg = f"{shapes}: should be [..., d] and [vocabulary, d]"

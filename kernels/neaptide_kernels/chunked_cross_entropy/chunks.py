@@ -1,4 +1,4 @@
-"""The loop over chunks of tokens, which all providers share."""
+"""The loop over chunks of tokens. All providers use this loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sums(
         [torch.Tensor, torch.Tensor, Head, bool], tuple[torch.Tensor, torch.Tensor]
     ],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the summed loss and its gradients; unwanted gradients are empty.
+    """Return the summed loss and the gradients of the loss. Unwanted gradients are empty.
 
     `differentiate(logits, labels, head, with_gradient)` takes the logits `[tokens, vocabulary]` of
     a chunk and may overwrite them. It returns the summed loss of the chunk, and the gradient of

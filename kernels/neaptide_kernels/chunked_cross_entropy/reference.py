@@ -20,13 +20,13 @@ def chunked_cross_entropy(
     for_weight: bool = False,
     for_bias: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the summed cross-entropy of `hidden @ weight.T + bias`, and its gradients.
+    """Return the summed cross-entropy of `hidden @ weight.T + bias`, and the loss's gradients.
 
     Logits are computed in `dtype`, everything else in at least float32. A token is invalid if its
     label is neither a row of `weight` nor `ignore_index`, if its logits contain a NaN or inf, or if
     all its logits are -inf. An invalid token makes the loss and the token's gradients NaN. An
     ignored token is never invalid. But if `hidden` is NaN at an ignored token, the gradient of
-    `weight` is NaN, as in any matrix product.
+    `weight` is NaN, because a matrix product computes it.
 
     The backward of the loss scales the returned gradients in place, so the caller must not keep
     these gradients.

@@ -1,4 +1,4 @@
-"""Sample heads and labels for `chunked_cross_entropy`, and the comparison of results."""
+"""Makes sample heads and labels for `chunked_cross_entropy`, and compares results."""
 
 from __future__ import annotations
 

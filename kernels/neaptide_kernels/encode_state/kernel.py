@@ -1,4 +1,4 @@
-"""The features of one run's histories in one Triton program, as defined in `reference`."""
+"""Computes the features of one run's histories in one Triton program. `reference` defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples of a ring, sorted by age, and the statistics that the features need."""
+"""Sorts the samples of a ring by age, and computes the statistics that the features need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 @attrs.frozen(eq=False)
 class LossWindow:
-    """The samples, newest first, `[..., window]`, and their statistics, `[..., 1]`."""
+    """The samples `[..., window]`, newest first. Also the statistics of the samples, `[..., 1]`."""
 
     raw: torch.Tensor
     """The samples; missing samples and samples that are not finite are 0."""
@@ -33,7 +33,10 @@ class LossWindow:
         return torch.arange(self.raw.shape[-1], device=self.raw.device)
 
     def level(self, number: torch.Tensor) -> torch.Tensor:
-        """Return the level of `number`, given as a multiple of `unit`; 0 if there is no sample."""
+        """Return the level of `number`; 0 if there is no sample.
+
+        `number` is a multiple of `unit`.
+        """
         most = torch.finfo(number.dtype).max
         number = (number * self.unit).clamp(-most, most)
         return self.where_any(log_level(number))
@@ -51,7 +54,7 @@ class LossWindow:
         return quotient(self.std, self.std + (self.last + self.mean).abs())
 
     def presence(self) -> list[torch.Tensor]:
-        """Return the share of places with a finite sample, and the non-finite share of samples."""
+        """Return two shares: places with a finite sample, and samples that are not finite."""
         count = self.valid.sum(-1, keepdim=True)
         broken = quotient(self.filled - count, self.filled)
         return [count / self.raw.shape[-1], broken]

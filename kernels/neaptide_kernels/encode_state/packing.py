@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def packed(
     samples: Sequence[float], window: int, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the newest `window` samples, oldest first, as float32 `[window]`, and their count.
+    """Return the newest `window` samples as float32 `[window]`, oldest first, and the count.
 
     The count is int64, 0-dim. The host does not wait for a copy to a CUDA device.
     """

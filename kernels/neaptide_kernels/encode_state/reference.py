@@ -120,7 +120,7 @@ def _quantiles(window: LossWindow) -> torch.Tensor:
 
 
 def _extremes(window: LossWindow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the least and the largest value of `away`, and the age of the least.
+    """Return the smallest and the largest value of `away`, and the age of the smallest value.
 
     The age is a share of the window's length.
     """

@@ -1,4 +1,4 @@
-"""Symmetric int8 for tensors of whole groups, in few torch operations.
+"""Encodes tensors of whole groups as symmetric int8, in few torch operations.
 
 The results are bitwise equal to those of the reference.
 """

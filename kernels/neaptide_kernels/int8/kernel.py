@@ -83,7 +83,7 @@ def quantize_groups(
 
 @triton.jit
 def _piece(program, elements, group, pieces, WIDTH: tl.constexpr):
-    """Return the start of a piece of a long group, and its number of elements."""
+    """Return, for a piece of a long group, the start and the number of elements."""
     column = (program % pieces) * WIDTH
     start = (program // pieces) * group + column
     return start, tl.minimum(tl.minimum(group - column, elements - start), WIDTH).to(tl.int32)

@@ -1,4 +1,4 @@
-"""The ops `quantize_int8` and `dequantize_int8`, and their providers."""
+"""Defines the ops `quantize_int8` and `dequantize_int8`, and registers the providers of both."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def quantize_int8(
         seed: seed of stochastic rounding.
 
     Returns:
-        codes, int8, of the shape of `x`; scale, float32 `[groups]`; zero, int8 `[groups]`, which
-        is 0 for symmetric codes.
+        codes, int8, of the shape of `x`; scale, float32 `[groups]`; zero, int8 `[groups]`. For
+        symmetric codes, zero is 0.
     """
     rows = in_groups(x, group).float()
     scale, inverse, zero = parameters(rows.amin(1), rows.amax(1), affine=affine)

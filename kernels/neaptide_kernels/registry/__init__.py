@@ -1,6 +1,6 @@
-"""Ops and their providers, and the choice of a provider for a call.
+"""Stores ops and their providers, and chooses a provider for each call.
 
-Each op has a reference, which defines the result; other providers compute the op faster. `KERNELS`
+Each op has a reference. The reference defines the result; other providers are faster. `KERNELS`
 is the registry of this process, and `define` adds an op to `KERNELS`. A run finds the registry by
 an entry point of the group `neaptide.kernels`.
 """

@@ -63,7 +63,7 @@ def disagreements(
 def first_disagreement(
     spec: OpSpec, provider: Provider, query: Query, config: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Try a provider on the op's samples; return the first fault, or None.
+    """Try a provider on the op's samples. Return the first fault, or None if there is no fault.
 
     Only supported samples with the call's dtypes are tried. If there is no such sample, all
     supported samples are tried.

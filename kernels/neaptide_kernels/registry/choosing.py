@@ -1,4 +1,4 @@
-"""The choice of a provider, and its explanation."""
+"""Chooses a provider, and explains the choice."""
 
 from __future__ import annotations
 

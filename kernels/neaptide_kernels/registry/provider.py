@@ -1,4 +1,4 @@
-"""A provider: one implementation of an op, and the calls that it supports."""
+"""A provider is one implementation of an op. It states which calls it supports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Provider:
     """One implementation of an op. Importing it must not run, compile or tune anything."""
 
     op: str
-    """The op's name, as in its spec."""
+    """The name of the op. The op's spec has the same name."""
     name: str
     """`"triton"`, `"torch"` or any other name. No other provider of the op may have this name."""
     run: Callable[..., Any]

@@ -155,7 +155,7 @@ class Kernels:
     def explain(self, op: str, arguments: Sequence[Any]) -> Explanation:
         """Explain which provider would run a call, and why no other provider would run it.
 
-        The call does not run. The errors are those of `query` and `choose`.
+        The call does not run. Raises the errors of `query` and `choose`.
         """
         query = self.query(op, arguments)
         timings = self._timings.of(self._key(query))
@@ -199,11 +199,11 @@ class Kernels:
     def measure(
         self, op: str, arguments: Sequence[Any], *, keep: bool
     ) -> tuple[tuple[Timing, ...], dict[str, str]]:
-        """Time every usable provider on these arguments; `keep` saves the timings for later calls.
+        """Time every usable provider on these arguments. `keep` saves the timings for later calls.
 
         Returns the timings, with the fastest first, and the refused providers with the reasons.
-        Arguments that the op mutates are overwritten. KernelError for an unknown op, NeaptideError
-        if timings cannot be saved.
+        Arguments that the op mutates are overwritten. Raises KernelError for an unknown op.
+        Raises NeaptideError if timings cannot be saved.
         """
         arguments = self._known(op).spec.complete(arguments)
         query = self.query(op, arguments)

@@ -127,7 +127,7 @@ class OpSpec:
 
     @property
     def qualified(self) -> str:
-        """The op's name with the namespace, as in `torch.ops`."""
+        """The op's name with the namespace. `torch.ops` uses the same name."""
         return self.name if "::" in self.name else f"{NAMESPACE}::{self.name}"
 
     def schema(self) -> str:

@@ -46,7 +46,7 @@ _LARGE_PIECE = 1 << 24
 
 
 def blocks_of(elements: int) -> int:
-    """Return the number of blocks of a tensor, which is also the number of scales."""
+    """Return the number of blocks of a tensor. Each block has one scale."""
     return -(-elements // BLOCK)
 
 
@@ -110,7 +110,7 @@ def random_bits(seed: int, step: torch.Tensor, tensor: int, elements: slice) -> 
 
 @attrs.frozen
 class Stream:
-    """The random stream of one seed and step: 0-dim int64 tensors, which the host never reads."""
+    """The random stream of one seed and step, as 0-dim int64 tensors. The host never reads them."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -189,7 +189,7 @@ def encode_signed(
 def encode_unsigned(
     values: torch.Tensor, fraction: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uint8 codes and the scales of the blocks, as `encode_signed` does, for values >= 0.
+    """Return uint8 codes and the scales of the blocks, for values >= 0. See `encode_signed`.
 
     Only the value 0 has the code 0. A value between 0 and the value of code 1 has the code 1. So
     rounding never turns the divisor of an update into zero.
@@ -225,7 +225,7 @@ def stored(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torc
 
 
 def _below(codes: torch.Tensor, top: int) -> torch.Tensor:
-    """Return the lower code of each value, and the remainder.
+    """Return two results for each value: the lower code and the remainder.
 
     If a value is equal to the value of a code, the result may be the code below and remainder 1.
     """

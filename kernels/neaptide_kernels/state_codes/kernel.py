@@ -162,7 +162,10 @@ def power(base, exponent):
 
 @triton.jit
 def load(pointer, offsets, inside, WHOLE: tl.constexpr):
-    """Load a tile; a whole tile needs no mask, which would prevent wide loads."""
+    """Load a tile.
+
+    A whole tile is loaded without a mask, because a mask would prevent wide loads.
+    """
     if WHOLE:
         return tl.load(pointer + offsets)
     return tl.load(pointer + offsets, mask=inside, other=0)

@@ -19,9 +19,9 @@ _APART = 1 << 40
 class CodedOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that updates many parameters of a group in one call of the op.
 
-    The parameters of one call have equal dtypes and the same device. Changes to `param_groups` have
-    an effect, as in torch's optimizers. `lr` may be a number or a 0-dim tensor. A CUDA graph reads
-    the value of this tensor at each replay. Weights are float32, or bfloat16 with stochastic
+    The parameters of one call have equal dtypes and the same device. As in torch's optimizers,
+    changes to `param_groups` have an effect. `lr` may be a number or a 0-dim tensor. A CUDA graph
+    reads the value of this tensor at each replay. Weights are float32, or bfloat16 with stochastic
     rounding. Gradients are float32 or bfloat16, and dense. A run that resumes from `state_dict`
     continues bit for bit.
 
@@ -130,7 +130,10 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _alike(params: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return lists of parameters with gradients, such that one call can update each list."""
+    """Return lists of parameters that have gradients.
+
+    One call can update all parameters of a list.
+    """
     lists: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for param in params:
         if param.grad is not None:

@@ -46,7 +46,7 @@ class GradientErrorMeter:
         compressed: Callable[[], Any],
         context: AbstractContextManager[Any],
     ) -> None:
-        """Compare the gradients of `exact()` and of `compressed()`. Both are called within `context`.
+        """Compare the gradients of `exact()` and `compressed()`. Both are called within `context`.
 
         On a GPU, the tensors that `exact()` saves are stored on the host, because the uncompressed
         tensors may not fit on the device.

@@ -23,7 +23,7 @@ SPLIT_SEED = 0
 
 @attrs.frozen(kw_only=True, eq=False)
 class Digits:
-    """Images, float32 `[N, 1, 8, 8]` with values from 0 to 1, and their digits, int64 `[N]`."""
+    """Images of digits, float32 `[N, 1, 8, 8]` in [0, 1], and the digits, int64 `[N]`."""
 
     images: Tensor
     labels: Tensor

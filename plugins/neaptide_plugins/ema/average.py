@@ -21,7 +21,7 @@ def start(weight: torch.Tensor, device: torch.device | None) -> torch.Tensor:
 
 
 def update(average: torch.Tensor, weight: torch.Tensor, decay: float) -> None:
-    """Set `average` in place to `decay * average + (1 - decay) * weight`, in its own dtype."""
+    """Update `average` in place, in its dtype, to `decay * average + (1 - decay) * weight`."""
     if weight.dtype != average.dtype or weight.device != average.device:
         weight = weight.to(average.device, average.dtype)
     average.lerp_(weight, 1.0 - decay)

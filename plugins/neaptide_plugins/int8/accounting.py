@@ -76,7 +76,10 @@ def estimated(
 
 
 def summary(targets: Sequence[Target], among: int, entries: Iterable[Footprint]) -> str:
-    """Return a text: the number of quantized weights out of `among` weights, and their bytes."""
+    """Return a text.
+
+    It shows how many of `among` weights are quantized, and the bytes of these weights.
+    """
     full = sum(target.parameter.nbytes for target in targets)
     codes = sum(entry.codes for entry in entries)
     return f"{len(targets)} of {among} weights as int8: {codes} bytes in place of {full}"

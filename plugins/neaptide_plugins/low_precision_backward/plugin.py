@@ -98,7 +98,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the gradients kept for the meter, and the buffers for rounding the largest weight."""
+        """Add the bytes of the meter's gradients and of the largest weight's rounding buffers."""
         lowering = self._lowering
         ledger = ledger.add(_NAME, "measured.gradients", "device", tensor_bytes(lowering.held))
         if not self._passes.active(phase):

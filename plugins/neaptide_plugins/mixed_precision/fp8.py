@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Fp8Linear(torch.autograd.Function):
-    """Computes a product in fp8, and its backward in `dtype`."""
+    """Computes a product in fp8. The backward of the product is computed in `dtype`."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Splits weights into matrices, and forms the batches in which the matrices are orthogonalised."""
+"""Describes the matrices in weights, and forms batches of matrices to orthogonalise together."""
 
 from __future__ import annotations
 

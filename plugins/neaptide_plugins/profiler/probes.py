@@ -63,7 +63,7 @@ class ResidentSet:
             self._descriptor = os.open(path, os.O_RDONLY)
 
     def read(self) -> tuple[int, int | None]:
-        """Return the resident bytes, and their high-water mark or None."""
+        """Return the resident bytes, and the high-water mark of the resident bytes or None."""
         if self._descriptor < 0:
             return int(self._process.memory_info().rss), None
         now = int(os.pread(self._descriptor, 128, 0).split()[1]) * self._page

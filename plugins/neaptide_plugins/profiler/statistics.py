@@ -14,7 +14,7 @@ SPIKES_SHOWN = 5
 
 @attrs.define
 class Running:
-    """Count, mean, minimum and maximum of a stream of numbers."""
+    """The count, mean, minimum and maximum of a stream of numbers."""
 
     count: int = 0
     mean: float = 0.0
@@ -40,7 +40,7 @@ class Running:
 
 @attrs.define
 class PhaseBytes:
-    """Statistics of the samples of a phase, or of one moment of a phase, and their peak."""
+    """Statistics of the samples of a phase, or of one moment of a phase. Also stores the peak."""
 
     samples: Running = attrs.field(factory=Running)
     peak: int = 0

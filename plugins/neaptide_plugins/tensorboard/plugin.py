@@ -78,7 +78,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def after_step(self, step: int, result: StepResult) -> None:
-        """Add points for a jump: the updates that it replaces, by verdict, and its confidence."""
+        """Add points for a jump: the confidence, and by verdict the number of replaced updates."""
         jump, events = result.jump, self._events
         if jump is not None and events is not None:
             verdict = "accepted" if jump.accepted else "refused"

@@ -44,7 +44,10 @@ def clean(value: Any, longest: int = LONGEST) -> str:
 
 @lru_cache(maxsize=4096)
 def name(text: str) -> str:
-    """Return a name as safe text, cached: a run has few names, and its rows repeat them."""
+    """Return a name as safe text.
+
+    The text is cached, because the rows of a run repeat a few names.
+    """
     return clean(text, _NAME)
 
 

@@ -63,7 +63,7 @@ def nearest(path: Path) -> Path:
 
 
 def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float = 0.5) -> Disk:
-    """Examine the file system of the existing directory `path`. With `trial`, also measure its speed.
+    """Examine the file system of the existing directory `path`. With `trial`, measure its speed.
 
     The trial writes and reads at most `nbytes`, for about `seconds` each, in an unnamed file.
     """

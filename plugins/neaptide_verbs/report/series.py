@@ -27,7 +27,7 @@ OTHER = "(other)"
 
 @attrs.define
 class Spread:
-    """Count, sum and extremes of the added values."""
+    """The count, sum and extremes of the added values."""
 
     count: int = 0
     total: float = 0.0
@@ -178,7 +178,7 @@ class Track:
 
     @property
     def whole(self) -> Spread:
-        """Count, sum and extremes over all phases."""
+        """The count, sum and extremes over all phases."""
         whole = Spread()
         for spread in self.spreads.values():
             whole.count += spread.count

@@ -1,4 +1,7 @@
-"""`neaptide config schema`: one JSON Schema of all settings, including those of plugins."""
+"""The verb `neaptide config schema`.
+
+It prints one JSON Schema of the settings of core and plugins.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Two verbs for Neaptide: `losses`, and `size`, which is a subcommand of `ckpt`."""
+"""Two verbs for Neaptide: `losses` and `size`. `size` is a subcommand of `ckpt`."""

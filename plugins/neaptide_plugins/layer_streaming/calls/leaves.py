@@ -1,4 +1,4 @@
-"""The leaves of a recomputed graph, and their gradients."""
+"""Finds the leaves of a recomputed graph, and the gradients of these leaves."""
 
 from __future__ import annotations
 

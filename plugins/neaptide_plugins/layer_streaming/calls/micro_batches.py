@@ -39,7 +39,7 @@ class Batch:
         return cls(size, min(pieces, size))
 
     def bounds(self, piece: int) -> tuple[int, int]:
-        """Return the index of a piece's first sample, and its number of samples."""
+        """Return, for a piece, the index of the first sample and the number of samples."""
         start = piece * self.size // self.count
         return start, (piece + 1) * self.size // self.count - start
 

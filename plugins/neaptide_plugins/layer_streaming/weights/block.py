@@ -33,7 +33,7 @@ class Slot:
 
 @attrs.define(eq=False)
 class Block:
-    """A repeated part of the model, the parameters that it owns, and their memory."""
+    """A repeated part of the model. It owns parameters, and the memory of these parameters."""
 
     index: int
     name: str

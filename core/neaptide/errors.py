@@ -36,7 +36,7 @@ class PluginError(NeaptideError):
 
 
 class RunDirectoryError(NeaptideError):
-    """The run directory cannot be used: not writable, or another process trains in it."""
+    """The run directory cannot be used. It is not writable, or another process trains in it."""
 
     exit_code = 2
 

@@ -50,7 +50,7 @@ class PluginSpec:
     config: type[Any] = NoConfig
     """An `attrs.frozen(kw_only=True)` class; every field has a default."""
     summary: str = ""
-    """One line for `plugins list`."""
+    """One line of text that `plugins list` shows."""
     version: int = 1
     """Version of the saved state; a checkpoint of another version is refused."""
     claims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
@@ -64,7 +64,7 @@ class PluginSpec:
     after: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Plugins that come before this plugin."""
     phases: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Phases in which the plugin acts, for display only. Empty: all phases."""
+    """Phases in which the plugin acts, for display only. An empty value means all phases."""
     schemes: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Names that the plugin builds: `"model:builtin"` for `[model] name = "builtin:…"`,
     `"optimizer:adam8bit"` for `[optimizer] name = "adam8bit"`. Such a name enables the plugin."""

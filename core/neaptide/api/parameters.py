@@ -145,11 +145,7 @@ class ParameterStore(ABC):
         return lambda: None
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:  # noqa: ARG002 - for a provider
-        """Let `keeper` hold a weight instead of the module. The returned function ends this.
-
-        Loans and updates use `keeper`. Do not compute with the module's tensor; this tensor still
-        receives gradients. ValueError if the weight shares memory, is evicted, or has a keeper.
-        """
+        """Let `keeper` store a weight instead of the module. The returned function ends this."""
         msg = f"this store cannot give {span.name!r} to a keeper; use another parameter store"
         raise ValueError(msg)
 
@@ -240,7 +236,7 @@ class ParameterStore(ABC):
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
     def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:
-        """Copy the trainable weights (and the optimizer's state) bitwise to the device `on`."""
+        """Copy the trainable weights (and the optimizer's state) to the device `on`, bitwise."""
         self.drain()
         weights = {}
         for span in self.spans():
@@ -264,7 +260,7 @@ class ParameterStore(ABC):
 
     @contextmanager
     def optimizer_state(self) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's `state_dict`, with loans of each span's state, in a `with` block."""
+        """Lend the optimizer's `state_dict` in a `with` block. Each span's state is lent, too."""
         self.drain()
         with ExitStack() as loans:
             whole = dict(self.optimizer.state_dict())

@@ -64,7 +64,10 @@ Change = Callable[[Span, torch.Tensor], "torch.Tensor | None"]
 
 @attrs.frozen(eq=False)
 class Snapshot:
-    """Bitwise copies of weights, and of optimizer state on request. `restore` writes them back."""
+    """Bitwise copies of weights and, if requested, of optimizer state.
+
+    `restore` writes them back.
+    """
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any] | None

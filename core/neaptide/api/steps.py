@@ -148,12 +148,13 @@ Probe = Callable[[Any], float]
 
 @attrs.frozen
 class Pace:
-    """Length of jumps and windows. A scheduler sets a Pace in `run.stash` for the predictor."""
+    """The length of jumps and windows. A scheduler sets a Pace in `run.stash` for the predictor."""
 
     scale: float = attrs.field(default=1.0, validator=[_ge(0.0), _lt(math.inf)])
     """Factor that multiplies the length of a jump. If the factor is 0, no jump is made."""
     window: float = attrs.field(default=1.0, validator=[_gt(0.0), _lt(math.inf)])
-    """Factor on the length of the window (the sampled updates) before a jump."""
+    """Factor that multiplies the length of the window. The window is the updates sampled before a
+    jump."""
 
 
 PACE: StashKey[Pace] = StashKey("pace")
@@ -203,7 +204,7 @@ class Jump:
     """Applied share of the proposed delta; 0 if the jump was refused."""
     loss_before: float
     loss_after: float
-    """Loss on the coming batch after the last attempt; `loss_before`: loss before the jump."""
+    """Loss on the next batch after the last attempt. `loss_before` is the loss before the jump."""
     norm: float
     """L2 norm of the proposed delta."""
     confidence: float | None
@@ -218,14 +219,17 @@ class Jump:
 
 @attrs.define(eq=False)
 class StepResult:
-    """The result of `trainer.step`. Reading `loss`, `grad_norm` or repr waits for the device."""
+    """The result of `trainer.step`.
+
+    A read of `loss`, `grad_norm` or the repr waits for the device.
+    """
 
     step: int
     """Number of ordinary updates, including this step."""
     phase: Phase
     outcome: Outcome
     jump: Jump | None
-    """The jump before this step's training, accepted or refused; None without a jump."""
+    """The accepted or refused jump before this step's training; None without a jump."""
     memory: MemorySample | None
     """Memory after the step; None in a run without a directory."""
     seconds: float

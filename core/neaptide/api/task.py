@@ -76,7 +76,7 @@ class DataSpec:
 @with_old_names
 @attrs.frozen(eq=False)
 class Run:
-    """The frozen facts of a run: the argument `run` of hooks."""
+    """The constant facts of a run. Hooks get these facts as the argument `run`."""
 
     config: RunConfig = attrs.field(repr=False)
     directory: Path | None

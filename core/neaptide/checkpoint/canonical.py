@@ -1,4 +1,4 @@
-"""Strict JSON: no repeated keys, no NaN, limited size, and on request sorted keys."""
+"""Reads and writes strict JSON: no repeated keys, no NaN, limited size. Can sort the keys."""
 
 from __future__ import annotations
 

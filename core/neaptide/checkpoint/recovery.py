@@ -38,11 +38,7 @@ def temporary_of(directory: Path) -> Path:
 
 
 def recover(directory: Path) -> None:
-    """Give the previous checkpoint its name back after a crash between the two renames of a save.
-
-    Only the process that holds the lock of the run directory may call this function. Raises
-    CheckpointError if the rename fails.
-    """
+    """Rename the previous checkpoint back, after a crash between the two renames of a save."""
     directory = directory.resolve()
     try:
         put_back(directory)
@@ -67,7 +63,7 @@ def interrupted(root: Path) -> Iterator[Path]:
 
 
 def discard(directory: Path) -> None:
-    """Rename a checkpoint, then delete it. A crash never leaves a half of it at `directory`.
+    """Rename a checkpoint, then delete it. A crash never leaves half a checkpoint at `directory`.
 
     Raises OSError if the rename fails. If a file cannot be deleted now, the next save deletes it.
     """

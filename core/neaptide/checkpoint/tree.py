@@ -1,4 +1,4 @@
-"""Exact conversion of state trees (dicts, lists, numbers, strings, tensors) to JSON and tensors.
+"""Converts state trees (dicts, lists, numbers, strings, tensors) exactly to JSON and tensors.
 
 A value whose type JSON does not have becomes an object with one key, such as `$tuple`. A dict's key
 that begins with `$` is escaped.

@@ -48,12 +48,7 @@ class Identity:
 
 @contextmanager
 def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, Identity]]:
-    """Open a regular file for reading; yield its descriptor and identity.
-
-    Raises CheckpointError if the file is missing, a symlink or not a regular file, if its identity
-    is not `expected`, or if it changes inside the context. An OSError from the body of the context
-    becomes a CheckpointError.
-    """
+    """Open a regular file for reading. Yield the file's descriptor and identity."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Nested tables: merge, and access by path."""
+"""Merges nested tables, and accesses values by path."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Everything about hooks: specs, manager, middleware, registry of plugins, order of plugins."""
+"""Hooks and plugins: specs, manager and middleware of hooks; registry and order of plugins."""

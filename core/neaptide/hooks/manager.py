@@ -60,7 +60,7 @@ class _Implementation:
 
 
 class HookManager:
-    """Holds the enabled plugins in resolved order and calls their hooks."""
+    """Stores the enabled plugins in resolved order and calls the plugins' hooks."""
 
     def __init__(
         self, plugins: Sequence[tuple[PluginSpec, Plugin[Any]]], defaults: object, log: Any

@@ -43,7 +43,7 @@ class AppendedFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Close the file; the next `append` opens it again."""
+        """Close the file. The next `append` opens the file again."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -1,4 +1,4 @@
-"""Conversion of any value to plain JSON values."""
+"""Converts any value to plain JSON values."""
 
 from __future__ import annotations
 

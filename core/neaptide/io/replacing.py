@@ -1,4 +1,4 @@
-"""Atomic replacement of a file: write a temporary file in the same folder, then rename it."""
+"""Replaces a file atomically: writes a temporary file in the same folder, then renames it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes and seconds as readable text."""
+"""Formats bytes and seconds as readable text."""
 
 from __future__ import annotations
 

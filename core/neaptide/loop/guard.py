@@ -1,4 +1,4 @@
-"""The guard applies a predicted update, judges it by forwards, and undoes a refused update."""
+"""The guard applies a predicted update and judges it by forwards. A refused update is undone."""
 
 from __future__ import annotations
 

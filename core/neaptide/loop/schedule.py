@@ -1,4 +1,4 @@
-"""The learning rate as a function of the update number."""
+"""Computes the learning rate from the update number."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class LearningRate:
-    """Linear warmup, then a constant rate, or a linear or cosine decay to zero after `steps`.
+    """First a linear warmup.
 
-    `steps` counts updates without jumps. `constant` without warmup never sets `lr`, so that the
-    user's scheduler may set `lr`.
+    Then a constant rate, or a linear or cosine decay to zero after `steps`.
     """
 
     name: Literal["constant", "linear", "cosine"]

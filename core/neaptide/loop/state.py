@@ -27,11 +27,11 @@ class Accumulation:
 
     pieces: int = 0
     reference: float | torch.Tensor = 1.0
-    """Count of the first micro-batch."""
+    """The count of the first micro-batch."""
     weight: float | torch.Tensor = 0.0
-    """Sum of count / reference over the micro-batches."""
+    """The sum of count reference over the micro-batches."""
     loss: float | torch.Tensor = 0.0
-    """Sum of loss sum / reference over the micro-batches, detached."""
+    """The sum of (loss sum reference) over the micro-batches, detached."""
 
     def add(self, loss: WeighedLoss) -> torch.Tensor:
         """Add one micro-batch; return the 0-dim loss for its backward."""
@@ -45,7 +45,7 @@ class Accumulation:
 
     @property
     def gradient_scale(self) -> float | torch.Tensor:
-        """The factor on the accumulated gradients; 1 for a single micro-batch."""
+        """The factor that multiplies the accumulated gradients; 1 for a single micro-batch."""
         return 1.0 if self.pieces <= 1 else 1.0 / nonzero(self.weight)
 
     @property

@@ -117,7 +117,10 @@ class Defaults:
 
 
 def _called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
-    """Call `factory` with `options`; add `name` and the setting `where` as a note to any error."""
+    """Call `factory` with `options`.
+
+    If it raises, add `name` and the setting `where` to the error as a note.
+    """
     with _naming(name, where):
         return factory(**options)
 

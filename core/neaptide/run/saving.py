@@ -1,4 +1,4 @@
-"""Saving a run to a checkpoint, and loading it."""
+"""Saves a run to a checkpoint, and loads a run from a checkpoint."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class HybridTrainer:
     # -- end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the run: write the last row, and let plugins undo their patches. Idempotent."""
+        """End the run. Write the last row, and let plugins undo their patches. Idempotent."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -248,6 +248,6 @@ class HybridTrainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the run; pass the error of the `with` block to the hook `on_run_end`."""
+        """End the run. Pass the error of the `with` block to the hook `on_run_end`."""
         self._session.error = error or self._session.error
         self.close()

@@ -35,7 +35,7 @@ class LossWindow:
     def level(self, number: torch.Tensor) -> torch.Tensor:
         """Return the level of `number`; 0 if there is no sample.
 
-        `number` is a multiple of `unit`.
+        `number` is measured in the unit `unit`.
         """
         most = torch.finfo(number.dtype).max
         number = (number * self.unit).clamp(-most, most)

@@ -1,4 +1,4 @@
-"""Counts the optimizer state that an eviction frees on the device, and fills the memory ledger."""
+"""Adds to the memory ledger the bytes of optimizer state that an eviction moves or frees."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Moved:
     """The bytes of one storage on the host, and the tensors that use these bytes."""
 
     host: torch.Tensor
-    """uint8 `[bytes]`, a view of the buffer."""
+    """A view of the buffer, uint8 `[bytes]`."""
     tensors: tuple[torch.Tensor, ...]
     firsts: tuple[int, ...]
     """The storage offset of each tensor, in elements."""

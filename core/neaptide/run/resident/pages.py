@@ -21,10 +21,9 @@ _mapped_now: WeakSet[Pages] = WeakSet()
 
 
 def mapped(size: int, kind: type[P]) -> tuple[P, torch.Tensor]:
-    """Map zeroed pages for `size` bytes; each page takes RAM only after its first write.
+    """Map zeroed pages for `size` bytes.
 
-    Returns the pages and a page-aligned uint8 tensor `[size]`. The tensor uses the pages and keeps
-    them alive. Raises MemoryError if the system has no room.
+    A page takes RAM only after the first write to the page.
     """
     try:
         pages = kind(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

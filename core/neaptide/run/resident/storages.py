@@ -1,4 +1,4 @@
-"""Storages of tensors, and whether any other tensor uses them."""
+"""Finds storages of tensors, and checks whether any other tensor uses these storages."""
 
 from __future__ import annotations
 
@@ -81,10 +81,7 @@ def users(storage: torch.UntypedStorage) -> int:
 
 
 def moved_in(tensor: torch.Tensor, storage: torch.UntypedStorage, first: int) -> None:
-    """Rebind `tensor` to `storage`, where its data starts at the element `first`.
-
-    Shape and strides do not change. `tensor` remains the same object and the base of its views.
-    """
+    """Rebind `tensor` to `storage`. The data of `tensor` starts at the element `first`."""
     with torch.no_grad():
         there = torch.empty(0, dtype=tensor.dtype, device=storage.device)
         there.set_(storage, first, tensor.size(), tensor.stride())

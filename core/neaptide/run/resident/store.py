@@ -131,9 +131,9 @@ class ResidentStore(ParameterStore):
         self._evicted.close()
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
-        """Let `keeper` hold the weight. The parameter becomes one NaN, expanded to the old shape.
+        """Let `keeper` store the weight.
 
-        Other tensors that use the old memory, such as tensors in a state dict, keep their values.
+        The parameter becomes one NaN, expanded to the old shape.
         """
         parameter = self.parameters[span.name]
         if parameter in self._evicted or parameter in self._kept or not is_whole(parameter):

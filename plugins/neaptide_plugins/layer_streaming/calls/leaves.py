@@ -1,4 +1,4 @@
-"""Finds the leaves of a recomputed graph, and the gradients of these leaves."""
+"""Handles the leaves of a recomputed graph, and the gradients of these leaves."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Slot:
 
 @attrs.define(eq=False)
 class Block:
-    """A repeated part of the model. It owns parameters, and the memory of these parameters."""
+    """A repeated part of the model. Owns parameters, and a host buffer for these parameters."""
 
     index: int
     name: str

@@ -1,4 +1,4 @@
-"""Training on all the data: resume, step, save, evaluate, stop on signals, write the summary."""
+"""Trains on all the data: resumes, makes steps, saves, evaluates, and stops on signals."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Time that Neaptide and other trainers add to a step, measured in turns in one process.
+"""Measure the time that Neaptide and other trainers add to a step, in turns in one process.
 
     python bench/overhead.py [--json PATH] [--rounds N] [--steps N]
 
 Needs `pip install lightning accelerate transformers` in addition to Neaptide; trainers that are not
 installed are left out and listed. Every subject trains the same net of 7,000 parameters with AdamW
 on the same batches, so nearly all of a step is bookkeeping. In each round every subject makes the
-same number of steps, in an order that changes from round to round. A figure is the median over all
-rounds of the difference to the bare loop in the same round.
+same number of steps, in an order that changes from round to round. In each
+round the time of the bare loop is subtracted; a figure is the median of these differences.
 """
 
 from __future__ import annotations

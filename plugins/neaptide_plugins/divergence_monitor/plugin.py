@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
-    """Checks an update when the history contains it. Checks a skipped update immediately."""
+    """Checks each update when the run's history has its loss, and a skipped update at once."""
 
     _watch: AlarmMonitor = attrs.field(init=False)
     _rollback: Rollback | None = attrs.field(init=False, default=None)

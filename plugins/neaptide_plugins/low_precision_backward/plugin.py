@@ -108,7 +108,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def collect_metrics(self, phase: Phase) -> Mapping[str, float]:
-        """Return the last measured ratio, whether `phase` is lowered, and product counts."""
+        """Return the measured `extra_variance`, and the numbers of products in low precision."""
         lowering = self._lowering
         ratio = {} if lowering.ratio is None else {"extra_variance": lowering.ratio}
         return {

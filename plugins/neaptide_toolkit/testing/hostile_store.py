@@ -174,7 +174,7 @@ class HostileStorePlugin(Plugin[NoConfig]):
     def provide_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> ParameterStore:
-        """Return a store that hides everything from now on."""
+        """Return the store. From now on every tensor is NaN outside its loan."""
         self._store = HostileStore(model, optimizer)
         return self._store
 

@@ -75,8 +75,8 @@ def trial(
 ) -> TrainingTrial:
     """Return the trial of a side at a share of the configured budget. The schedule is scaled, too.
 
-    As in a run planned with that budget, the decay ends with the last update, and the warmup takes
-    the same share of the run. `changes` are applied last.
+    The decay ends with the last update of the trial. The warmup takes the same share of the trial
+    as of the full run. `changes` are applied last.
     """
     values = overlay(dict(values), dict(changes))
     steps = max(1, round(values["train"]["steps"] * fraction))

@@ -66,7 +66,7 @@ class RunSection(ConfigSection):
         None,
         validator=optional(and_(_string, _directory)),
         schema={"minLength": 1},
-        help="run directory; left out, `runs/` and the name of the first configuration file",
+        help="run directory; by default `runs/` plus the name of the first configuration file",
     )
     checkpoint_every: int = field(
         0, validator=_at_least(0), help="updates between checkpoints; 0: at the end and on signals"
@@ -137,7 +137,7 @@ class TrainSection(ConfigSection):
     max_skipped: int = field(
         20,
         validator=_at_least(0),
-        help="most updates skipped in a row; one more ends the run",
+        help="largest number of updates skipped in a row; one more ends the run",
     )
     deterministic: bool = field(
         default=False, validator=_flag, help="use only algorithms that give the same result twice"
@@ -198,7 +198,9 @@ class PredictSection(ConfigSection):
     """One predicted update. Forward passes judge this update before the run continues."""
 
     max_horizon: int = field(
-        50, validator=_at_least(1), help="most ordinary updates one prediction may stand for"
+        50,
+        validator=_at_least(1),
+        help="largest number of ordinary updates that one prediction replaces",
     )
     confidence: float | None = field(
         None,
@@ -257,5 +259,7 @@ class RunConfig(ConfigSection):
     eval: EvalSection = field(EvalSection, help="when and how much to evaluate")
     phases: PhasesSection = field(PhasesSection, help="lengths of the four phases")
     plugins: Mapping[str, Any] = field(
-        _EMPTY, validator=_table, help="a table per enabled plugin; their order breaks ties"
+        _EMPTY,
+        validator=_table,
+        help="a table per enabled plugin; their order in the file decides where nothing else does",
     )

@@ -8,7 +8,10 @@ from attrs.validators import and_, ge, gt, lt, min_len
 from neaptide.plugin import PluginSpec
 
 _share = and_(gt(0.0), lt(1.0))
-_context_help = {"help": "Most bytes before a predicted byte; a window has one more."}
+_context_help = {
+    "help": "Largest number of bytes that the model sees before the byte it predicts; a window is "
+    "one byte longer."
+}
 
 
 @attrs.frozen(kw_only=True)

@@ -43,12 +43,16 @@ class ByteGptOptions:
     context: int = attrs.field(
         default=128,
         validator=_at_least_1,
-        metadata={"help": "Most bytes before a predicted byte."},
+        metadata={
+            "help": "Largest number of bytes that the model sees before the byte it predicts."
+        },
     )
     dropout: float = attrs.field(
         default=0.0,
         validator=_probability,
-        metadata={"help": "Share dropped of embeddings, attention weights and branch outputs."},
+        metadata={
+            "help": "Share of the embeddings, attention weights and branch outputs that is dropped."
+        },
     )
     init_scale: float = _init_scale()
 
@@ -80,7 +84,7 @@ class MlpOptions:
     dropout: float = attrs.field(
         default=0.0,
         validator=_probability,
-        metadata={"help": "Share dropped of each hidden layer's outputs."},
+        metadata={"help": "Share of each hidden layer's outputs that is dropped."},
     )
     init_scale: float = _init_scale()
 

@@ -1,4 +1,4 @@
-"""Judges each jump some updates after the jump, and sets the pace of the next jumps."""
+"""Judges each jump some updates after the jump, and adjusts how far jumps go."""
 
 from .config import SPEC
 

@@ -21,10 +21,12 @@ class DelayedVerdictConfig:
     average: int = field(
         25,
         validator=ge(1),
-        help="last updates before the verdict over which the weights are averaged",
+        help="the weights are averaged over this many updates before the verdict",
     )
     batches: int = field(
-        4, validator=ge(2), help="batches that a jump is judged on, each before it is trained on"
+        4,
+        validator=ge(2),
+        help="number of batches that judge a jump; each is used before the model trains on it",
     )
     contrast: Literal["mirrored", "undone"] = field(
         "mirrored",
@@ -69,8 +71,8 @@ SPEC = PluginSpec(
     name="delayed-verdict",
     load="neaptide_plugins.delayed_verdict.plugin:DelayedVerdict",
     config=DelayedVerdictConfig,
-    summary="Judges each jump some updates later, on averaged weights with and without it, and "
-    "sets the pace of the next jumps.",
+    summary="Judges each jump some updates later, compares the averaged weights with and without "
+    "it, and adjusts how far jumps go.",
     claims={"pace"},
     requires={"predictor"},
     numerics="changes-training",

@@ -44,8 +44,8 @@ class DivergenceMonitorConfig:
     recovery: Literal["log", "fallback", "rollback"] = field(
         "fallback",
         validator=in_(("log", "fallback", "rollback")),
-        help="`log`: only log; `fallback`: no jumps from level warning on; `rollback`: also "
-        "restore a snapshot at level critical",
+        help="`log`: only log; `fallback`: no jumps at level warning or higher; `rollback`: "
+        "also restore a snapshot at level critical",
     )
     shorten: float = field(
         0.5,
@@ -53,7 +53,9 @@ class DivergenceMonitorConfig:
         help="factor of a jump's horizon at level caution",
     )
     calm: int = field(
-        20, validator=ge(1), help="updates without a finding that lower the level by one"
+        20,
+        validator=ge(1),
+        help="after this many updates without a finding the level falls by one",
     )
     snapshot_every: int = field(
         50, validator=ge(1), help='updates between two snapshots, with `recovery = "rollback"`'

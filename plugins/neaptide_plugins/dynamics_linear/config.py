@@ -58,8 +58,8 @@ SPEC = PluginSpec(
     name="dynamics-linear",
     load="neaptide_plugins.dynamics_linear.plugin:DynamicsLinear",
     config=DynamicsLinearConfig,
-    summary="Forecasts the loss by ridge regression; gives no forecast while the current loss is "
-    "as good a guess.",
+    summary="Forecasts the loss by ridge regression; gives no forecast while it predicts "
+    "no better than the current loss.",
     claims={"dynamics"},
     numerics="changes-training",
 )

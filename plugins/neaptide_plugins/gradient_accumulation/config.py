@@ -27,8 +27,8 @@ class GradientAccumulationConfig:
     )
     normalize: bool = field(
         default=True,
-        help="average over all accumulated samples or tokens; false, only with `across_steps`, "
-        "sums the calls' gradients",
+        help="average over all accumulated samples or tokens; with false the gradients of "
+        "the calls are summed, which is allowed only with `across_steps`",
     )
 
     @scale_lr.validator

@@ -77,7 +77,7 @@ class Int8Config:
     measure_every: int = field(
         10,
         validator=ge(0),
-        help="Predict phases from one measurement of the loss gap to the next; each costs a "
+        help="number of Predict phases between two measurements of the loss gap; each costs a "
         "probe; 0 disables them",
     )
     gap_limit: float | None = field(

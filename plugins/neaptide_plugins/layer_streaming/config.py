@@ -39,8 +39,8 @@ class LayerStreamingConfig:
     )
     resident: int | Literal["auto"] = field(
         "auto",
-        help="number of last blocks whose weights also stay on the device; `auto` uses the memory "
-        "of a GPU that is free after the first updates",
+        help="number of last blocks whose weights also stay on the device; `auto` uses the GPU "
+        "memory that is free after the first updates",
     )
     phases: tuple[Literal["warmup", "full", "predict", "correct"], ...] = field(
         ("warmup", "full", "predict", "correct"),
@@ -49,8 +49,8 @@ class LayerStreamingConfig:
     micro_batches: int = field(
         1,
         validator=ge(1),
-        help="number of pieces into which each block splits the batch, with one fetch of its "
-        "weights",
+        help="number of pieces into which each block splits the batch; the weights are fetched "
+        "once for all pieces",
     )
     inputs: Literal["device", "host"] = field(
         "device", help="where a block's inputs are stored until its backward"
@@ -63,18 +63,19 @@ class LayerStreamingConfig:
     optimizer_slots: int = field(
         2,
         validator=ge(1),
-        help="number of blocks whose optimizer state is on the device at once; with 1, half the "
-        "memory, but no copy runs ahead",
+        help="number of blocks whose optimizer state is on the device at once; 1 needs half the "
+        "memory, but the next block is not copied in advance",
     )
     update: Literal["after_backward", "in_backward"] = field(
         "after_backward",
-        help="time of the update: after the backward, with gradients stored on the host, or inside "
-        "it, block by block on the device, with none stored",
+        help="time of the update: after the backward, with gradients stored on the host, or during "
+        "the backward, block by block on the device; then no gradients are stored",
     )
     clip: Literal["global", "per_tensor", "lagged", "none"] = field(
         "global",
-        help="norm that `train.clip_norm` limits: `global`, of all gradients (needs them stored); "
-        "`per_tensor`, of each; `lagged`, of all, taken from the previous update",
+        help="norm that `train.clip_norm` limits: `global`: norm of all gradients, which must be "
+        "stored; `per_tensor`: norm of each tensor; `lagged`: norm of all gradients of the "
+        "previous update",
     )
     host_gib: float | None = field(
         None,

@@ -49,7 +49,9 @@ class LowPrecisionBackwardConfig:
         "exact for the rest of the run",
     )
     include: tuple[str, ...] = field(
-        ("*",), validator=_distinct, help="patterns of the weights whose products are lowered"
+        ("*",),
+        validator=_distinct,
+        help="patterns of the weights whose products are computed in low precision",
     )
     exclude: tuple[str, ...] = field(
         SENSITIVE_WEIGHTS, help="patterns of the weights whose products stay exact"
@@ -71,7 +73,8 @@ SPEC = PluginSpec(
     name="low-precision-backward",
     load="neaptide_plugins.low_precision_backward.plugin:LowPrecisionBackward",
     config=LowPrecisionBackwardConfig,
-    summary="Matrix products of the backward in fp8 or int8, measured, with a fallback.",
+    summary="Matrix products of the backward in fp8 or int8; measures the error, and returns to "
+    "exact products if it is too large.",
     claims={"linear.backward"},
     after={"mixed-precision"},
     numerics="changes-training",

@@ -31,12 +31,12 @@ class OptimizerOffloadConfig:
     lookahead: int = field(
         5,
         validator=and_(ge(0), le(10_000)),
-        help="steps before the next update at which the copy back starts, in phases of several "
-        "steps without updates",
+        help="the copy back starts this many steps before the next update; only in phases of "
+        "several steps without updates",
     )
     discard_activations: bool = field(
         default=True,
-        help="also free memory that reference cycles and torch's allocator hold, on eviction",
+        help="on eviction also release the memory that reference cycles and torch's allocator hold",
     )
 
 

@@ -26,7 +26,8 @@ class PredictorDmdConfig(WindowSettings):
     state: State = field(
         "bfloat16",
         validator=in_(("float32", "bfloat16", "int8")),
-        help="dtype of a stored snapshot; below float32 the distance to the first one is stored",
+        help="dtype of a stored snapshot; with bfloat16 or int8 the difference from the first "
+        "snapshot is stored",
     )
 
     @rank.validator

@@ -17,7 +17,8 @@ class PredictorDriftConfig(WindowSettings):
     window_fraction: float = field(
         1 / 3,
         validator=and_(gt(0.0), lt(1.0)),
-        help="length of a window, as a share of all updates until its end",
+        help="length of a window, as a share of all updates from the start of the run to the end "
+        "of the window",
     )
     min_window: int = field(100, validator=ge(4), help="updates in the shortest window")
     max_window: int = field(800, validator=ge(4), help="updates in the longest window")

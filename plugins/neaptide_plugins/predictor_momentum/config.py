@@ -17,8 +17,8 @@ class PredictorMomentumConfig(WindowSettings):
     decay: float = field(
         0.9,
         validator=and_(ge(0.0), lt(1.0)),
-        help="factor of a difference's weight in the average for each sample of age; `0` uses the "
-        "last difference alone",
+        help="the weight of a difference in the average is multiplied by this for each newer "
+        "sample; `0` uses the last difference alone",
     )
     samples: int = field(20, validator=ge(2), help="samples in a window")
 

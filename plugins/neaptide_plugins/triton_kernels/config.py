@@ -18,8 +18,9 @@ class TritonKernelsConfig:
     tuning: Literal["off", "cached", "tune"] = field(
         "cached",
         validator=in_(("off", "cached", "tune")),
-        help="use of timings to choose a provider: `off` uses priorities, `cached` uses those of "
-        "`neaptide kernels tune`, `tune` also measures calls that have none",
+        help="use of timings to choose a provider: `off` uses priorities; `cached` uses the "
+        "timings that `neaptide kernels tune` saved; `tune` also times calls that have no timing "
+        "yet",
     )
     providers: dict[str, str] = field(
         attrs.Factory(dict),

@@ -36,19 +36,22 @@ class WindowSettings:
         "rounded stochastically",
     )
     apply_every: int = field(
-        1, validator=ge(1), help="windows whose proposals are summed to one jump"
+        1,
+        validator=ge(1),
+        help="number of windows whose predicted updates are added to one jump",
     )
     search_batches: int = field(
         0,
         validator=ge(0),
-        help="batches, one an update, on which forward passes search the jump's length: up to 8 "
-        "times the scale, from the average of the window's last quarter; 0: the scale as it is",
+        help="number of batches, one per update, on which the best length of the jump is searched, "
+        "up to 8 times `scale`, from the average of the window's last quarter; 0: `scale` is used "
+        "unchanged",
     )
     rounding: Literal["nearest", "stochastic"] = field(
         "nearest",
         validator=in_(("nearest", "stochastic")),
-        help="rounding of bfloat16 and float16 weights after a jump; stochastic keeps, on average, "
-        "changes below half of the last digit",
+        help="rounding of bfloat16 and float16 weights after a jump; with `stochastic` changes "
+        "below half of the last digit are not lost on average",
     )
 
     __repr__ = one_line

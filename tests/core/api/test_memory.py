@@ -151,10 +151,10 @@ def test_a_sample_sees_the_process() -> None:
 
 
 def test_the_meter_sees_a_spike_between_two_samples() -> None:
+    gc.collect()  # garbage of other tests, freed later, would make room for the spike
     meter = PeakMeter(CPU)
     if not meter.exact_host:
         pytest.skip("this system lets nobody reset the high-water mark")
-    gc.collect()  # what other tests left, freed below, would make room for the spike
     before = meter.read().host_bytes
     size = 64 * 1024 * 1024
     spike = torch.ones(size, dtype=torch.uint8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +16,8 @@ T = TypeVar("T")
 @cache
 def names(kind: str) -> dict[str, str]:
     """Return a dict from old names to new names; `kind` is `"modules"` or `"attributes"`."""
+    import tomllib  # noqa: PLC0415 - the command line starts without it
+
     text = Path(__file__).with_name("renamed.toml").read_text(encoding="utf-8")
     table: dict[str, str] = tomllib.loads(text)[kind]
     return table

@@ -144,9 +144,9 @@ class StreamedStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's state tensor.
+        """Lend the optimizer's state dict.
 
-        For a streamed parameter this tensor is on the host.
+        For a streamed parameter the tensors in it are on the host.
         """
         self._evicted.show()
         self.drain()

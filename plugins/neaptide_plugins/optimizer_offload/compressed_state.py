@@ -78,7 +78,7 @@ class CompressedState:
         assert not self.is_away, "it has left already"
         stays, norms = 0, []
         while storages:
-            shared = storages.pop()  # one more reference is the tensor's
+            shared = storages.pop()  # the list would keep the memory of a coded tensor
             tensor = _only(shared)
             codes = None if tensor is None else encode(tensor)
             if tensor is None or codes is None:

@@ -30,7 +30,7 @@ class ConfigError(NeaptideError, ValueError):
 
 
 class PluginError(NeaptideError):
-    """A plugin cannot be found, loaded or ordered, or returned a wrong value."""
+    """A plugin cannot be found, loaded or put in order, or it returned a wrong value."""
 
     exit_code = 2
 

@@ -1,6 +1,7 @@
 """A plugin has a manifest, a config class and optional state. The manifest needs no torch.
 
-Distributions ship plugins, verbs, presets and converters as entry points; `shipped` finds them.
+Distributions ship plugins, verbs (subcommands), presets and converters as entry points. `shipped`
+returns these entry points.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class NoConfig:
 class PluginSpec:
     """A plugin's manifest, named by an entry point of the group `neaptide.plugins`.
 
-    Its module must not import torch: `plugins list` and config checks import only manifests.
+    The manifest's module must not import torch, because `plugins list` and config checks import it.
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9-]*"))
@@ -54,23 +55,23 @@ class PluginSpec:
     version: int = 1
     """Version of the saved state; a checkpoint of another version is refused."""
     claims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Exclusive resources, such as `predictor` or `activations`; each has at most one plugin."""
+    """Exclusive resources, such as `predictor`. Each is claimed by at most one enabled plugin."""
     requires: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins or claims that must be enabled for this plugin to run."""
+    """Names or claims. For each of them, a plugin with this name or claim must be enabled."""
     conflicts: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins or claims that must not be enabled together with this plugin."""
+    """Names or claims of plugins that must not be enabled together with this plugin."""
     before: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins that come after this plugin: its middleware wraps their middleware."""
+    """This plugin is ordered before these plugins: its middleware wraps their middleware."""
     after: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Plugins that come before this plugin."""
+    """This plugin is ordered after these plugins."""
     phases: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Phases in which the plugin acts, for display only. An empty value means all phases."""
     schemes: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Names that the plugin builds: `"model:builtin"` for `[model] name = "builtin:…"`,
+    """What the plugin builds: `"model:builtin"` for `[model] name = "builtin:…"`,
     `"optimizer:adam8bit"` for `[optimizer] name = "adam8bit"`. Such a name enables the plugin."""
     options: dict[str, type[Any]] = attrs.field(factory=dict)
-    """Classes that check the options of a model, data or optimizer, by `"model:<name>"`,
-    `"data:<name>"` or `"optimizer:<name>"`."""
+    """Classes that check the options of a model, data or optimizer. The keys of the dict are
+    `"model:<name>"`, `"data:<name>"` or `"optimizer:<name>"`."""
     needs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Optional measurements of the core that the plugin uses: `"grad_norm"`."""
     presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)
@@ -113,7 +114,7 @@ class ShippedEntry:
         return self.entry.value
 
     def load(self) -> Any:
-        """Import and return the target; PluginError if the import fails or `rival` is set."""
+        """Import and return the target; PluginError for an ambiguous name or a failed import."""
         if self.rival is not None:
             kind = self.entry.group.rpartition(".")[2].removesuffix("s")
             both = f"{self.rival} and {self.distribution}"

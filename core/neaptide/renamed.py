@@ -1,4 +1,4 @@
-"""Old names, until 0.2: an import or attribute access by an old name raises with the new name."""
+"""Until 0.2, an import or attribute access by an old name raises an error with the new name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Finder:
 
 
 def attribute(owner: str, name: str, error: type[Exception] = AttributeError) -> Exception:
-    """Return the error for a missing attribute; if `name` is an old name, with the new name."""
+    """Return the error for a missing attribute. For an old name, the text has the new name."""
     new = names("attributes").get(f"{owner}.{name}")
     if new is None:
         return AttributeError(f"{owner!r} has no attribute {name!r}")
@@ -41,7 +41,7 @@ def attribute(owner: str, name: str, error: type[Exception] = AttributeError) ->
 
 
 def missing_in(module: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module; it raises ImportError with the new name.
+    """Return a `__getattr__` for a module. For an old name it raises ImportError.
 
     `from module import name` would drop the text of an AttributeError.
     """
@@ -55,7 +55,7 @@ def missing_in(module: str) -> Callable[[str], Any]:
 def with_old_names(cls: type[T]) -> type[T]:
     """Let the old attributes of a class raise AttributeError with the new name.
 
-    Only the old names cost anything: a `__getattr__` would slow down every attribute of the class.
+    Each old name becomes a descriptor, because `__getattr__` would slow down other attributes.
     """
     owner = f"{cls.__module__}.{cls.__name__}"
     for old in names("attributes"):

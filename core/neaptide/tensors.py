@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the distinct storages behind `tensors`.
+    """Return the total size in bytes of the storages of `tensors`; count each storage once.
 
     Includes the parts of sparse tensors and of wrapper subclasses. A meta or fake tensor counts as
     if it were real.
@@ -22,7 +22,7 @@ def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
-    """Yield an identity and the bytes of each storage behind `tensor`."""
+    """Yield a unique key and the size in bytes of each storage of `tensor`."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _storages(getattr(tensor, name))

@@ -15,7 +15,7 @@ _LONGEST, _WIDEST = 40, 100
 
 
 def one_line(self: Any) -> str:
-    """Return a short text of an attrs object on one line. Classes use it as their `__repr__`."""
+    """Return an attrs object as a short text on one line. Classes set `__repr__ = one_line`."""
     named = [(field.name.lstrip("_"), field) for field in attrs.fields(type(self)) if field.repr]
     return called(self, *(f"{name}={brief(getattr(self, one.name))}" for name, one in named))
 

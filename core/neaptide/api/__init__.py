@@ -1,1 +1,1 @@
-"""The types that plugins use: phases, steps, spans, the store, the ledger, the stash."""
+"""The types that plugins use: phases, steps, the parameter store, memory estimates, and others."""

@@ -12,7 +12,7 @@ KERNEL_GROUP = "neaptide.kernels"
 
 
 class KernelScope(Protocol):
-    """Adds providers of ops until the run ends; the argument of `register_kernels`."""
+    """Adds providers (implementations) of ops for one run; the argument of `register_kernels`."""
 
     @property
     def ops(self) -> Mapping[str, Any]:
@@ -22,7 +22,7 @@ class KernelScope(Protocol):
         """Add a provider; ValueError if the op is unknown or has a provider with this name."""
 
     def use(self, *, tuning: Any = None, **providers: str) -> None:
-        """Select the provider of an op by `op="provider"`, or the `tuning` of providers."""
+        """Require a provider (`op="provider"`), or set how timings choose providers (`tuning`)."""
 
     def close(self) -> None:
         """Undo everything that `add` and `use` did."""

@@ -1,4 +1,4 @@
-"""Memory in bytes: the ledger of an estimate, and samples of the memory in use."""
+"""Memory in bytes: estimates (each is a `Ledger`), and samples of the memory in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOMENTS: tuple[Moment, ...] = ("forward", "backward", "update", "predict", "eval
 
 @attrs.frozen
 class Entry:
-    """Bytes that one owner holds on one tier during some moments of a phase."""
+    """Bytes that one owner holds on one tier (device or host) in some moments of a phase."""
 
     owner: str
     """`core`, or a plugin's name."""
@@ -35,6 +35,7 @@ class Entry:
     tier: Tier
     bytes: int
     moments: frozenset[Moment] = frozenset(MOMENTS)
+    """The parts of a step during which the owner holds the bytes."""
     __repr__ = one_line
 
 
@@ -120,10 +121,7 @@ class Ledger:
         )
 
     def peak(self, tier: Tier) -> tuple[Moment, int]:
-        """Return the moment at which `tier` holds the most bytes.
-
-        Also return this number of bytes.
-        """
+        """Return the moment at which `tier` holds the most bytes, and this number of bytes."""
         totals = {moment: self.total(tier=tier, moment=moment) for moment in MOMENTS}
         worst = max(MOMENTS, key=lambda moment: totals[moment])
         return worst, totals[worst]

@@ -20,7 +20,7 @@ from .phases import Phase
 from .steps import Jump, Outcome, Trained, Update, WeighedLoss
 
 Moment = Literal["train", "probe", "evaluate"]
-"""The purpose of a forward: training, guard or evaluation. Only `train` computes gradients."""
+"""Purpose of a forward: training, check of a jump, evaluation. Only `train` computes gradients."""
 
 
 class AroundTrainStep(Protocol):
@@ -59,8 +59,8 @@ class AroundOptimizerStep(Protocol):
 
     Gradients are multiplied by `gradient_scale` (a float or a 0-dim tensor) before they are
     measured, clipped and used. `check_norm=True` requests a check for inf and nan. `updated`
-    contains the names of the spans that the store has already updated inside the backward. To
-    accumulate more gradients, return `Outcome.DEFERRED` without a call of `next`.
+    contains the names of the spans (parameters or slices) that the store has already updated inside
+    the backward. To accumulate more gradients, return `Outcome.DEFERRED` and do not call `next`.
     """
 
     def __call__(
@@ -77,7 +77,7 @@ class AroundOptimizerStep(Protocol):
 
 
 class AroundPredict(Protocol):
-    """Wraps a Predict step. A middleware that returns None prevents the jump."""
+    """Wraps a Predict step. A middleware that returns None prevents the predicted update."""
 
     def __call__(
         self, following: Callable[..., Jump | None], /, *, batch: Any, horizon: int, phase: Phase
@@ -85,7 +85,7 @@ class AroundPredict(Protocol):
 
 
 class AroundPropose(Protocol):
-    """Wraps the call of the predictor. A middleware that returns None drops the update."""
+    """Wraps `propose_update`. A middleware that returns None drops the proposed update."""
 
     def __call__(
         self,

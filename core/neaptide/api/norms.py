@@ -35,5 +35,5 @@ def norm_dtype(gradient: torch.Tensor) -> torch.dtype:
 
 
 def on_device(factor: float | torch.Tensor, device: torch.device) -> Any:
-    """Return `factor`; a tensor is moved to `device`."""
+    """Return `factor`; if it is a tensor, first move it to `device`."""
     return factor.to(device) if isinstance(factor, torch.Tensor) else factor

@@ -1,7 +1,7 @@
 """ParameterStore: the only access to weights, gradients and optimizer state.
 
-Only the plugin that provides the store knows where the tensors are: on the device, in RAM, split or
-quantized. Code that uses only loans works with every provider.
+Only the store knows where the tensors are (on the device or in RAM), and whether they are split or
+quantized. Code that accesses tensors only by the context manager `loan` works with every store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @with_old_names
 class ParameterStore(ABC):
-    """Lends weights, gradients and optimizer state by span.
+    """Lends weights, gradients and optimizer state, one span (parameter or slice) at a time.
 
     A subclass implements `spans`, `lend`, `lend_state`, `has_gradient` and `zero_gradients`. The
     other methods have defaults that call these five methods.
@@ -84,12 +84,12 @@ class ParameterStore(ABC):
     ) -> Iterator[Any]:
         """Lend a span's weight, gradient or optimizer state inside a `with` block.
 
-        The tensors are on the device `on`; without `on`, each is where the store keeps it. In mode
-        `"write"` the store saves the new values when the block ends. A weight or gradient is a
-        tensor of shape `span.shape`. If the gradient is missing, a loan for reading raises
-        KeyError, and a loan for writing starts from zeros. The state is the optimizer's dict for
-        the span; it is empty before the first step. A loan for writing may add and remove entries.
-        If the dict is then empty, the optimizer creates the state again.
+        The tensors are on the device `on`; without `on`, they stay where the store keeps
+        them. In mode `"write"` the store saves the new values when the block ends. A weight or
+        gradient is a tensor of shape `span.shape`. If the gradient is missing, mode `"read"` raises
+        KeyError, and mode `"write"` starts from zeros. The state is the optimizer's dict for the
+        span; it is empty before the first step. In mode `"write"` the block may add and remove
+        entries. If the block leaves the dict empty, the optimizer creates the state again.
         """
         try:
             if of == "state":
@@ -125,7 +125,7 @@ class ParameterStore(ABC):
         return lambda: self._on_write.remove(callback)
 
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:  # noqa: ARG002 - for a provider
-        """Return the storages of `spans` that `evict` can free on the device."""
+        """Return those storages of `spans` that `evict` can move off the device."""
         return Evictable()
 
     def evict(
@@ -145,7 +145,7 @@ class ParameterStore(ABC):
         return lambda: None
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:  # noqa: ARG002 - for a provider
-        """Let `keeper` store a weight instead of the module. The returned function ends this."""
+        """Store a weight in `keeper`, not in the module; return a function that undoes this."""
         msg = f"this store cannot give {span.name!r} to a keeper; use another parameter store"
         raise ValueError(msg)
 
@@ -170,7 +170,7 @@ class ParameterStore(ABC):
         return nullcontext()
 
     def updated_in_backward(self) -> frozenset[str]:
-        """Return the names of the spans that the backward of this update has already stepped."""
+        """Return the names of the spans whose weights the backward has already updated."""
         return frozenset()
 
     def step(self) -> None:
@@ -197,7 +197,7 @@ class ParameterStore(ABC):
         self.notify_update(lambda _span, _weight: None)
 
     def notify_update(self, change: Change) -> None:
-        """Call the `on_update` callbacks for each trainable span; `change` gives the delta."""
+        """Call the `on_update` callbacks for each trainable span, with `delta` from `change`."""
         if not self._on_update:
             return
         with torch.no_grad():
@@ -236,7 +236,7 @@ class ParameterStore(ABC):
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
     def snapshot(self, *, optimizer: bool = False, on: torch.device | str = "cpu") -> Snapshot:
-        """Copy the trainable weights (and the optimizer's state) to the device `on`, bitwise."""
+        """Copy trainable weights bitwise to `on`; if `optimizer`, also the optimizer's state."""
         self.drain()
         weights = {}
         for span in self.spans():
@@ -260,7 +260,7 @@ class ParameterStore(ABC):
 
     @contextmanager
     def optimizer_state(self) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's `state_dict` in a `with` block. Each span's state is lent, too."""
+        """Yield the optimizer's `state_dict`. In the context, every span's state is on loan."""
         self.drain()
         with ExitStack() as loans:
             whole = dict(self.optimizer.state_dict())

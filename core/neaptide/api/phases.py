@@ -43,22 +43,22 @@ TRAINED = tuple(cast("TrainedPhase", name) for name, phase in PHASES.items() if 
 class PhaseSchedule:
     """The position in the sequence Warmup, then Full -> Predict -> Correct -> Full …; immutable.
 
-    The length of a phase is a number of ordinary updates; a Predict phase is one jump. Methods
-    return a new schedule, so a plugin may simulate later steps.
+    The length of a phase is a number of ordinary updates. A Predict phase tries one jump (predicted
+    update). Methods return a new schedule, so a plugin may simulate later steps.
     """
 
     warmup_steps: int
     full_steps: int
     correct_steps: int
     correction_interval: int
-    """Number of predicted updates after which a Correct phase is due."""
+    """Number of updates that jumps must replace before a Correct phase is due."""
     predicts: bool
     """True if a plugin can predict. If this is False, the Full phase never ends."""
     phase: Phase = WARMUP
     done: int = 0
     """Ordinary updates made in `phase` so far."""
     uncorrected: int = 0
-    """Predicted updates since the last Correct phase."""
+    """Number of updates that jumps have replaced since the last Correct phase."""
 
     def __repr__(self) -> str:
         steps = f"{self.warmup_steps} warmup, {self.full_steps} full, {self.correct_steps} correct"
@@ -96,10 +96,11 @@ class PhaseSchedule:
         return self.enter(FULL)
 
     def steps_until(self, predicate: Callable[[Phase], bool], limit: int = 10_000) -> int | None:
-        """Return the number of ordinary updates before the next phase with a true `predicate`.
+        """Return how many ordinary updates come before the next phase that satisfies `predicate`.
 
-        0 means the next step. None means that no such phase starts within `limit` updates. The
-        method assumes that each jump is accepted, with a horizon of `correction_interval` updates.
+        0 means that the next step is in such a phase. None means that no such phase starts within
+        `limit` updates. The method assumes that each jump is accepted and replaces
+        `correction_interval` updates.
         """
         schedule, updates = self, 0
         while updates <= limit:

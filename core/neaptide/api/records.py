@@ -11,18 +11,18 @@ from neaptide.text import one_line
 Level = Literal["ok", "note", "warning", "error"]
 
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""The levels of a finding, most harmless first. After `error`, `neaptide doctor` exits with 1."""
+"""The levels of a finding, least serious first. After `error`, `neaptide doctor` exits with 1."""
 
 
 @attrs.frozen
 class StepRecord:
-    """A row of steps.csv: an ordinary update whose loss is on the host, or an accepted jump."""
+    """A row of steps.csv: an ordinary update, or an accepted jump (a predicted update)."""
 
     step: int
     """The number of the update; for a jump, the number of the update after the jump."""
     phase: str
     loss: float
-    """Mean training loss of the batch; for a jump, the loss of the guard's last probe."""
+    """Mean training loss of the batch; for a jump, the loss after the jump."""
     was_predicted: bool
     """True if the row is an accepted jump."""
     grad_norm: float | None = None

@@ -1,4 +1,4 @@
-"""The types of a ParameterStore: spans, modes of loans, callbacks, snapshots, refuges."""
+"""The types of a ParameterStore: parts of parameters, callbacks, snapshots, eviction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Mode = Literal["read", "write"]
 
 Of = Literal["weight", "gradient", "state"]
-"""The lent part of a span. A loan of `"state"` is a dict; other loans are tensors."""
+"""The part of a span that `loan` lends: `"state"` is a dict, the other parts are tensors."""
 
 TensorOf = Literal["weight", "gradient"]
 """The part of a span that is lent as a tensor."""
@@ -64,10 +64,7 @@ Change = Callable[[Span, torch.Tensor], "torch.Tensor | None"]
 
 @attrs.frozen(eq=False)
 class Snapshot:
-    """Bitwise copies of weights and, if requested, of optimizer state.
-
-    `restore` writes them back.
-    """
+    """Bitwise copies of weights and, if requested, of optimizer state, for `restore`."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, Any] | None
@@ -101,7 +98,7 @@ class SharedStorage:
 
 @attrs.frozen(eq=False)
 class Evictable:
-    """Two values: the storages that can be moved off the device, and the bytes that must stay.
+    """The storages that can be moved off the device, and the bytes that must stay on the device.
 
     The list `storages` keeps the memory alive. Delete the list before you measure freed memory.
     """
@@ -129,7 +126,7 @@ class Refuge(Protocol):
     """True if evicted tensors can be read on the host."""
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Move as many of `storages` as fit off the device. If the call raises, none was moved.
+        """Evict as many storages as this refuge can hold. If it raises, no storage was evicted.
 
         The list keeps the device memory alive: remove each moved storage from the list.
         """

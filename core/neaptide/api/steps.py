@@ -1,4 +1,4 @@
-"""The values of a step: losses, outcomes, predicted updates, jumps, results."""
+"""The values of a step: losses, outcomes, jumps (predicted updates), results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WeighedLoss:
     __repr__ = one_line
 
     def over(self, reference: float | torch.Tensor) -> torch.Tensor:
-        """Return `sum / reference`; if a mean has `count == reference`, do not round it."""
+        """Return the loss sum / `reference`. A mean of `reference` values is not changed."""
         if self.is_sum:
             return self.value / reference
         share = self.count / reference
@@ -148,17 +148,16 @@ Probe = Callable[[Any], float]
 
 @attrs.frozen
 class Pace:
-    """The length of jumps and windows. A scheduler sets a Pace in `run.stash` for the predictor."""
+    """Factors for the length of jumps. A scheduler sets them in `run.stash` for the predictor."""
 
     scale: float = attrs.field(default=1.0, validator=[_ge(0.0), _lt(math.inf)])
-    """Factor that multiplies the length of a jump. If the factor is 0, no jump is made."""
+    """Factor for the number of updates that a jump replaces. If it is 0, no jump is made."""
     window: float = attrs.field(default=1.0, validator=[_gt(0.0), _lt(math.inf)])
-    """Factor that multiplies the length of the window. The window is the updates sampled before a
-    jump."""
+    """Factor for the number of updates that are sampled before a jump (the predictor's window)."""
 
 
 PACE: StashKey[Pace] = StashKey("pace")
-"""The key of the pace. A predictor reads the pace at each new window and each proposal."""
+"""The key of the Pace. A predictor reads it at the start of each window and for each jump."""
 
 
 @attrs.frozen
@@ -180,7 +179,7 @@ JUMP_GAIN: StashKey[JumpGain] = StashKey("jump-gain")
 
 @attrs.frozen
 class Forecast:
-    """The forecast of a dynamics model. A NaN in a field or an infinite loss prevents the jump."""
+    """The loss forecast of a dynamics model. A NaN or an infinite loss prevents the jump."""
 
     loss: float
     confidence: float = attrs.field()
@@ -194,17 +193,16 @@ class Forecast:
 
 @attrs.frozen
 class Jump:
-    """A proposed jump and the guard's verdict."""
+    """A proposed jump (predicted update), and the guard's decision to accept or refuse it."""
 
     accepted: bool
     horizon: int
-    """Number of ordinary updates that the jump replaces. If accepted, after halvings; if refused,
-    as proposed."""
+    """Number of ordinary updates that the jump replaces; each halving halves this number, too."""
     scale: float
     """Applied share of the proposed delta; 0 if the jump was refused."""
     loss_before: float
     loss_after: float
-    """Loss on the next batch after the last attempt. `loss_before` is the loss before the jump."""
+    """Loss after the last attempt. `loss_before` and `loss_after` use the batch of this step."""
     norm: float
     """L2 norm of the proposed delta."""
     confidence: float | None

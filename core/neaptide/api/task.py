@@ -41,8 +41,8 @@ class Data:
     """Training batches in order, and fixed validation batches.
 
     `train` is any iterable. If it has `state_dict` and `load_state_dict`, checkpoints save the
-    state. Otherwise each iteration must give the same batches, and a resumed run skips the batches
-    that were already used.
+    state. Otherwise each pass over it must give the same batches, and a resumed run skips the
+    batches that were already used.
     """
 
     train: Iterable[Any]

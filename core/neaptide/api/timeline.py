@@ -11,11 +11,11 @@ Opener = Callable[[str, str], AbstractContextManager[Any]]
 
 
 class Timeline:
-    """Opens a context around each part of a run, for one listener: `run.timeline`.
+    """Opens a context around each part of a run, for one listener. Plugins use `run.timeline`.
 
-    There are three kinds of categories. `step` has names such as `"step 12 full"` and
-    `"step 12 predict"`. `core` is the core's part of an around hook, such as `"around_forward"`.
-    The name of a plugin is the category of the plugin's hooks and middleware, such as
+    The category `step` has names such as `"step 12 full"` and `"step 12 predict"`. The category
+    `core` has the core's part of each around hook, such as `"around_forward"`. For hooks and
+    middleware of a plugin, the category is the plugin's name. These parts have names such as
     `"ema: after_step"`. Contexts nest.
     """
 

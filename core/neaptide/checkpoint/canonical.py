@@ -12,18 +12,17 @@ MAX_VALUES = 1_000_000
 """The largest number of commas and opening brackets in one file. Parsing takes at most 1 s."""
 FREE_KEYS = 150_000
 BYTES_A_KEY = 512
-"""A file may have `FREE_KEYS` colons, plus one per `BYTES_A_KEY` bytes of the checkpoint.
+"""A file may have `FREE_KEYS` colons, plus one colon per `BYTES_A_KEY` bytes of the checkpoint.
 
-A parsed key takes about 300 bytes of memory. Therefore reading a checkpoint needs at most the size
-of the checkpoint plus 64 MiB.
+A parsed key takes about 300 bytes of memory. Therefore the memory to read a checkpoint is at most
+the size of the checkpoint plus 64 MiB.
 """
 
 
 def dumps(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> bytes:
     """Return `value` as ASCII JSON. If the keys are sorted, equal values give equal bytes.
 
-    Raises TypeError, ValueError or RecursionError for a value that JSON cannot express, such as NaN
-    or infinity.
+    Raises TypeError, ValueError or RecursionError for values that JSON cannot express, such as NaN.
     """
     separators = (",", ":") if indent is None else (",", ": ")
     return json.dumps(
@@ -32,7 +31,7 @@ def dumps(value: Any, *, sort_keys: bool = True, indent: int | None = None) -> b
 
 
 def loads(data: bytes, where: str, total: int = 0) -> Any:
-    """Return the value of the JSON text `data` (UTF-8). Error texts name the file by `where`.
+    """Return the value of the JSON text `data` (UTF-8). Error texts contain `where`.
 
     `total` is the size of the checkpoint in bytes. Raises CheckpointError for invalid JSON, a
     repeated key in an object, NaN, infinity, a number that overflows, more than `MAX_VALUES`
@@ -67,7 +66,7 @@ def check_size(data: bytes, where: str) -> None:
 
 
 def check_keys(keys: int, where: str, total: int) -> None:
-    """Raise CheckpointError if a checkpoint of `total` bytes may not have `keys` colons."""
+    """Raise CheckpointError if `keys` JSON keys are too many for a checkpoint of `total` bytes."""
     most = FREE_KEYS + total // BYTES_A_KEY
     if keys > most:
         msg = f"{where}: {keys} JSON keys, at most {most} here; use tensors"

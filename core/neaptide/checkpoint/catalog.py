@@ -48,7 +48,7 @@ def newest_valid(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all checkpoints older than the newest `keep` (at least 1) `complete` checkpoints.
+    """Keep the newest `keep` (1 or more) complete checkpoints; delete all older checkpoints.
 
     Raises CheckpointError if a checkpoint cannot be deleted.
     """

@@ -139,7 +139,7 @@ class Writer:
 
 @contextmanager
 def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Writer]:
-    """Yield a Writer for the checkpoint `directory`; then replace the previous checkpoint.
+    """Yield a Writer for the checkpoint `directory`; at the end, replace the previous checkpoint.
 
     Only one thread of one process may write a directory at a time. `facts` must be plain JSON.
     After an exception the new files are removed and the previous checkpoint stays. An OSError, even

@@ -42,8 +42,7 @@ class Manifest:
     step: int
     files: dict[str, FileEntry]
     facts: dict[str, Any]
-    """Any plain JSON. A run saves the name of its phase. It also saves the names and versions of
-    its plugins."""
+    """Any plain JSON. A run saves its phase's name, and its plugins' names and versions."""
 
 
 def check_name(name: str) -> str:

@@ -1,7 +1,7 @@
 """Writes and reads the header of a safetensors file in limited memory.
 
-A header is its length (8 bytes, little endian), then a JSON object with one member
-`name: {dtype, shape, data_offsets}` per tensor
+The file begins with the length of the JSON (8 bytes, little endian). The JSON is an object with one
+member `name: {dtype, shape, data_offsets}` per tensor
 (https://github.com/huggingface/safetensors, README, "Format").
 """
 
@@ -82,7 +82,7 @@ class TensorEntry:
 
 
 def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the header's JSON for `items`. The data of the tensors have the same order.
+    """Return the header's JSON. The data of the tensors must be written in the order of `items`.
 
     `metadata` is added to the header: at most 4 KiB, without braces. Raises CheckpointError for a
     dtype that the format does not have, and for an invalid or repeated name.
@@ -130,8 +130,8 @@ def _check_item(one: TensorItem, taken: Mapping[str, Any]) -> None:
 def read_header(descriptor: int, size: int, where: str) -> tuple[dict[str, TensorEntry], int]:
     """Return the tensors of an open file of `size` bytes, and the offset of the data in the file.
 
-    The tensors are a dict by name. Raises CheckpointError at the first fault. The error text begins
-    with `where`. Needs memory for the header and for the returned entries.
+    The tensors are in a dict by name. Raises CheckpointError at the first fault. The error text
+    begins with `where`. Needs memory for the header and for the returned entries.
     """
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if length > min(size - 8, _MAX_HEADER):

@@ -1,6 +1,6 @@
 """Writes and reads safetensors files one tensor at a time, for models larger than memory.
 
-After the header come the bytes of each tensor in row-major order, without gaps.
+The bytes of each tensor follow the header, in row-major order and without gaps.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     `expected` is the identity that the file had when it was verified. The constructor raises
     CheckpointError if the header is invalid or does not describe exactly the bytes after the
-    header. It allocates no tensor. A read raises CheckpointError if the file has changed since the
-    constructor opened it.
+    header. The constructor allocates no tensor. A read raises CheckpointError if the file has
+    changed since the constructor opened it.
     """
 
     def __init__(self, path: Path, expected: Identity | None = None) -> None:

@@ -119,8 +119,8 @@ def save(
 def load(directory: Path) -> Checkpoint:
     """Verify every byte of the checkpoint at `directory` and return it.
 
-    Raises WrongCheckpointError if there is no checkpoint. Raises CheckpointError if the
-        checkpoint is damaged.
+    Raises WrongCheckpointError if there is no checkpoint. Raises CheckpointError if the checkpoint
+    is damaged.
     """
     recover(directory)
     if not exists(directory):

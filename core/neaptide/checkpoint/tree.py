@@ -57,8 +57,8 @@ def flatten(tree: Any, where: str = "state") -> tuple[Any, dict[str, torch.Tenso
 
     A reference is the tensor's JSON Pointer (RFC 6901) in the tree. A tensor that occurs twice is
     stored twice. Parameters become plain tensors. The order of dicts is kept. Raises
-    CheckpointError, with the path below `where`, for any value that `unflatten` could not restore
-    exactly.
+    CheckpointError for a value that `unflatten` could not restore exactly. The error text contains
+    `where` and the path of the value in `tree`.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _encode(tree, (), where, tensors), tensors

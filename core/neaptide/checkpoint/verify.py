@@ -98,7 +98,7 @@ class Examined:
 
     manifest: Manifest | None
     identities: dict[str, Identity]
-    """A dict from each data file with the right digest to its identity when it was read."""
+    """The identities of the files whose digest was right, by file name."""
     problems: list[str]
 
 
@@ -137,7 +137,7 @@ def verify(directory: Path) -> list[str]:
 
 
 def complete(directory: Path) -> bool:
-    """Return whether the manifest is valid and all files have the right size, without a read."""
+    """Return whether the manifest is valid and all files have the right size; read no data file."""
     try:
         files = read_manifest(directory).files
         return all(

@@ -19,7 +19,7 @@ from neaptide.text import one_line, table
 
 @attrs.frozen
 class Offers:
-    """Annotation of a parameter: words that the shell can complete. Other words are valid, too."""
+    """Annotation of a parameter: values that the shell suggests. Other values are valid, too."""
 
     words: Callable[[], Iterable[str]]
 

@@ -29,22 +29,22 @@ def run(
     set_: Sets = None,
     resume: Annotated[
         str | None,
-        Parameter(help="`auto`: from the newest checkpoint of the run; or a path."),
+        Parameter(help="A checkpoint to continue from: `auto` (the run's newest) or a path."),
         Offers(lambda: ("auto",)),
     ] = None,
     allow_changes: Annotated[
-        bool, Parameter(negative="", help="Resume under a config that differs.")
+        bool, Parameter(negative="", help="Resume even if the config differs.")
     ] = False,
     quiet: Annotated[bool, Parameter(negative="", help="Print the summary only.")] = False,
     log: Annotated[
         Literal["console", "json"] | None,
-        Parameter(help="`json`: every event on stderr as a line of JSON; overrides run.log."),
+        Parameter(help="`json`: write each event to stderr as a line of JSON; overrides run.log."),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Train the model of a configuration, through all its phases.
 
-    Files are TOML, YAML or JSON; the settings of a later file replace those of an earlier one.
+    Files are TOML, YAML or JSON; a later file overrides the settings of an earlier file.
 
         neaptide run my.toml                              # into runs/my
         neaptide run base.toml mine.yaml --set optimizer.lr=3e-4

@@ -1,6 +1,6 @@
 """Loads the verbs that distributions ship as entry points: functions or cyclopts Apps.
 
-A verb has the name of its entry point; `config.schema` is the verb `schema` below `config`. Only
+A verb has the name of its entry point; `config.schema` is the subcommand `schema` of `config`. Only
 verbs that the arguments may use are imported. If a verb cannot be loaded, all other verbs work.
 """
 

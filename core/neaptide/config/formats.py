@@ -35,7 +35,7 @@ class Format:
         return import_module(f"neaptide.config.{self.name}")
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Parse a document. The result may have values that no configuration has, such as dates."""
+        """Parse a document. The result may have values that are not plain, such as dates."""
         document: dict[str, Any] = self._own.parse(text)
         return document
 
@@ -77,7 +77,7 @@ def by_suffix(path: Path) -> Format:
 
 
 def read_text(path: str | Path) -> str:
-    """Return a file's text. If the file cannot be read, raise ConfigError without the path."""
+    """Return a file's text. If the file is unusable, raise ConfigError; its text omits the path."""
     content = _content(Path(path))
     by_suffix(Path(path))
     if len(content) > MAX_FILE_BYTES:

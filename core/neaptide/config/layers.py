@@ -1,4 +1,4 @@
-"""Reads layers (settings from a preset, file, variable or the command line) and merges them."""
+"""Reads and merges layers (settings from a preset, file, environment variable or `--set`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
             raise ConfigError(msg)
         values = overlay(values, layer.values)
         origins.update(dict.fromkeys(leaves(layer.values), layer.origin))
-    # Paths of replaced values are dropped: a later layer may have a table there, or no table.
+    # Drop the paths of replaced values: a table may have replaced a value, or a value a table.
     return values, {dotted(path): origins[path] for path in leaves(values)}
 
 
@@ -64,7 +64,7 @@ def from_files(paths: Iterable[str | Path]) -> list[Layer]:
 
 
 def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[Layer]:
-    """Read each variable such as `NEAPTIDE__TRAIN__STEPS=100` as a layer, sorted by name.
+    """Read environment variables such as `NEAPTIDE__TRAIN__STEPS=100` as layers, sorted by name.
 
     Two underscores separate keys, and keys become lower case. `plugins` are the names of plugins.
     In these names an underscore can stand for a hyphen: `NEAPTIDE__PLUGINS__LAYER_DROP__RATE` sets

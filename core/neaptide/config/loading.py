@@ -45,9 +45,10 @@ def load(
     defaults, preset, files in their order, environment, `sets`.
 
     `specs` maps names to installed plugins. `sets` are settings such as `train.steps=100`. In
-    `environ` only variables such as `NEAPTIDE__TRAIN__STEPS` are read. Plugins named in `disabled`
-    are not enabled. Raises ConfigError. The error text lists all problems of the first kind of
-    source that cannot be read, or all problems of the combined configuration.
+    `environ` only environment variables such as `NEAPTIDE__TRAIN__STEPS` are read. Plugins named in
+    `disabled` are not enabled. Raises ConfigError. If files, environment variables or `sets` cannot
+    be read, the error text lists the problems of all sources of this kind. If every source can be
+    read, the error text lists all problems of the combined configuration.
     """
     layers = [] if preset is None else [from_preset(preset)]
     layers += from_files(files)

@@ -14,7 +14,7 @@ GROUP = "neaptide.presets"
 
 @cache
 def offered() -> tuple[dict[str, str], dict[str, str]]:
-    """Return two dicts from names of presets: to TOML texts, and to problems of unusable presets.
+    """Return two dicts by preset name: the TOML texts, and the problems of unusable presets.
 
     If a whole package is unusable, the key is the distribution of the package: `"name version"`.
     """

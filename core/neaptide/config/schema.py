@@ -69,18 +69,18 @@ class RunSection(ConfigSection):
         help="run directory; by default `runs/` plus the name of the first configuration file",
     )
     checkpoint_every: int = field(
-        0, validator=_at_least(0), help="updates between checkpoints; 0: at the end and on signals"
+        0, validator=_at_least(0), help="updates between saves; 0: only at the end and on signals"
     )
-    keep: int = field(3, validator=_at_least(0), help="newest checkpoints kept; 0: all of them")
+    keep: int = field(3, validator=_at_least(0), help="newest checkpoints to keep; 0: keep all")
     progress: Literal["auto", "plain", "quiet"] = field(
         "auto",
         validator=in_(("auto", "plain", "quiet")),
-        help="`auto`: a progress line or bar if the output can show one; `plain`: log lines",
+        help="`auto`: live line or bar if possible; `plain`: log lines; `quiet`: no progress",
     )
     log: Literal["console", "json"] = field(
         "console",
         validator=in_(("console", "json")),
-        help="on stderr: `console` warnings for people, `json` every event as a line of JSON",
+        help="`console`: warnings as text; `json`: every event as a line of JSON; both on stderr",
     )
     log_every: int = field(10, validator=_at_least(1), help="updates between two log lines")
 
@@ -95,7 +95,7 @@ class ModelSection(ConfigSection):
         schema=_BUILT,
         help="for instance `builtin:byte-gpt`, or `package.module:factory`",
     )
-    options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")
+    options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="arguments of the builder")
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -108,7 +108,7 @@ class DataSection(ConfigSection):
         schema=_BUILT,
         help="for instance `builtin:python-stdlib`, or `package.module:factory`",
     )
-    options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="passed to the builder")
+    options: Mapping[str, Any] = field(_EMPTY, validator=_table, help="arguments of the builder")
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -117,7 +117,7 @@ class TrainSection(ConfigSection):
 
     steps: int = field(1000, validator=_at_least(1), help="updates in the whole run")
     batch_size: int = field(
-        16, validator=_at_least(1), help="samples per update, however many micro-batches they make"
+        16, validator=_at_least(1), help="samples per update, in all micro-batches together"
     )
     device: str = field(
         "auto",
@@ -126,7 +126,7 @@ class TrainSection(ConfigSection):
         help="`cpu`, `cuda` or `cuda:N`; `auto`: the first GPU, else the CPU",
     )
     clip_norm: float | None = field(
-        None, validator=optional(_positive), help="largest gradient norm; left out: no clipping"
+        None, validator=optional(_positive), help="largest gradient norm; none: no clipping"
     )
     grad_norm: bool = field(
         default=False, validator=_flag, help="measure the gradient norm even if nothing needs it"
@@ -140,7 +140,7 @@ class TrainSection(ConfigSection):
         help="largest number of updates skipped in a row; one more ends the run",
     )
     deterministic: bool = field(
-        default=False, validator=_flag, help="use only algorithms that give the same result twice"
+        default=False, validator=_flag, help="use only deterministic algorithms of torch"
     )
 
 
@@ -149,7 +149,7 @@ class OptimizerSection(ConfigSection):
     """The optimizer and its learning rate."""
 
     name: str = field(
-        "adamw", validator=_string, help="of `torch.optim`, a plugin's, or `package.module:Class`"
+        "adamw", validator=_string, help="from `torch.optim` or a plugin, or `package.module:Class`"
     )
     lr: float = field(1e-3, validator=_positive, help="peak learning rate")
     options: Mapping[str, Any] = field(
@@ -164,7 +164,7 @@ class ScheduleSection(ConfigSection):
     name: Literal["constant", "linear", "cosine"] = field(
         "constant",
         validator=in_(("constant", "linear", "cosine")),
-        help="shape after the warmup: constant, or down to zero at the last update",
+        help="rate after the warmup: constant, or decay to zero at the last update",
     )
     warmup_steps: int = field(
         0, validator=_at_least(0), help="updates in which the learning rate rises from zero"
@@ -205,10 +205,12 @@ class PredictSection(ConfigSection):
     confidence: float | None = field(
         None,
         validator=optional(and_(_number, gt(0), le(1))),
-        help="least confidence for a prediction, in (0, 1]; needs a plugin with a dynamics model",
+        help="lowest confidence for a prediction, in (0, 1]; needs a plugin with a dynamics model",
     )
     correction_interval: int = field(
-        15, validator=_at_least(1), help="predicted updates after which a Correct phase follows"
+        15,
+        validator=_at_least(1),
+        help="a Correct phase follows when jumps have replaced at least this many updates",
     )
     rise: float = field(
         0.02,
@@ -216,7 +218,7 @@ class PredictSection(ConfigSection):
         help="largest relative rise of the loss with which a prediction is accepted",
     )
     halvings: int = field(
-        2, validator=_at_least(0), help="times a rejected prediction is halved and tried again"
+        2, validator=_at_least(0), help="how often a rejected prediction is halved and tried again"
     )
 
 
@@ -231,10 +233,10 @@ class CorrectSection(ConfigSection):
 class PhasesSection(ConfigSection):
     """The lengths of the four phases: Warmup, then Full, Predict and Correct in turn."""
 
-    warmup: WarmupSection = field(WarmupSection, help="the first, ordinary updates")
-    full: FullSection = field(FullSection, help="ordinary updates, observed")
+    warmup: WarmupSection = field(WarmupSection, help="ordinary updates at the start")
+    full: FullSection = field(FullSection, help="ordinary updates that a predictor observes")
     predict: PredictSection = field(PredictSection, help="predicted updates")
-    correct: CorrectSection = field(CorrectSection, help="ordinary updates that settle")
+    correct: CorrectSection = field(CorrectSection, help="ordinary updates after predictions")
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -254,12 +256,13 @@ class RunConfig(ConfigSection):
     model: ModelSection = field(ModelSection, help="the model to train")
     data: DataSection = field(DataSection, help="the data to train on")
     train: TrainSection = field(TrainSection, help="length, device and limits")
-    optimizer: OptimizerSection = field(OptimizerSection, help="optimizer and its rate")
-    schedule: ScheduleSection = field(ScheduleSection, help="course of the rate")
+    optimizer: OptimizerSection = field(OptimizerSection, help="optimizer and learning rate")
+    schedule: ScheduleSection = field(ScheduleSection, help="how the learning rate changes")
     eval: EvalSection = field(EvalSection, help="when and how much to evaluate")
     phases: PhasesSection = field(PhasesSection, help="lengths of the four phases")
     plugins: Mapping[str, Any] = field(
         _EMPTY,
         validator=_table,
-        help="a table per enabled plugin; their order in the file decides where nothing else does",
+        help="one table per enabled plugin; plugins run in the order of these tables, except where "
+        "a plugin requires another order",
     )

@@ -1,4 +1,4 @@
-"""Plain values (values of TOML's types), paths to values, and problems of values."""
+"""Plain values (values of TOML's types), paths to values, and problems with values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Problem:
 
 
 class Invalid(Exception):  # noqa: N818 - internal: it becomes a ConfigError
-    """All problems of one value. The reader of the surrounding table or array catches it."""
+    """All problems of one value. The reader of the surrounding table or array catches Invalid."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*map(str, problems))
@@ -144,7 +144,7 @@ def shorten(text: str, limit: int = 80) -> str:
 
 
 def hint(name: str, known: Iterable[str], label: str = "known") -> str:
-    """Return an error text's end: the name in `known` that is closest to `name`, or all names."""
+    """Return the end of an error text: the name in `known` closest to `name`, or all of `known`."""
     names = list(known)
     return suggest(name, names) or (f" ({label}: {', '.join(names)})" if names else "")
 
@@ -186,7 +186,7 @@ def keyed(table: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def too_deep(value: object) -> bool:
-    """Return whether `value` nests deeper than `MAX_DEPTH`. A cycle of references does, too."""
+    """Return whether `value` nests deeper than `MAX_DEPTH`, or contains itself."""
     stack = [(value, 1)]
     while stack:
         item, depth = stack.pop()

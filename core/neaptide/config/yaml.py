@@ -79,7 +79,7 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_sequence(self, tag: str, sequence: Any, _: Any = None) -> yaml.SequenceNode:
         node = super().represent_sequence(tag, sequence)
-        # An array is written on one line if it contains, at any depth, no table with content.
+        # An array is written on one line if it contains only values, empty tables and such arrays.
         node.flow_style = all(getattr(one, "flow_style", 1) or not one.value for one in node.value)
         return node
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DYNAMICS = "dynamics"
-"""The claim of plugins that implement `forecast`."""
+"""The claim (exclusive resource) of plugins that implement `forecast`."""
 PLACEMENT = "device.placement"
 PREDICTOR = "predictor"
-"""The claim of plugins that implement `propose_update`."""
+"""The claim (exclusive resource) of plugins that implement `propose_update`."""
 
 
 def configured(
@@ -32,7 +32,7 @@ def configured(
     """Return the complete config and the manifests of the enabled plugins in resolved order.
 
     `plugins` are names or manifests of further plugins to enable. Plugins that build the model,
-    data or optimizer are also enabled. The ConfigError or PluginError lists all problems.
+    data or optimizer are also enabled. Raises ConfigError or PluginError with all problems.
     """
     if isinstance(plugins, str | PluginSpec):
         msg = f"plugins must be a list of names or manifests, such as ['ema'] (got {plugins!r})"
@@ -115,7 +115,7 @@ def _load(config: Any, specs: Mapping[str, PluginSpec]) -> RunConfig:
 def _builder(
     kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
-    """Check `options`; return the plugin that builds the model or data `name`, if one does."""
+    """Check `options`; return the plugin that builds the model or data `name`, or None."""
     scheme, rest = split_name(name, enabled)
     if not scheme:
         return None
@@ -138,7 +138,7 @@ def _builder(
 def _optimizer_builder(
     kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
-    """Check `options`; return the plugin that builds the optimizer `name`, if one does."""
+    """Check `options`; return the plugin that builds the optimizer `name`, or None."""
     wanted = f"{kind}:{name}"
     held = [spec for spec in enabled if wanted in spec.schemes]
     if not held:

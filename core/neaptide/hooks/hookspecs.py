@@ -1,9 +1,11 @@
 """Every hook, in the order of a run. Each docstring states when the hook runs and what it may do.
 
 An implementation names only the arguments that it uses. The hooks `around_*` return a middleware
-(see `api/middleware.py`). The middleware of the first plugin is the outermost. Of a hook with
-`firstresult` the core uses the first result that is not None; the core's implementation runs last.
-All other hooks run on every plugin.
+(see `api/middleware.py`). The middleware of the first plugin is the outermost. For a hook with
+`firstresult`, the core uses the first result that is not None. The core's own implementation runs
+last. All other hooks run on every plugin.
+
+A jump is a predicted update. The guard checks the loss after a jump, and accepts or undoes it.
 """
 # mypy: disable-error-code="empty-body"
 
@@ -39,7 +41,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 
 @hookspec(firstresult=True)
 def build_model(spec: ModelSpec) -> nn.Module | Task | None:
-    """Build the model of `[model]`, in runs from a config.
+    """Build the model that `[model]` names, if the run is created from a config.
 
     The manifest's `schemes` lists the schemes that the plugin builds. Return a
     `Task(module, loss_fn)`, or a module whose loss is `model(**batch).loss`.
@@ -48,15 +50,15 @@ def build_model(spec: ModelSpec) -> nn.Module | Task | None:
 
 @hookspec(firstresult=True)
 def build_data(spec: DataSpec) -> Data | None:
-    """Build the training and validation batches of `[data]`. Runs after `on_run_start`."""
+    """Build the batches that `[data]` names. Runs after `on_run_start`."""
 
 
 @hookspec
 def register_kernels(kernels: KernelScope) -> None:
-    """Add providers of ops with `kernels.add`, or select providers with `kernels.use`.
+    """Add implementations of ops with `kernels.add`, or select some with `kernels.use`.
 
     Runs after `build_model`. The core undoes the changes at the end of the run. `neaptide
-    kernels` calls this hook without a run, on a plugin with default settings.
+    kernels` also calls this hook: without a run, on a plugin with default settings.
     """
 
 
@@ -69,9 +71,9 @@ def convert_model(model: nn.Module) -> None:
 def configure_optimizer(
     model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
 ) -> torch.optim.Optimizer | None:
-    """Build the optimizer of `[optimizer]`.
+    """Build the optimizer that `[optimizer]` names.
 
-    The core builds a class of torch.optim, and a class whose name has the form `module:Class`.
+    The core's implementation builds classes of torch.optim, and classes named as `module:Class`.
     """
 
 
@@ -91,15 +93,12 @@ def provide_parameters(
 
 @hookspec
 def around_train_step(run: Run) -> middleware.AroundTrainStep | None:
-    """Wrap one ordinary step.
-
-    The step has all micro-batches, backwards and the update, but no jump.
-    """
+    """Wrap one ordinary step: all micro-batches, backwards and the update, but no jump."""
 
 
 @hookspec
 def around_forward(run: Run) -> middleware.AroundForward | None:
-    """Wrap each call of model and loss: in training, in the guard and in evaluation."""
+    """Wrap each call of model and loss: in training, in the guard's check, in evaluation."""
 
 
 @hookspec
@@ -114,12 +113,12 @@ def around_optimizer_step(run: Run) -> middleware.AroundOptimizerStep | None:
 
 @hookspec
 def around_predict(run: Run) -> middleware.AroundPredict | None:
-    """Wrap a Predict step. Pass a smaller `horizon` to shorten the jump; return None to veto it."""
+    """Wrap a Predict step. Pass a smaller `horizon` for a shorter jump; return None for no jump."""
 
 
 @hookspec
 def around_propose(run: Run) -> middleware.AroundPropose | None:
-    """Wrap `propose_update`. The middleware may return another update, or None to drop it."""
+    """Wrap `propose_update`. The middleware may return another update, or None for no jump."""
 
 
 @hookspec
@@ -142,16 +141,16 @@ def around_save(run: Run) -> middleware.AroundSave | None:
 
 @hookspec
 def on_run_start(run: Run, model: nn.Module, store: ParameterStore, probe: Probe) -> None:
-    """Run after assembly, before the first step and before a checkpoint is loaded.
+    """Run after the model, the optimizer and the store are built, before the first step.
 
-    `probe(batch)` returns the mean loss of the present weights as a float. A plugin may store the
-    function `probe` and call it during the run.
+    A checkpoint is loaded later. `probe(batch)` returns the mean loss of the present weights as a
+    float. A plugin may store the function `probe` and call it during the run.
     """
 
 
 @hookspec
 def on_run_end(run: Run, error: BaseException | None) -> None:
-    """Undo patches. Runs once on every plugin, in reverse order, even if other plugins raise."""
+    """Undo your changes. Runs once on every plugin, in reverse order, even if another raises."""
 
 
 # --- phase --------------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def on_run_end(run: Run, error: BaseException | None) -> None:
 
 @hookspec(firstresult=True)
 def select_phase(history: History, schedule: PhaseSchedule) -> Phase | None:
-    """Choose the phase of the next step. The core chooses `schedule.due()`."""
+    """Choose the phase of the next step. The core's implementation returns `schedule.due()`."""
 
 
 @hookspec(firstresult=True)
@@ -192,7 +191,7 @@ def on_phase_enter(phase: Phase, previous: Phase | None, step: int) -> None:
 
 @hookspec
 def on_phase_exit(phase: Phase, following: Phase | None, step: int) -> None:
-    """Run when a phase ends; `following` is None at the end of the run and before a load."""
+    """Run when a phase ends; `following` is None at the run's end and before a checkpoint load."""
 
 
 # --- notify: each hook observes and returns None --------------------------------------------------
@@ -222,14 +221,14 @@ def after_step(step: int, phase: Phase, result: StepResult) -> None:
 def on_record(record: StepRecord) -> None:
     """Run for each update and each accepted jump. Each record is a row of steps.csv.
 
-    The record of an update has plain numbers. The hook gets this record during the next step, or
-    at the end of the run. The hook also runs if there is no run directory.
+    The values of a record are on the host. Therefore the hook gets the record of an update during
+    the next step, or at the end of the run. The hook also runs if there is no run directory.
     """
 
 
 @hookspec
 def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
-    """Run for each line of metrics.jsonl: `lr` and all plugins' numbers, or only `val_loss`."""
+    """Run for each line of metrics.jsonl: `lr` and the plugins' metrics, or only `val_loss`."""
 
 
 # --- account ----------------------------------------------------------------------------------
@@ -237,7 +236,7 @@ def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
 
 @hookspec
 def estimate_memory(ledger: Ledger, phase: Phase) -> Ledger:
-    """Return a copy of `ledger` with this plugin's changes to the memory of `phase`.
+    """Return a copy of `ledger`, the memory estimate of `phase`, with this plugin's changes.
 
     The next plugin gets the returned ledger.
     """

@@ -1,4 +1,4 @@
-"""HookManager: calls the hooks, names the plugin in errors, and disables observers that fail.
+"""HookManager: calls the hooks, names the plugin in errors, disables observers that raise.
 
 pluggy declares, validates and orders the implementations. This module calls them, because a call
 by pluggy cannot name the plugin that raised or returned a wrong value.
@@ -96,7 +96,7 @@ class HookManager:
         return bool(self._calls[hook])
 
     def left_to_core(self, hook: str) -> bool:
-        """Return whether the core's default is used, because no plugin implements `hook`."""
+        """Return whether no plugin implements `hook`, so that the core's default is used."""
         return all(call.plugin == DEFAULTS for call in self._calls[hook])
 
     # -- ways of calling --------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class HookManager:
         return errors
 
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Return the ledger of `phase` after the changes of every plugin."""
+        """Let every plugin change `ledger`, the memory estimate of `phase`; return the result."""
         for implementation in self._calls["estimate_memory"]:
             try:
                 value = implementation({"ledger": ledger, "phase": phase})
@@ -188,7 +188,7 @@ class HookManager:
         return ledger
 
     def collect_metrics(self, step: int, phase: Phase) -> dict[str, float]:
-        """Return the numbers of every plugin, by `"plugin.name"`."""
+        """Return a dict from `"plugin.name"` to a number: the metrics of all plugins."""
         metrics: dict[str, float] = {}
         for plugin, values in self._collect("collect_metrics", _numbers, step=step, phase=phase):
             metrics.update({f"{plugin}.{name}": value for name, value in values.items()})

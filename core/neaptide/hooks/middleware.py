@@ -31,10 +31,9 @@ RETURNS = {
 
 
 def blame(error: BaseException, plugin: str | None, where: str) -> None:
-    """Note on `error` that `plugin` raised it in hook `where`. Later calls change nothing.
+    """Add a note to `error`: `plugin` raised it in the hook `where`. Later calls change nothing.
 
-    `plugin=None` means that the core or the user's code raised `error`. Then later calls name no
-    plugin either.
+    `plugin=None` adds no note. It means that the core or the user's code raised `error`.
     """
     if hasattr(error, _BLAMED):
         return

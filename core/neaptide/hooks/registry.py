@@ -55,9 +55,9 @@ class Registry(Mapping[str, PluginSpec]):
         return {name: found.spec for name, found in self.installed.items() if found.spec}
 
     def for_scheme(self, scheme: str, where: str) -> PluginSpec:
-        """Return the plugin that builds `scheme`, such as `"model:builtin"`.
+        """Return the plugin that has `scheme`, such as `"model:builtin"`, in `PluginSpec.schemes`.
 
-        PluginError if no plugin, or more than one plugin, builds `scheme`.
+        PluginError if no plugin, or more than one plugin, has `scheme`.
         """
         usable = self.usable()
         holders = [spec for spec in usable.values() if scheme in spec.schemes]

@@ -18,7 +18,7 @@ def resolve(
 ) -> list[PluginSpec]:
     """Return `enabled` in the order in which their hooks run; the first plugin is the outermost.
 
-    `before` and `after` in the manifests determine the order. Where they allow several orders, the
+    `before` and `after` in the manifests determine the order. If they allow several orders, the
     order of the config is used. ConfigError lists all problems: two plugins with the same claim, a
     conflict, a missing requirement, a cycle. `installed()` returns the installed manifests. An
     error about a missing requirement names the installed plugins that meet the requirement.

@@ -19,7 +19,7 @@ class AppendedFile:
     """Appends lines to the file at `path`, each with one unbuffered write.
 
     If the process is killed, no appended line is lost. If a full disk cuts a line short, the part
-    is removed. If another file is at `path`, or none, `path` is opened again.
+    on the disk is removed. If the file was moved, deleted or replaced, `path` is opened again.
     """
 
     def __init__(self, path: Path, header: str = "") -> None:

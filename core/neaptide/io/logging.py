@@ -85,7 +85,7 @@ def run_logger(sink: Sink | None = None) -> Any:
 
 
 class StderrHandler(logging.Handler):
-    """A handler that writes to the current `sys.stderr`. A live display may have replaced it."""
+    """Writes to the current `sys.stderr`, because a live display may replace `sys.stderr`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line; if the write fails, drop the line."""

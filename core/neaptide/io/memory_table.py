@@ -1,4 +1,4 @@
-"""A memory ledger as text."""
+"""Formats a memory ledger (the memory estimate of a phase) as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def memory_table(
     entries: Iterable[Any], peaks: Mapping[Any, tuple[str, int]], moments: Sequence[str]
 ) -> str:
-    """Return a ledger as text: the peak of each tier, then the entries of each tier by size."""
+    """Return a ledger as text: the peak of each tier (device, host), then its entries by size."""
     lines = [f"{tier:<6}  peak {size(nbytes)} in {when}" for tier, (when, nbytes) in peaks.items()]
     held: Counter[tuple[str, ...]] = Counter()
     for one in entries:
@@ -32,7 +32,7 @@ def memory_table(
 
 
 def _held_in(moments: Collection[str], every: Sequence[str]) -> str:
-    """Return `moments` as text in the order of `every`; `all but …` if that is shorter."""
+    """Return `moments` as text, or `all but` the missing moments if these are fewer."""
     held = [moment for moment in every if moment in moments]
     missing = [moment for moment in every if moment not in moments]
     if len(missing) < len(held):

@@ -1,1 +1,1 @@
-"""One step of training: the phases, the guard of a jump, the loop's state, the learning rate."""
+"""One step of training: phases, jumps (predicted updates), the loop's state, learning rate."""

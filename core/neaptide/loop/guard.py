@@ -1,4 +1,4 @@
-"""The guard applies a predicted update and judges it by forwards. A refused update is undone."""
+"""The guard applies a predicted update (a jump), measures the loss, and may undo the update."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Verdict:
 class Guard:
     """Accepts an update if the loss of a forward (the probe) rises by at most `rise`.
 
-    The guard refuses jumps that raise the loss at once. It does not estimate the later gain of a
-    jump, because such estimates correlate too little with the measured gain.
+    The guard compares the loss directly before and after a jump. It does not estimate the later
+    gain, because such estimates correlate too little with the measured gain.
     """
 
     rise: float
@@ -48,11 +48,11 @@ class Guard:
     """Number of times that a jump is halved and tried again before it is refused."""
 
     def judge(self, store: ParameterStore, update: Update, probe: Callable[[], float]) -> Verdict:
-        """Add the `update`, or a half, a quarter, … of it, or nothing, to the weights of `store`.
+        """Try the jump `update`, then 1/2, 1/4, … of this jump, until a trial is accepted.
 
         If the jump is refused, every weight is bitwise unchanged. If the jump is accepted, every
-        changed weight is finite, and the `on_update` callbacks have run with the rounded delta that
-        was applied. The guard needs host memory for one copy of the trainable weights.
+        changed weight is finite, and the `on_update` callbacks have received the delta (new minus
+        old weight). The guard needs host memory for one copy of the trainable weights.
         """
         before, snapshot = probe(), store.snapshot()
         try:
@@ -92,7 +92,7 @@ class Guard:
 
 
 def apply(store: ParameterStore, update: Update, scale: float) -> str | None:
-    """Add `scale * delta` to every trainable weight, with `update.add` or in the weight's dtype.
+    """Add `scale * delta` to every trainable weight; call `update.add` if set, otherwise `_add`.
 
     At the first unusable delta or non-finite weight, stop and return the problem as text.
     """

@@ -50,7 +50,7 @@ def attempt(
 
     `propose(store=, history=, horizon=)` calls the hook `propose_update` inside its middleware.
     `probe()` returns the loss of the present weights and changes no state. At the end `attempt`
-    restores random generators, train modes and buffers. PluginError if the hook writes weights.
+    restores random generators, train modes and buffers. PluginError if a hook writes weights.
     """
     started = time.perf_counter()
     with as_it_was(model):
@@ -106,7 +106,7 @@ def _judged(
 
 
 def _confidence(hooks: HookManager, history: History, horizon: int) -> float | None:
-    """Return the forecast's confidence; None without a forecast, NaN if its loss is not finite."""
+    """Return the forecast's confidence; None without a forecast, NaN for a non-finite forecast."""
     if not any(DYNAMICS in spec.claims for spec in hooks.specs.values()):
         return None
     forecast: Forecast | None = hooks.first("forecast", Forecast, history=history, horizon=horizon)
@@ -116,7 +116,7 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
 
 
 def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: Any) -> None:
-    """Count and log a Predict step. Advance `before`, the schedule from before the step."""
+    """Count and log a Predict step; update the schedule. `before` is the old schedule."""
     if jump is None or not jump.accepted:
         # If a forced Predict step in Warmup or Correct fails, it must not end that phase.
         cut = before.phase in {WARMUP, CORRECT} and before.due() is before.phase

@@ -13,17 +13,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class LearningRate:
-    """First a linear warmup.
-
-    Then a constant rate, or a linear or cosine decay to zero after `steps`.
-    """
+    """A linear warmup; then a constant rate, or a linear or cosine decay to 0 at update `steps`."""
 
     name: Literal["constant", "linear", "cosine"]
     warmup_steps: int
     steps: int
 
     def factor(self, step: int) -> float:
-        """Return the factor on the base rate for the update that follows `step` updates."""
+        """Return the factor that multiplies the base rate in the update after `step` updates."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         decayed = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

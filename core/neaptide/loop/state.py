@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 class Accumulation:
     """The micro-batches whose gradients are accumulated for the next update.
 
-    Each loss sum is divided by the count of the first micro-batch, so that the mean of a single
-    micro-batch is not rounded. `gradient_scale` turns the sum of gradients into the gradient of the
-    mean over all micro-batches: grad(sum of sums / sum of counts).
+    Each loss sum is divided by `Loss.count` of the first micro-batch, so that the mean of a single
+    micro-batch is not rounded. After that, `gradient_scale` turns the accumulated gradients into
+    the gradient of the mean over all micro-batches: sum of the loss sums / sum of the counts.
     """
 
     pieces: int = 0
     reference: float | torch.Tensor = 1.0
     """The count of the first micro-batch."""
     weight: float | torch.Tensor = 0.0
-    """The sum of count reference over the micro-batches."""
+    """The sum of (count / `reference`) over the micro-batches."""
     loss: float | torch.Tensor = 0.0
-    """The sum of (loss sum reference) over the micro-batches, detached."""
+    """The sum of (loss sum / `reference`) over the micro-batches, detached."""
 
     def add(self, loss: WeighedLoss) -> torch.Tensor:
         """Add one micro-batch; return the 0-dim loss for its backward."""

@@ -83,7 +83,10 @@ class Loop:
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
-        """Train on `batch`. In Predict, first attempt a jump. `phase` overrides the schedule."""
+        """Train on `batch`; in Predict, first try a jump (a predicted update).
+
+        `phase` overrides the schedule.
+        """
         state, started = self.state, time.perf_counter()
         self._added = False
         chosen: Phase = phase or self.hooks.first(
@@ -268,7 +271,7 @@ class Loop:
     # -- evaluation -------------------------------------------------------------------------------
 
     def evaluate(self, batches: Iterable[Any], *, plain: bool = False) -> float:
-        """Return the mean loss over `batches`, weighted by the counts; nan without batches.
+        """Return the sum of all losses / the sum of all `Loss.count`; nan without batches.
 
         Restores the same state as `probe`. `plain=True` skips the middleware of `around_evaluate`.
         """

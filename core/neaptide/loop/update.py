@@ -63,7 +63,7 @@ def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torc
 
 
 def note_skipped(state: TrainState, skipped: Pending, run: Run) -> None:
-    """Log a skipped update. Raise DivergedError after more than `train.max_skipped` in a row."""
+    """Log a skipped update; DivergedError after more than `train.max_skipped` skips in a row."""
     if state.schedule.phase is not WARMUP:
         state.schedule = state.schedule.declined()
     run.log.warning(

@@ -75,7 +75,8 @@ def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule
 def choose_device(name: str, model: nn.Module | None) -> torch.device:
     """Return the device `name`; raise ConfigError for `cuda` without a usable GPU.
 
-    `auto` means the device of `model`; without a model the first GPU; without a GPU the CPU.
+    `auto` means the device of `model`. Without a model it means the first GPU, or the CPU if there
+    is no GPU.
     """
     if name == "auto":
         parameter = next(model.parameters(), None) if model is not None else None
@@ -89,7 +90,7 @@ def choose_device(name: str, model: nn.Module | None) -> torch.device:
 
 
 def is_placed(hooks: HookManager) -> bool:
-    """Return whether a plugin moves the model to the device, so that the core does not."""
+    """Return whether a plugin, and not the core, moves the model to the device."""
     return any(PLACEMENT in spec.claims for spec in hooks.specs.values())
 
 
@@ -147,8 +148,8 @@ def build_optimizer(
 def base_ledger(store: ParameterStore, phase: Phase) -> Ledger:
     """Return the memory that the core uses in `phase`, in bytes.
 
-    This is the memory of weights, gradients, optimizer state, and the copy of the weights that
-    undoes a jump. Activations are not included, because they depend on the batch.
+    This is the memory of weights, gradients, optimizer state, and the copy of the weights that can
+    undo a predicted update. Activations are not included, because they depend on the batch.
     """
     spans = store.spans()
     trainable = sum(span.bytes for span in spans if span.trainable)

@@ -1,4 +1,4 @@
-"""The core's implementations of hooks that use the first result.
+"""The core's implementations of the `firstresult` hooks (the first result is used).
 
 They run last, so that every plugin can replace them.
 """
@@ -59,7 +59,8 @@ class Defaults:
     def build_data(self, spec: DataSpec) -> Data | None:
         """Call the factory with `[data.options]`, and return the data.
 
-        If a parameter of the factory has the name of a setting of the run, it gets this setting.
+        If a parameter of the factory has the name of a run setting, such as `batch_size`, the
+        value of this setting is passed.
         """
         if spec.scheme:
             return None
@@ -87,9 +88,9 @@ class Defaults:
     def configure_optimizer(
         self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        """Build an optimizer of torch.optim or of `package.module:Class`.
+        """Build an optimizer of torch.optim, or import its class `package.module:Class`.
 
-        The name of a class of torch.optim may be written in upper or lower case.
+        Upper and lower case make no difference in the name of a class of torch.optim.
         """
         found = _optimizer_class(name)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -170,7 +171,7 @@ def import_object(name: str, where: str) -> Any:
 
 @contextmanager
 def _naming(called: str, where: str) -> Iterator[None]:
-    """Add the name `called` and its setting `where` as a note to any error of the block."""
+    """Inside the context, add `called` and the setting `where` to any error as a note."""
     try:
         yield
     except SystemExit as error:

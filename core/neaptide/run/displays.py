@@ -1,4 +1,4 @@
-"""Finds, by entry points, a display of the running training in a terminal or notebook."""
+"""Finds the progress display for a terminal or notebook among the installed entry points."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def display_of(
 ) -> AbstractContextManager[Display | None]:
     """Return a context that yields the first display that can show this run, or None.
 
-    An entry point is a function that takes the same keyword arguments. It returns such a context,
-    or None if its display cannot show a run here. The functions are called in the order of the
-    entry points' names. If `stream` is None, the display must not print text.
+    Each entry point is a function with the keyword arguments of `display_of`. It returns a context
+    that yields a display, or None if it cannot show this run. The functions are called in the order
+    of the entry points' names. If `stream` is None, the display must not print text.
     """
     for display in loaded(DISPLAY_GROUP):
         found: AbstractContextManager[Display] | None = display(

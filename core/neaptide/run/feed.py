@@ -1,4 +1,4 @@
-"""Iterates over finite data without end. Knows the position in the data, for checkpoints."""
+"""Repeats finite data without end. Records the position in the data, for checkpoints."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Cursor:
     """The position of a run in data that has no `state_dict`.
 
-    A resumed run restores the random state from the start of the pass. Then it iterates the data
-    again and skips the batches that were already used.
+    A pass is one iteration over the data. A resumed run restores the random state from the start of
+    the pass. Then it iterates over the data again and skips the batches that were already used.
     """
 
     used: int = 0
@@ -32,7 +32,7 @@ class Cursor:
 
 
 class Feed:
-    """Iterates over `Data.train` without end. The position in this data is a state tree.
+    """Iterates over `Data.train` without end. `state_dict` returns the position in the data.
 
     The iteration raises DataError if the data raises an error, or if a pass over the data yields no
     batch.
@@ -43,7 +43,7 @@ class Feed:
         self._resumable = hasattr(train, "state_dict") and hasattr(train, "load_state_dict")
         self._cursor = Cursor()
         self._given = 0  # batches that this object has yielded, in all passes
-        # Data with a `state_dict` may resume at the end of a pass: then the first pass is empty.
+        # Data with a `state_dict` may resume at the end of a pass. Then the first pass is empty.
         self._may_be_empty = state is not None and self._resumable
         if state is None:
             return

@@ -96,7 +96,7 @@ class Fit:
 
     @contextmanager
     def _saving_first(self) -> Iterator[None]:
-        """If the data raises an error, save a checkpoint, then raise the error again."""
+        """If the data raises an error, save the new progress, then raise the error again."""
         try:
             yield
         except DataError as error:

@@ -29,7 +29,7 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _statm() -> int | None:
-    """Return a descriptor of `statm`. It stays open: opening takes ten times as long as a read."""
+    """Return a descriptor of `statm`, kept open: opening is ten times slower than a read."""
     try:
         return os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:  # not Linux

@@ -52,7 +52,7 @@ class Recorder:
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
         self._early: list[MutableMapping[str, Any]] | None = []
-        """Events from before `begin`. `begin` writes them, because it may delete the file."""
+        """Events from before `begin`; written in `begin`, because `begin` may delete the file."""
         self.summed_up = False
         """True if the run's summary was written."""
         self._started = time.perf_counter()
@@ -79,7 +79,7 @@ class Recorder:
             self._meter = PeakMeter(device)
 
     def begin(self, resumed: TrainState | None) -> None:
-        """Prepare the files: continue after the update of `resumed`, or start new files if None."""
+        """Continue the files after update `resumed.step`; start new files if `resumed` is None."""
         if resumed is not None and resumed.history.losses:
             self.final_loss = resumed.history.losses[-1]
         if self._files is None:
@@ -215,10 +215,7 @@ class Recorder:
         return summary
 
     def close(self) -> None:
-        """If there are events from before `begin`, write these events.
-
-        Then close the run directory.
-        """
+        """If `begin` was not called, write the earlier events; then close the run directory."""
         self._write_early()
         if self._files:
             self._files.close()

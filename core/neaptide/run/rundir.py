@@ -64,7 +64,7 @@ class RunDirectory:
         return max([0, *(int(_csv_step(row)) for row in rows if ",true," not in row)])
 
     def peaks_of(self, step: int) -> dict[str, MemorySample]:
-        """Return the peaks by phase in the summary of a run that ended at update `step`."""
+        """Return the memory peaks by phase, from the summary of a run that ended at `step`."""
         try:
             summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
             peaks = summary["peak_bytes"].items() if summary["steps"] == step else ()

@@ -1,7 +1,7 @@
 """Checks the form of all sections of a checkpoint before `load` changes the run.
 
-The digests prove that no byte has changed. The checks of this module prove that names, types and
-shapes are right, so that this version can load the data.
+The digests in a checkpoint prove that no byte has changed. The checks of this module prove that
+names, types and shapes are right, so that this version can load the data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Number = int | float
 
 @contextmanager
 def formed(loaded: Checkpoint, section: str) -> Iterator[None]:
-    """Turn any error of the block into a CheckpointError about the form of `section`."""
+    """Inside the context, turn any error into a CheckpointError about `section`."""
     try:
         yield
     except CheckpointError:

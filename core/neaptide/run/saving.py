@@ -106,7 +106,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     check_large_sections(loaded, parts.store, both)
 
     store = parts.store
-    # Leave the phase, so that plugins that store weights in another form decode them first.
+    # Leave the phase first: plugins that store weights in another form then decode the weights.
     phase, parts.state.phase = parts.state.phase, None
     if phase is not None:
         parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
@@ -147,8 +147,8 @@ def _load_tensors(
 def digest(parts: Parts, data: Any) -> str:
     """Return the sha256 of weights, buffers, optimizer, plugins, schedule, RNG and data position.
 
-    Runs with equal computations have equal digests. Times are not included, and neither are plugins
-    and user objects without state.
+    Runs with equal computations have equal digests. Times are not included.
+    Plugins and user objects are included if they have state.
     """
     store = parts.store
     with sections(parts, data) as trees:

@@ -36,8 +36,8 @@ class Session:
     """One run, used by `HybridTrainer` and `Fit`. If the assembly fails, it is undone.
 
     `ordered` are the manifests of the enabled plugins in resolved order. `build` returns the model
-    and the loss function, and is called when the plugins exist. Without `optimizer`, the optimizer
-    of the config is built. `HybridTrainer` documents the other arguments.
+    and the loss function. It is called after the plugins are created. Without `optimizer`, the
+    optimizer of the config is built. `HybridTrainer` documents the other arguments.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Session:
         self.data_state: Any = None
         """The position in the data, as saved in checkpoints."""
         self.error: BaseException | None = None
-        """The error, raised by the last step or by the user's code, that ends the run."""
+        """The error that ends the run. The last step or the user's code raised this error."""
         self._closed = self._begun = self._loaded = self._stepping = False
         self._kernels: KernelScope | None = None
         if config.train.deterministic:
@@ -134,7 +134,7 @@ class Session:
             self.recorder.begin(self.state if self._loaded else None)
 
     def step(self, batch: Any, phase: str | None = None) -> StepResult:
-        """Train on one batch, after a jump if one is due; `phase` overrides the schedule."""
+        """Train on one batch; first try a jump if it is due. `phase` overrides the schedule."""
         if self._closed:
             msg = "this trainer is closed; make a new one"
             raise RuntimeError(msg)
@@ -175,7 +175,7 @@ class Session:
         return saving.digest(self._parts, self.data_state)
 
     def close(self) -> None:
-        """End the run, with `error` as the reason if it is set. Idempotent."""
+        """End the run; pass `self.error` (or None) to the hook `on_run_end`. Idempotent."""
         if not self._closed:
             self._check_not_stepping("close")
             try:
@@ -214,7 +214,7 @@ class Session:
 
 
 _users: list[tuple[bool, bool]] = []
-"""The user's deterministic mode of torch and `warn_only`, once per deterministic session."""
+"""torch's deterministic mode and `warn_only` before the first session; one copy per session."""
 
 
 def _begin_deterministic() -> None:

@@ -98,7 +98,7 @@ def _watch(reading: int) -> None:
 
 
 def _forget_in_child() -> None:
-    # A terminal also sends Ctrl-C to forked workers. Without this, the pipe would get it twice.
+    # A terminal also sends Ctrl-C to forked workers, so the pipe would get the signal twice.
     if _ACTIVE:
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)

@@ -130,13 +130,13 @@ class HybridTrainer:
     # -- training -------------------------------------------------------------------------------
 
     def step(self, batch: Any, *, phase: str | None = None) -> StepResult:
-        """Train on one batch. If a jump is due, make the jump first.
+        """Train on one batch. If a jump (a predicted update) is due, try the jump first.
 
         Args:
-            batch: the batch for `loss_fn`; dim 0 of its tensors counts the samples.
+            batch: the batch for `loss_fn`; dim 0 of its first tensor is the batch dimension.
             phase: a phase for this step, such as `"full"`, instead of the phase that is due. With
-                `"predict"` a jump is tried first, then the batch is trained on in the phase that
-                is due.
+                `"predict"` the trainer first tries a jump. Then it trains on the batch in the
+                phase that is due.
 
         Raises:
             DivergedError: more than `train.max_skipped` updates in a row were not finite.
@@ -156,10 +156,10 @@ class HybridTrainer:
         """Train until `train.steps` updates are made; evaluate, save and stop on signals.
 
         Args:
-            data: a `Data`, or the batches to train on. The data is iterated again at its end.
+            data: a `Data`, or the batches to train on. After the last batch, iteration restarts.
             validation: the batches to evaluate on, if `data` is not a `Data`.
             resume: the path of a checkpoint to continue from. `"auto"` means the newest valid
-                checkpoint of the run directory, if there is one.
+                checkpoint of the run directory. Without a checkpoint, the run starts anew.
             allow_changes: resume even if the config or the plugins differ.
             observe: a function for a progress display, called with the StepResult and the
                 TrainState after each step. If it has a method `evaluated(step, loss)`, the method
@@ -171,7 +171,7 @@ class HybridTrainer:
 
         Raises:
             Interrupted: a SIGINT or SIGTERM arrived; the run was saved.
-            DataError: the data is empty or used up, or raised an error; the run was saved.
+            DataError: the data gave no batch or raised an error; new progress was saved.
         """
         check_resume(resume)
         source = data if isinstance(data, Data) else Data(data, validation)
@@ -185,14 +185,14 @@ class HybridTrainer:
         """Return the mean loss over `batches`; nan if there are no batches.
 
         The model and the random state do not change. A plugin may replace the weights during an
-        evaluation, for example by their average; with `plain` the trained weights are evaluated.
+        evaluation, for example by their average. `plain=True` evaluates the trained weights.
         """
         return self._session.loop.evaluate(batches, plain=plain)
 
     # -- state ----------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> Path:
-        """Write a checkpoint as `directory`, atomically. Replaces an older checkpoint there.
+        """Write the checkpoint `directory` atomically; replace an older checkpoint at this path.
 
         If the write fails, CheckpointError is raised and the older checkpoint stays intact.
         """

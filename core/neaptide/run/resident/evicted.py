@@ -24,7 +24,7 @@ ALIGNMENT = 256
 
 @attrs.define(eq=False)
 class Moved:
-    """The bytes of one storage on the host, and the tensors that use these bytes."""
+    """A host copy of one storage, and the tensors that use this copy."""
 
     host: torch.Tensor
     """A view of the buffer, uint8 `[bytes]`."""
@@ -36,7 +36,7 @@ class Moved:
     __repr__ = one_line
 
     def put_back(self, storage: torch.UntypedStorage) -> None:
-        """Rebind to `storage` each tensor that still uses the bytes on the host."""
+        """Rebind the tensors that still use the host copy; afterwards they use `storage`."""
         here = self.host.untyped_storage()._cdata  # noqa: SLF001 - the storage's identity
         for tensor, first in zip(self.tensors, self.firsts, strict=True):
             if tensor.untyped_storage()._cdata == here:  # noqa: SLF001 - as above
@@ -53,7 +53,7 @@ def places(storages: Sequence[SharedStorage]) -> tuple[list[int], int]:
 
 
 def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Moved]) -> None:
-    """Rebind the tensors to `flat`. `flat` has the bytes of each storage at the storage's offset.
+    """Let the tensors of `storages` use `flat`, which has a copy of each storage's bytes.
 
     Adds one `Moved` per storage to `into`. After an error or an interrupt, no tensor is rebound.
     """
@@ -80,7 +80,7 @@ def rebind(storages: Sequence[SharedStorage], flat: torch.Tensor, into: list[Mov
 
 
 class InRam:
-    """The default refuge: pageable RAM. Its copies are synchronous."""
+    """The default refuge (storage of evicted tensors): pageable RAM. Copies are synchronous."""
 
     readable = True
 
@@ -91,7 +91,7 @@ class InRam:
         return called(self, f"{len(self._moved)} storages")
 
     def take(self, storages: list[SharedStorage]) -> None:
-        """Copy the storages to a new buffer. A page is freed when no tensor uses it any more."""
+        """Copy the storages to a new buffer, which is freed when no tensor uses the buffer."""
         offsets, size = places(storages)
         _, flat = mapped(size, Pages)
         for offset, shared in zip(offsets, storages, strict=True):
@@ -135,7 +135,7 @@ class Evictions:
     def weights(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
         """Evict weights; return a function that moves them back.
 
-        A loan reads an evicted weight from the refuge. ValueError if `refuge` is not readable.
+        A loan reads an evicted weight from the refuge. ValueError if `refuge.readable` is False.
         """
         kept = refuge or InRam()
         if not kept.readable:
@@ -158,7 +158,7 @@ class Evictions:
         return back
 
     def state(self, found: Evictable, refuge: Refuge | None) -> Callable[[], None]:
-        """Evict optimizer state; return a function that moves the still evicted state back."""
+        """Evict optimizer state; return a function that moves the state back if still evicted."""
         kept = refuge or InRam()
         kept.take(found.storages)
         self._state.append(kept)
@@ -185,7 +185,7 @@ class Evictions:
             self._hooks.pop()()
 
     def show(self, *_: object) -> None:
-        """Move optimizer state back from each refuge that is not readable."""
+        """Move optimizer state back from each refuge whose `readable` is False."""
         self._all_back(readable=False)
 
     def _all_back(self, *_: object, readable: bool = True) -> None:
@@ -203,7 +203,7 @@ class Evictions:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether `tensor` is a plain torch.Tensor that fills its storage; it may have views."""
+    """Return whether `tensor` is a plain torch.Tensor that fills its storage; views may exist."""
     if type(tensor.data) is not torch.Tensor or tensor.layout != torch.strided:
         return False
     own = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

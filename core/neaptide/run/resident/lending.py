@@ -28,8 +28,8 @@ def lent_entry(
 ) -> Iterator[dict[str, Any]]:
     """Lend the optimizer's state dict of `parameter`. If `on` is a device, lend copies on `on`.
 
-    After a loan for writing, the dict is the parameter's state in the optimizer. An empty dict is
-    removed, so that the next step begins anew.
+    At the end of a loan for writing, the dict replaces the optimizer's state of `parameter`. An
+    empty dict is removed, so that the optimizer creates new state in the next step.
     """
     entry: dict[str, Any] = optimizer.state.get(parameter, {})
     lent = entry if mode == "write" else dict(entry)

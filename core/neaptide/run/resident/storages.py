@@ -19,7 +19,7 @@ _SHARED = "used by other tensors, too"
 _ALIGNED = 64
 """Alignment of torch's allocations on a CPU, in bytes."""
 _HANDLE = 1
-"""The number of users that a call of `users` adds: the argument itself is a user."""
+"""The number that `users` subtracts, because its own argument also counts as a user."""
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 _NOT_STATE = (nn.Module, torch.optim.Optimizer)
 
@@ -29,7 +29,7 @@ def evictable(
 ) -> Evictable:
     """Return the storages of at least `smallest` bytes that only `tensors` use.
 
-    A storage that another tensor also uses is not included; `others` lists such tensors.
+    If any other tensor, such as one of `others`, uses a storage, the storage is not included.
     A tensor whose layout is not strided is not included either.
     """
     foreign = {_identity(tensor) for tensor in others if _has_storage(tensor)}
@@ -81,7 +81,7 @@ def users(storage: torch.UntypedStorage) -> int:
 
 
 def moved_in(tensor: torch.Tensor, storage: torch.UntypedStorage, first: int) -> None:
-    """Rebind `tensor` to `storage`. The data of `tensor` starts at the element `first`."""
+    """Rebind `tensor`: from now on its data is in `storage`, from element `first` on."""
     with torch.no_grad():
         there = torch.empty(0, dtype=tensor.dtype, device=storage.device)
         there.set_(storage, first, tensor.size(), tensor.stride())
@@ -146,7 +146,7 @@ def _held(shared: SharedStorage) -> str | None:
     """Return the reason why a storage cannot be evicted, or None if it can be evicted."""
     if any(t.is_conj() or t.is_neg() or t.is_inference() for t in shared.tensors):
         return "of tensors that cannot be rebound"
-    # `resizable()` is no test for this: after `numpy()`, which `save` calls, it stays False.
+    # `resizable()` cannot be used here: it stays False after `numpy()`, which `save` calls.
     on_cpu = shared.storage.device.type == "cpu"
     if on_cpu and (shared.storage.is_shared() or shared.storage.data_ptr() % _ALIGNED):
         return "in memory that is not torch's own"

@@ -75,7 +75,7 @@ class ResidentStore(ParameterStore):
         of: Literal["weight", "gradient"] = "weight",
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
-        """Lend the parameter's tensor, or a copy on `on` that is written back at the end."""
+        """Lend the tensor, or a copy on device `on`. A loan for writing writes the copy back."""
         parameter = self.parameters[span.name]
         if of == "gradient":
             if parameter.grad is None:
@@ -101,7 +101,7 @@ class ResidentStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's state, or copies on `on` that are written back at the end."""
+        """Lend the optimizer's state of a parameter; see `lent_entry`."""
         self._evicted.show()
         with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
             yield state
@@ -131,7 +131,7 @@ class ResidentStore(ParameterStore):
         self._evicted.close()
 
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
-        """Let `keeper` store the weight.
+        """Remove the weight from the parameter; from now on `keeper` stores the weight.
 
         The parameter becomes one NaN, expanded to the old shape.
         """
@@ -150,7 +150,7 @@ class ResidentStore(ParameterStore):
         return back
 
     def step(self) -> None:
-        """Run the optimizer's step. During the step, weights of keepers are in device memory."""
+        """Run the optimizer's step; during the step, the keepers' weights are in device memory."""
         lent: list[tuple[nn.Parameter, Keeper]] = []
         try:
             for parameter, keeper in self._kept.items():

@@ -52,7 +52,7 @@ class Shape:
 
         A multiply-add counts as two operations. Each multiply-add of the forward is done four
         times: in the forward, in the recomputation, for the gradients of inputs, and for the
-        gradients of weights. Of attention only the causal half is counted.
+        gradients of weights. Only the causal half of attention is counted.
         """
         matrices = 4 * self.width**2 + 3 * self.width * self.hidden
         attention = self.width * sequence  # scores and weighted values: 2 * 2 * s / 2 * h / 2
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width, bias=False, **options)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return `(batch, sequence, width)` of `x` of that shape."""
+        """Map `x`, `(batch, sequence, width)`, to a tensor of the same shape."""
         batch, sequence, width = x.shape
         mixed = self.mixed(self.norm(x)).view(batch, sequence, 3, self.heads, -1)
         query, key, value = mixed.permute(2, 0, 3, 1, 4)
@@ -92,13 +92,13 @@ class Mlp(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width, bias=False, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `(batch, sequence, width)` of `x` of that shape."""
+        """Map `x`, `(batch, sequence, width)`, to a tensor of the same shape."""
         inner = self.norm(x)
         return x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
 
 
 class Block(nn.Module):
-    """Attention, then SwiGLU. Each of these two modules can stream as a block."""
+    """Attention, then SwiGLU. Each of these two modules can be streamed as a separate block."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Block(nn.Module):
         self.mlp = Mlp(shape, **options)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return `(batch, sequence, width)` of `x` of that shape."""
+        """Map `x`, `(batch, sequence, width)`, to a tensor of the same shape."""
         found: Tensor = self.mlp(self.attention(x, cosine, sine))
         return found
 
@@ -153,7 +153,7 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats.
 
-        Tokens and labels are int64 `(batch, sequence)`.
+        Tokens and labels are int64 tensors `(batch, sequence)`.
         """
         x = self.embedding(tokens)
         cosine, sine = angles(tokens.shape[1], self.shape.width // self.shape.heads, x)
@@ -170,9 +170,9 @@ class Decoder(nn.Module):
 
 
 def angles(sequence: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each `(sequence, size
+    """Return cosines and sines in the dtype and on the device of `like`.
 
-    2)`, in the dtype and on the device of `like`.
+    Each has the shape `(sequence, size // 2)`.
     """
     pairs = torch.arange(0, size, 2, device=like.device, dtype=torch.float32)
     positions = torch.arange(sequence, device=like.device, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Makes the input of forecasts: losses and gradient norms of small runs.
+"""Makes the input of `forecast.py`: losses and gradient norms of small runs.
 
 Each run is trained once and stored as JSON.
 """
@@ -50,7 +50,7 @@ def config_of(task: str, seed: int, steps: int = STEPS) -> dict[str, Any]:
 def trace(task: str, seed: int, kept: Path) -> dict[str, list[float]]:
     """Return `losses` and `grad_norms` of a run, one number per update.
 
-    If the directory `kept` lacks the run, train it.
+    If the directory `kept` does not contain the run, train the run first.
     """
     path = kept / f"{task.replace(', ', '-')}-{seed}.json"
     if not path.exists():

@@ -52,7 +52,7 @@ class Timer:
 
 
 def pin(size: int, device: torch.device, *, touch: bool, huge: bool) -> Finding:
-    """Map `size` bytes, pin, copy from and free this memory. Return the seconds of each step."""
+    """Map `size` bytes, pin them, copy from them, unpin them. Return the seconds of each step."""
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge:
         region.madvise(mmap.MADV_HUGEPAGE)
@@ -83,7 +83,7 @@ def pin(size: int, device: torch.device, *, touch: bool, huge: bool) -> Finding:
 
 
 def copy_rate(memory: torch.Tensor, device: torch.device) -> float:
-    """Return the bytes per second of a copy of up to 4 GiB of the memory to the device."""
+    """Copy up to 4 GiB of `memory` to the device. Return the bytes per second."""
     target = torch.empty(PIECE, dtype=torch.uint8, device=device)
     target.copy_(memory[:PIECE], non_blocking=True)
     torch.cuda.synchronize(device)

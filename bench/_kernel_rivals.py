@@ -1,4 +1,4 @@
-"""Other libraries' implementations of the work of an op, called with the op's arguments."""
+"""Implementations of Neaptide's ops in other libraries, called with the op's arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Absent(Exception):  # noqa: N818 - no error: a rival may be missing
 def rivals(op: str, *, compiled: bool) -> Iterator[tuple[str, Build]]:
     """Yield the rivals of an op.
 
-    A rival has a name, and a function that takes the op's arguments and returns the action to time.
+    A rival is another implementation. It is given as a name and a function. The function takes the
+    op's arguments and returns the action to time.
     """
     yield from _OF.get(op, ())
     reference = KERNELS.ops[op].spec.reference
@@ -54,7 +55,7 @@ def _on_gpu(tensor: torch.Tensor, library: str) -> None:
 # -- int8 --------------------------------------------------------------------------------
 
 
-def _eager_quantize(x: torch.Tensor, group: int, affine: bool, *_: Any) -> Action:  # noqa: FBT001 - the op's
+def _eager_quantize(x: torch.Tensor, group: int, affine: bool, *_: Any) -> Action:  # noqa: FBT001 - as in the op
     if affine or x.numel() % group:
         msg = "its formula is symmetric, for whole groups"
         raise Absent(msg)
@@ -100,7 +101,7 @@ def _torchao_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
 
 
 def _stepping(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> Build:
-    """Return a function that makes a step of an optimizer, over copies of the op's parameters."""
+    """Return a function that prepares a step of an optimizer on copies of the op's parameters."""
 
     def build(params: Sequence[torch.Tensor], *rest: Any) -> Action:
         grads = next(
@@ -112,7 +113,7 @@ def _stepping(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> Bu
         for copy, grad in zip(copies, grads, strict=True):
             copy.grad = grad.detach().to(copy.dtype).view_as(copy).clone()
         optimizer = make(copies)  # type: ignore[arg-type]  # parameters are tensors
-        return lambda: optimizer.step()  # noqa: PLW0108 - mypy minds the closure
+        return lambda: optimizer.step()  # noqa: PLW0108 - mypy needs the lambda
 
     return build
 

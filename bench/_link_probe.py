@@ -70,7 +70,8 @@ def seconds_alone(work: Work) -> float:
 def rate(work: Work, beside: Sequence[Work] = ()) -> float:
     """Return bytes or operations per second of `work` while all work in `beside` runs in parallel.
 
-    RuntimeError if the work in `beside` never runs for as long as `work` does.
+    Raise RuntimeError if, in every try, some work in `beside` does not cover the whole time of
+    `work`.
     """
     calls = math.ceil(TIMED_SECONDS / seconds_alone(work))
     cover = COVER * calls * seconds_alone(work)
@@ -119,7 +120,7 @@ def matmul(device: torch.device, side: int, dtype: torch.dtype) -> Work:
 
 
 def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
-    """Copy from unpinned memory. The copy blocks the host, so the host's clock measures it."""
+    """Copy from or to unpinned memory. Use the host's clock, because the copy blocks the host."""
     values = []
     for _ in range(REPEATS + 1):
         torch.cuda.synchronize()
@@ -132,7 +133,7 @@ def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
 
 
 def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
-    """Return the time of `work` in parallel with the other work, divided by its time alone."""
+    """Return how much longer `work` takes in parallel with `beside`, relative to its time alone."""
     alone = statistics.median(rate(work) for _ in range(REPEATS))
     longer = [alone / rate(work, beside) - 1 for _ in range(REPEATS)]
     middle = statistics.median(longer)

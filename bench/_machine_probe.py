@@ -1,4 +1,4 @@
-"""Reads facts of this machine: GPU, driver, link, memory, and limits of memory."""
+"""Reads facts about this machine: GPU, driver, link, memory, and limits of memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def cgroup_folders() -> list[Path]:
 
 
 def cgroup_limit_and_room() -> tuple[int, int] | None:
-    """Return the tightest memory limit and the memory left below it, in bytes.
+    """Return the memory limit that is closest to being reached, and the bytes left below it.
 
     None if there is no limit.
     """

@@ -1,7 +1,8 @@
 """A formula for the bytes that a float32 decoder of any size needs with AdamW.
 
-The formula computes figures of the memory ledger. Both leave out activations, small buffers of
-each parameter tensor, and the temporary memory of updates.
+The formula computes the figures of the memory ledger, which is Neaptide's estimate for one model.
+The formula and the ledger leave out activations, small buffers of each parameter tensor, and the
+temporary memory of updates.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ KNOWN = frozenset(
 )
 """Plugins that the formula covers. Plugins that affect only activations add no term."""
 SLOTS = 2
-"""Default number of slots of layer-streaming, for weights and for gradients in transfer."""
+"""Default number of layer-streaming's device buffers (slots) for weights. There are as many buffers
+for gradients in transfer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,9 +63,10 @@ LARGE = {
 
 
 def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the peak bytes (device, host) in training and in Predict, including optimizer state.
+    """Return the peak bytes (device, host) in ordinary training and in the phase Predict.
 
-    layer-streaming updates its weights on the host.
+    The bytes include the optimizer state. Weights that `layer-streaming` streams are updated on the
+    host.
     """
     blocks = model.layers * model.block
     streamed = blocks if "layer-streaming" in plugins else 0

@@ -1,4 +1,4 @@
-"""Train byte-gpt through the phases with some plugins, and count the bytes in each phase."""
+"""Train byte-gpt through all four phases with some plugins, and count the bytes in each phase."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ CYCLE: dict[str, Any] = {
     "correct": {"steps": 1},
 }
 STEPS = 7
-"""Number of steps. They form two cycles, so that the second cycle includes all memory that is
-allocated at first use."""
+"""Number of steps of two cycles of phases. The second cycle includes memory that is allocated only
+at first use."""
 BYTES = 256
 
 
@@ -60,7 +60,9 @@ class Size:
 
 
 def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each phase: the ledger by moment and tier, and the measured peaks.
+    """Return a row for each phase: the estimated bytes (ledger) and the measured peaks.
+
+    The ledger has bytes by moment of a step and by tier (device or host).
 
     Raises an error if the run cannot be built: plugins conflict, or this machine cannot satisfy the
     settings.
@@ -133,7 +135,7 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def around_predict(self) -> AroundPredict:
-        """Count during the forecast, the probes and the jump.
+        """Count during the forecast, the jump and the probes (forward passes that test the jump).
 
         Transfers before and after are excluded.
         """
@@ -156,7 +158,7 @@ class Watch(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_exit(self, phase: Phase) -> None:
-        """Count the allocations of this phase. The run may end here, so the count ends as well."""
+        """Count host buffers, and end the count of this phase. The run may end after this phase."""
         self.look(phase)
         self._begin("between")
 

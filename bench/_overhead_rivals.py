@@ -1,8 +1,9 @@
 """Runs other trainers on the task of `overhead.py`, each as its documentation shows.
 
-The trainers' logging, progress bars and saving are switched off. If a trainer has its own loop, the
-time is measured from the end of one step to the end of another. So the loop's start and end are
-excluded.
+Each function returns a subject, which is a function that makes a given number of steps and returns
+the seconds. The trainers' logging, progress bars and saving are switched off. If a trainer has its
+own loop, the time is measured from the end of one step to the end of a later step. So the start and
+the end of the loop are excluded.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def lightning() -> Callable[[int], float]:
 def transformers() -> Callable[[int], float]:
     """Return a subject that uses the transformers Trainer.
 
-    The Trainer collates single items itself.
+    The Trainer always collates items into batches, so each item is a complete batch here.
     """
     import transformers as hf  # noqa: PLC0415 - may be missing
 
@@ -173,4 +174,4 @@ RIVALS: dict[str, tuple[tuple[str, ...], Callable[[], Callable[[int], float]]]] 
     "Lightning Trainer": (("lightning",), lightning),
     "transformers Trainer": (("transformers", "accelerate"), transformers),
 }
-"""The rivals by name. Each has the required modules, and the function that makes the subject."""
+"""The other trainers by name: the modules that they need, and the function that makes a subject."""

@@ -1,4 +1,7 @@
-"""A plugin for predict_cost.py that makes the guard refuse every jump."""
+"""A plugin for predict_cost.py that makes the guard refuse every jump.
+
+A jump is a predicted update. The guard tests it by forward passes, which are called probes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 class Refuse(Plugin[Any]):
     """Makes the guard refuse each jump after all attempts.
 
-    Each probe of a jump returns a larger loss than the probe before.
+    Each probe of a jump returns a larger loss than the previous probe.
     """
 
     _probes: int = attrs.field(init=False, default=0)

@@ -1,4 +1,9 @@
-"""The results of predict.py: a summary for the committed file, and Markdown tables."""
+"""Formats the results of predict.py: a summary for its JSON file, and Markdown tables.
+
+An idea is a configuration that is compared with a baseline. All compared configurations are called
+sides. A multiplier compares a side with the baseline at equal loss. For example, 1.1 means that the
+baseline needs 1.1 times the side's backward passes (or the side's time).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,11 @@ if TYPE_CHECKING:
     Entry = Mapping[str, Any]
 
 JUMP, STACK = "drift", "stack"
-"""The two ideas whose figures represent a jump alone and a whole stack of plugins."""
+"""The two ideas of the summary: a jump (predicted update) alone, and a whole stack of plugins."""
 
 
 def tasks(comparisons: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return, for each task, the multipliers of the jump alone and of the stack."""
+    """Return, for each task, the multipliers of the ideas `JUMP` and `STACK`."""
     names = list(dict.fromkeys(entry["name"] for entry in comparisons))
     found = []
     for name in names:
@@ -72,8 +77,8 @@ def _figures(kind: str, entry: Entry | None) -> dict[str, Any]:
 def markdown(comparisons: Sequence[Entry]) -> str:
     """Return tables with a row per idea and side, and a column per task.
 
-    The tables show multipliers in passes, multipliers in time, and losses. Both kinds of
-    multipliers are computed from the losses.
+    The tables show multipliers in backward passes, multipliers in time, losses, and counts of
+    jumps. The multipliers are computed from the losses.
     """
     names = list(dict.fromkeys(entry["name"] for entry in comparisons))
     tables = [

@@ -69,7 +69,7 @@ def rounds(device: torch.device, *, used_on_host: bool) -> Finding:
     moving = Moving(device)
     node_calls: list[Any] = []
     if used_on_host:
-        # This reference keeps the accumulator node of the host alive, as data-parallel wrappers do.
+        # Like data-parallel wrappers, keep a reference to autograd's node for the host tensor.
         node: Any = moving.parameter.view_as(moving.parameter).grad_fn
         node = node.next_functions[0][0]
         node.register_hook(lambda *gradients: node_calls.append(gradients))
@@ -133,7 +133,7 @@ def rebound_between(device: torch.device) -> Finding:
 
 
 def wide_gradient(device: torch.device) -> Finding:
-    """Request float32 gradients of a bfloat16 parameter, before and after a rebind."""
+    """Assign a float32 gradient to a bfloat16 parameter, without and with `grad_dtype`."""
     refused = Moving(device, torch.bfloat16)
     refused.bind(refused.slot)
     wide = torch.zeros(SHAPE, device=device)

@@ -1,4 +1,4 @@
-"""The bytes that a configuration needs on each tier, computed from shapes."""
+"""The bytes that a configuration needs on the device and in RAM, computed from shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ BF16, FP32 = 2, 4
 def state_bytes(configuration: Configuration) -> int:
     """Return the optimizer's bytes per bfloat16 weight.
 
-    If the master is split, its lower half is included. The upper half is the weight.
+    If the float32 master weight is split in two halves, the lower half is included. The upper half
+    is the bfloat16 weight itself.
     """
     states = STATES[configuration.optimizer]
     return states * FP32 + BF16 if configuration.master == "split" else states * BF16
@@ -98,7 +99,7 @@ def device(configuration: Configuration, pieces: int) -> dict[str, int]:
 def pieces(configuration: Configuration, room: int | None) -> int:
     """Return the smallest number of micro-batches whose estimated bytes fit the device.
 
-    If no number fits, return the largest.
+    If the bytes fit for no number, return the number of samples.
     """
     choices = [
         number

@@ -19,7 +19,7 @@ SHAPES = {
 }
 TINY = Shape(4, 64, 2, 128, 256)
 BATCHES = ((16_384, 2048), (32_768, 4096))
-"""Each pair: the number of tokens in a step, and in one sequence."""
+"""Each pair has the number of tokens in a step, and the number of tokens in a sequence."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Configuration:
     tokens: int
     sequence: int
     subject: str = "streamed"
-    """`streamed`, `resident`, `fsdp2` or `torchao`."""
+    """The training program: `streamed`, `resident`, `fsdp2` or `torchao`."""
     optimizer: str = "adamw"
     """`adamw`, `momentum` (SGD) or `sgd`."""
     clip: str = "none"
-    """`lagged` or `none`."""
+    """How gradients are clipped: `lagged` (by the norm of the previous step) or `none`."""
     master: str = "split"
     """`split` for a float32 master in two halves, `weights` for bfloat16 weights without a
     master."""
@@ -49,7 +49,7 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """The configuration's name, for `--only`. A rerun uses the name to find finished rows."""
+        """The configuration's name, for `--only`. A rerun finds finished rows by this name."""
         cap = "all" if self.cap_gb is None else f"{self.cap_gb}gb"
         parts = [self.case, self.model, cap, f"{self.tokens // 1024}k", self.optimizer]
         parts += [self.subject, self.clip]

@@ -51,7 +51,7 @@ def plan(configuration: Configuration, room: int | None = None) -> dict[str, Any
 
 
 def refused(configuration: Configuration, device: torch.device) -> dict[str, Any] | None:
-    """Return the row of a configuration that cannot run here. None if it can run."""
+    """Return a row with the reason if the configuration cannot run here; None if it can run."""
     found = {**plan(configuration), "device": name_of(device)}
     missing = MODULES.get(configuration.subject)
     if missing is not None and find_spec(missing) is None:
@@ -121,9 +121,11 @@ def bounds(
     seconds: list[float],
     shape: torch.Size,
 ) -> dict[str, Any]:
-    """Return the least time of a step by the machine's rates.
+    """Return the shortest possible times of a step at the machine's measured rates.
 
-    Also return this time's share of the measured time.
+    A lane is computation, or copies in one direction. `lanes_s` has the shortest possible time of
+    each lane, in seconds.
+    `share_of_roofline` is the largest of these times divided by the measured time.
     """
     if configuration.subject not in ("streamed", "resident"):
         return {"lanes_s": None, "binding_lane": None, "share_of_roofline": None}
@@ -146,7 +148,7 @@ def bounds(
 
 
 def peaks(device: torch.device) -> dict[str, int | None]:
-    """Return the peak bytes: allocated and reserved on the device, and of the process in RAM."""
+    """Return the peak bytes: allocated on the device, reserved on the device, and used in RAM."""
     gpu = device.type == "cuda"
     return {
         "peak_device_bytes": torch.cuda.max_memory_allocated(device) if gpu else None,

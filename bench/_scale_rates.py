@@ -1,4 +1,4 @@
-"""Measures the rates of the machine, and computes the least time of a step from these rates."""
+"""Measures the rates of the machine, and computes the shortest possible time of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait(device: torch.device) -> None:
 
 
 def timed(action: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds of the action. One call before is a warm-up."""
+    """Return the median seconds of the action. An earlier call warms up and is not counted."""
     taken = []
     for _ in range(REPEATS + 1):
         wait(device)
@@ -84,10 +84,14 @@ def rates(device: torch.device, *, tiny: bool) -> dict[str, float]:
 def roofline(
     found: dict[str, float], operations: float, h2d: float, d2h: float
 ) -> tuple[dict[str, float], str, float]:
-    """Return the least seconds of each lane. Also return the slowest lane, and its seconds.
+    """Return the shortest possible time of each lane, the slowest lane, and its time, in seconds.
+
+    A step has three lanes, which can run at the same time: computation (`compute`), copies to the
+    device (`h2d`) and copies to the host (`d2h`).
 
     Args:
-        found: the result of `rates`. If both directions are used, their rates together apply.
+        found: the result of `rates`. If a step copies in both directions, each direction has the
+            rate `together_gbs`.
         operations: floating-point operations of a step.
         h2d: bytes that a step copies to the device.
         d2h: bytes that a step copies to the host.

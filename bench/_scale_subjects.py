@@ -1,4 +1,4 @@
-"""Subjects that train the decoder: streamed blocks, plain PyTorch, FSDP2 and torchao offload."""
+"""Programs (subjects) that train the decoder: streaming, plain PyTorch, FSDP2 and torchao."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def optimizer_of(
 
 
 def streamed(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return a trainer with `layer-streaming` that updates in the backward."""
+    """Return a trainer whose plugin `layer-streaming` updates the weights in the backward."""
     model = Decoder(configuration.shape, torch.bfloat16, "cpu", device)
     clipped = configuration.clip != "none"
     settings: dict[str, Any] = {
@@ -93,7 +93,7 @@ def streamed(configuration: Configuration, device: torch.device, pieces: int) ->
 
 
 def resident(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return plain PyTorch.
+    """Return a program in plain PyTorch.
 
     Weights are bfloat16 with a float32 master, and every block is recomputed.
     """
@@ -120,7 +120,7 @@ def resident(configuration: Configuration, device: torch.device, pieces: int) ->
 
 
 def fsdp2(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return FSDP2 with `CPUOffloadPolicy` in a group of one process, with fused AdamW."""
+    """Return a program with FSDP2, `CPUOffloadPolicy` and fused AdamW in a group of one process."""
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - needs a group
     from torch.distributed.fsdp import (  # noqa: PLC0415 - as above
         CPUOffloadPolicy,
@@ -152,7 +152,7 @@ def fsdp2(configuration: Configuration, device: torch.device, pieces: int) -> Ma
 
 
 def torchao(configuration: Configuration, device: torch.device, pieces: int) -> Made:
-    """Return torchao's `CPUOffloadOptimizer`.
+    """Return a program with torchao's `CPUOffloadOptimizer`.
 
     Weights are on the device. Gradients and the optimizer state are on the host.
     """

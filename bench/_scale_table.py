@@ -18,9 +18,9 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with their ratios to resident training and to FSDP2's offload.
+    """Return the rows, each with its speed relative to resident training and to FSDP2's offload.
 
-    A ratio is missing if one of its rows is missing.
+    A ratio is None if there is no row to compare with.
     """
     return [
         {

@@ -1,9 +1,9 @@
 """A minimal program that streams blocks through fixed device slots, to test CUDA's behaviour.
 
-A block runs inside one autograd Function. Its forward makes no graph, its backward recomputes the
-forward. The block's weights are in host memory. Only while the block runs, they are bound to a
-slot on the device. The backward also makes a step of plain SGD on the device and copies the new
-weights back.
+A slot is a buffer on the device. A block runs inside one autograd Function. The Function's forward
+makes no graph, and its backward recomputes the forward. The block's weights are stored in host
+memory. Only while the block runs, its parameters are bound to a copy in a slot. The backward also
+makes a step of plain SGD on the device and copies the new weights back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 LEARNING_RATE = 0.1
-# 256 bytes, as of resident weights, in float32 elements. It affects the choice of kernels.
+# In float32 elements: 256 bytes, as for resident weights. The alignment affects which kernels run.
 ALIGNMENT = 64
 LONGEST_DELAY = 5_000_000  # clock cycles, a few milliseconds
 
@@ -62,7 +62,7 @@ class Lane:
 class Slot:
     """Device memory for one block's weights and gradients.
 
-    It is filled with NaN while the slot is free.
+    The memory is filled with NaN while the slot is free.
     """
 
     weights: Tensor
@@ -98,7 +98,7 @@ class StreamedBlock:
             parameter.data = view
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return the view of a flat buffer for each parameter."""
+        """Return one view of the flat buffer for each parameter."""
         return [
             flat[offset : offset + parameter.numel()].view(parameter.shape)
             for parameter, offset in zip(self.parameters, self.offsets, strict=True)
@@ -110,7 +110,7 @@ class StreamedBlock:
             parameter.data = view
 
     def bind_grads(self, flat: Tensor | None) -> None:
-        """Make the backward accumulate into `flat`. If `flat` is None, it makes new tensors."""
+        """Make the backward accumulate into `flat`, or into new tensors if `flat` is None."""
         views = [None] * len(self.parameters) if flat is None else self.views(flat)
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.grad = view if parameter.requires_grad else None
@@ -149,7 +149,7 @@ class Streamer:
     def bound(
         self, index: int, following: int, *, write_back: bool
     ) -> Iterator[tuple[StreamedBlock, Slot]]:
-        """Bind a block's weights on the device, and start the fetch of the block `following`."""
+        """Bind a block to its weights on the device, and start to fetch the block `following`."""
         self._fetch(index)
         slot, ready = self.loaded[index]
         if ready is not None:

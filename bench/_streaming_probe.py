@@ -1,4 +1,4 @@
-"""Compare training with blocks streamed through device slots with resident training, bitwise."""
+"""Compare training with streamed blocks to training with resident blocks, bit for bit."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ class Trained:
 def train(
     size: Size, precision: Precision, device: torch.device, *, slots: int = 0, **streaming: Any
 ) -> Trained:
-    """Train the same network on the same batches.
+    """Train a network. Every call has the same initial weights and batches.
 
-    Blocks are streamed if there are slots; otherwise they are resident.
+    The blocks are streamed if `slots` is not 0; otherwise they are resident.
     """
     torch.manual_seed(0)
     network = Network(size)

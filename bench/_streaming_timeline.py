@@ -1,4 +1,4 @@
-"""Writes a trace of the blocks' copies and computation, and computes the share of overlap."""
+"""Records the copies and the computation of blocks, and computes how much they overlap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEARNING = 2
 def timeline(
     shape: Shape, samples: int, sequence: int, settings: StreamingSettings, steps: int
 ) -> list[Span]:
-    """Return the spans of all copies and all uses of blocks in `steps` steps, sorted by start."""
+    """Return the time spans of all copies and uses of blocks in `steps` steps, sorted by start."""
     torch.manual_seed(0)
     model = Decoder(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -76,7 +76,7 @@ def watch(streaming: Streaming, spans: list[Span]) -> None:
 
 
 def overlap(spans: Sequence[Span]) -> float | None:
-    """Return the share of the copies' time in which a block computes.
+    """Return the share of the time of all copies that overlaps with the computation of a block.
 
     None if there are no copies.
     """

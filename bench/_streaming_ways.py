@@ -1,4 +1,4 @@
-"""The subjects of `streaming.py`: trainers of resident training and of all ways to stream."""
+"""The subjects of `streaming.py`: a trainer without streaming, and one for each way to stream."""
 
 from __future__ import annotations
 
@@ -95,8 +95,7 @@ README = {
     '… with `optimizer_on = "device"`': "after, on device; micro-batches 1; resident none",
     '… with `update = "in_backward"`': "in backward; micro-batches 1; resident none",
 }
-"""The rows of the README's table. A key is the label of a row. The label names the enabled
-plugin."""
+"""The rows of the README's table: the row's label, which is the enabled plugin, and the subject."""
 
 
 class Subject:
@@ -128,7 +127,7 @@ class Subject:
         self._slabs |= mapped_slabs() - before
 
     def fetched(self) -> tuple[int, int]:
-        """Return the number of fetches so far, and how many of these delayed the computation."""
+        """Return the number of fetches so far, and how many of them delayed the computation."""
         if self._streaming is None:
             return 0, 0
         return self._streaming.residency.fetches, self._streaming.residency.waited_for
@@ -141,7 +140,7 @@ class Subject:
         return sum(tensor.nbytes for tensor in (*there, *self._state(there))) + lent
 
     def held_in_ram(self) -> int:
-        """Return the bytes that are in RAM between two steps. RAM is the other tier."""
+        """Return the bytes that streaming keeps in RAM, not on the device, between two steps."""
         state = [value for value in self._state(self._streamed()) if not lies_in_slab(value)]
         return sum(map(len, self._slabs)) + sum(value.nbytes for value in state)
 

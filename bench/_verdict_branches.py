@@ -1,6 +1,7 @@
-"""A training run that branches. The branches continue with and without a jump.
+"""Trains a run. At each of six updates, the run continues in several branches.
 
-Each jump is judged by the method of `delayed-verdict`.
+One branch has no jump, and the other branches start with a jump (a predicted change of the
+weights). Each jump is judged by the method of `delayed-verdict`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ HALF = 50
 SCALE = 0.5
 AFTER, AVERAGE, BATCHES = 50, 25, 4
 FRESH = 64
-"""Number of batches that are never used for training. They measure the true difference."""
+"""Number of batches that measure the true gain. They are never used for training."""
 POINTS = (250, 450, 650, 850, 1050, 1250)
 """Updates at which the run branches."""
 
 
 @attrs.define(eq=False)
 class Proposer(Plugin[Any]):
-    """Proposes the weights' drift, noise of equal size in each weight, or the reversed drift."""
+    """Proposes the weights' drift, noise of the same norm per tensor, or the reversed drift."""
 
     kind: str = "drift"
     newest: dict[str, list[torch.Tensor]] = attrs.field(init=False, factory=dict)
@@ -46,7 +47,7 @@ class Proposer(Plugin[Any]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Register a callback that sums the weights."""
+        """Register a callback that stores the newest weights, and the mean weights of a branch."""
         self.kept = TrialWeights(torch.device("cpu"), torch.float32)
         self.kept.reserve(span for span in store.spans() if span.trainable)
         store.on_update(self._follow)
@@ -63,7 +64,7 @@ class Proposer(Plugin[Any]):
 
     @hookimpl
     def propose_update(self) -> Update:
-        """Return the proposal."""
+        """Return the proposed change of the weights."""
         generator = torch.Generator().manual_seed(0)
 
         def delta(span: Span) -> torch.Tensor:
@@ -88,7 +89,7 @@ PROPOSER = PluginSpec(
 
 @attrs.frozen
 class Judged:
-    """One jump. Has its true gain, and the losses that the verdict is computed from."""
+    """One jump: its true gain, and the losses from which the verdict is computed."""
 
     update: int
     kind: str
@@ -100,7 +101,7 @@ class Judged:
 
 
 def judged(task: str, seed: int) -> Iterator[Judged]:
-    """Train one run. Yield every kind of jump at each of the run's points."""
+    """Train one run. Yield every kind of jump at each update in `POINTS`."""
     phases = {
         "warmup": {"steps": 1},
         "full": {"steps": 1_000_000},
@@ -145,7 +146,7 @@ def judged(task: str, seed: int) -> Iterator[Judged]:
 def losses(
     trainer: HybridTrainer, kept: TrialWeights, batches: Sequence[Any], contrast: str
 ) -> list[list[float]]:
-    """Return, for each set of weights that `losses_of` evaluates, one loss per batch."""
+    """Return a list of losses, one per batch, for each set of weights that `losses_of` tests."""
     found: list[list[float]] = []
 
     def probe() -> float:

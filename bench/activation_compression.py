@@ -2,9 +2,9 @@
 
     python bench/activation_compression.py [--json PATH] [--rounds N] [--device cuda]
 
-The model is a stack of byte-GPT blocks. The bytes are those that torch's allocator holds at the end
-of the forward and at the peak, without weights. The times cover forward and backward. Subjects are
-timed in turns.
+The model is a stack of byte-GPT blocks. The script counts the bytes that torch's allocator holds at
+the end of the forward and at the peak, without weights. The times cover forward and backward. Steps
+with each group size and steps without compression are timed alternately.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the properties of a GPU on which streaming training from host memory depends.
+"""Measure the properties of a GPU that matter for training with weights in host memory.
 
     python bench/cuda_facts.py --json docs/benchmarks/cuda-facts.json
 

@@ -2,10 +2,10 @@
 
     python bench/forecast.py --traces DIR [--json PATH] [--seeds N N …]
 
-If DIR lacks a run, the run is trained first. Every forecast uses only losses up to the update of
-the forecast. The dynamics model learns nothing before the run. Two answers are scored. The
-first is the answer of the plugin. If the plugin makes no forecast, this answer is the current loss.
-The second is the forecast that the plugin would have made.
+DIR stores the runs. A missing run is trained first. A forecast uses only the losses so far, and the
+dynamics model learns nothing before the run. Two answers are scored. The first answer is the
+plugin's forecast, or the current loss if the plugin gives no forecast. The second answer is the
+loss that the plugin computes internally, even when the plugin gives no forecast.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EVERY = 7
-"""Number of updates between two scored forecasts. It is no multiple of the plugin's sampling
+"""Number of updates between two scored forecasts. It is not a multiple of the plugin's sampling
 interval."""
 FIRST = 60
 PERSISTENCE = (8, 16, 32, 64)
-"""Numbers of newest losses whose mean is tried as the current loss. The number with the smallest
-error is reported."""
+"""Numbers of newest losses whose mean is used as the current loss. All numbers are tried, and the
+smallest error is reported."""
 
 
 def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
-    """Return the root mean squared errors over one run by horizon, and further figures."""
+    """Return the root mean squared errors and other figures of one run, by horizon in updates."""
     losses = trace(task, seed, traces)["losses"]
     schedule = config_of(task, seed)["schedule"]
     rate = LearningRate(**schedule, steps=STEPS)
@@ -57,7 +57,7 @@ def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
 
 
 def seconds(losses: Sequence[float]) -> float:
-    """Return the seconds per update that the plugin needs to follow a run without forecasts."""
+    """Return the seconds per update that the plugin needs to record losses, without forecasts."""
     follower = Forecaster(DynamicsLinearConfig(), lambda _: 1.0, len(losses))
     started = time.perf_counter()
     for loss in losses:
@@ -117,7 +117,11 @@ def _summary(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def table(found: dict[str, dict[int, dict[int, dict[str, Any]]]]) -> str:
-    """Return the result as a table: means over seeds, and the ratio of errors with its range."""
+    """Return the result as a table of means over seeds.
+
+    The column `ratio` has the error of the forecast divided by the error of the current loss, and
+    the range of this quotient over the seeds.
+    """
     columns = (
         "task | ahead | RMSE | it stays | ratio | by third of the run | to the best mean | "
         "of single losses | spoken | where spoken | silence as stays | within 1 error"

@@ -1,12 +1,13 @@
-"""Time every op, its rivals and the machine's peak rates: medians with spread, in one run.
+"""Time Neaptide's kernels, other libraries and the machine's peak rates in one run.
 
     python bench/kernels.py [--op NAME] [--device cpu|cuda] [--rounds N] [--json PATH] [--quick]
                             [--no-compile]
 
-For each op and each of its large samples, every provider that agrees with the reference is timed.
-The provider and its rivals are timed in turns. The rivals are eager torch, torch.compile, and
-installed libraries. Bandwidth is the op's `traffic` divided by the median time. The `traffic` is
-the least number of bytes to read and write. If a rival cannot run, the reason is listed.
+An op is an operation with several implementations, called providers. A sample is a set of arguments
+of an op. For each op and each of its large samples, every provider that agrees with the op's
+reference is timed, alternately with its rivals. The rivals are eager torch, torch.compile, and
+installed libraries. The bandwidth is the op's `traffic`, which is the least number of bytes to read
+and write, divided by the median time. If a rival cannot run, the reason is listed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FEWEST = 3
 def contenders(
     op: Op, sample: Sample, *, compiled: bool
 ) -> Iterator[tuple[str, Callable[[], object] | str]]:
-    """Yield the contenders for a sample: a name, and a callable or the reason why there is none."""
+    """Yield each provider and rival: its name, and a callable or the reason why it cannot run."""
     arguments = op.spec.complete(sample.arguments)
     query = KERNELS.query(op.spec.name, arguments)
     for provider in KERNELS.providers(op.spec.name):
@@ -63,7 +64,7 @@ def contenders(
 def measure(
     op: Op, sample: Sample, device: torch.device, rounds: int, *, compiled: bool
 ) -> list[dict[str, Any]]:
-    """Return one row for each contender. The contenders are timed in turns."""
+    """Time the providers and rivals alternately. Return one row for each of them."""
     named = dict(contenders(op, sample, compiled=compiled))
     running = {name: action for name, action in named.items() if not isinstance(action, str)}
     taken: dict[str, list[float]] = {name: [] for name in running}
@@ -98,7 +99,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]], copy: float) -> str:
-    """Return the timings as a Markdown table, followed by the contenders that were not measured."""
+    """Return the timings as a Markdown table, and a list of what was not measured."""
     eager = {(row["op"], row["sample"]): row["seconds"] for row in rows if row["by"] == "eager"}
     lines = [_HEAD, "|---" * (_HEAD.count("|") - 1) + "|"]
     absent: dict[tuple[str, str], list[str]] = {}
@@ -116,7 +117,10 @@ def table(rows: list[dict[str, Any]], copy: float) -> str:
             f"| {row['op']} | {row['sample']} | {row['by']} | {row['seconds'] * 1e3:.2f} ms "
             f"| {low * 1e3:.2f}-{high * 1e3:.2f} | {speed} | {times} |"
         )
-    notes = [f"- {by}, {', '.join(ops)}: {reason}" for (by, reason), ops in absent.items()]
+    notes = [
+        f"- *{by}* for {' and '.join(filter(None, (', '.join(ops[:-1]), ops[-1])))} ({reason})"
+        for (by, reason), ops in absent.items()
+    ]
     return "\n".join([*lines, "", "Not measured:", "", *notes] if notes else lines)
 
 

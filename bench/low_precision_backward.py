@@ -2,9 +2,9 @@
 
     python bench/low_precision_backward.py [--json PATH] [--rounds N] [--threads N] [--device D]
 
-The backward computes two products, gradient @ weight and gradient.T @ x, including the rounding, as
-`low-precision-backward` does. The forward computes one product, as `mixed-precision` does in fp8.
-Subjects are timed in turns in one process.
+Like `low-precision-backward`, the backward computes two products: gradient @ weight and
+gradient.T @ x. Like `mixed-precision` in fp8, the forward computes one product. The times include
+the rounding. The precisions are timed alternately in one process.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def exact(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def subjects(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
-    """Return the subjects by direction and name.
+    """Return the subjects (functions to compare) by direction and name.
 
-    The first subject of each direction is the base of comparison.
+    The subject `fp32` of each direction computes exact products. The errors of the other subjects
+    are measured against these products.
     """
     generator = torch.Generator().manual_seed(0)
     # As in real training, the gradients' magnitude varies from row to row.
@@ -84,7 +85,7 @@ def subjects(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any
 
 
 def error(found: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
-    """Return the largest relative error of the tensors in `found`, in the L2 norm."""
+    """Return the largest error of a tensor in `found` relative to `truth`, in the L2 norm."""
     return max(
         float((one.double() - other.double()).norm() / other.double().norm())
         for one, other in zip(found, truth, strict=True)

@@ -1,12 +1,12 @@
-"""Bytes by phase, moment and tier for sets of plugins: from the ledger, and as allocated.
+"""Bytes of training with sets of plugins: estimated by the memory ledger, and allocated.
 
     python bench/memory_guide.py [--json PATH] [--size NAME ...]
 
-Trains byte-gpt through all four phases, in float32 with AdamW, once for each set of plugins. On a
-CPU, torch's profiler counts the bytes of torch's allocator, including ordinary tensors on the host.
-Host slabs are counted separately, and allocations of other threads are not counted. The ledger
-leaves out activations. For large models, bytes are computed by the formulas of
-`_memory_formula.py`.
+Trains byte-gpt through all four phases, in float32 with AdamW, once for each set of plugins. The
+ledger is Neaptide's estimate by phase, moment of a step, and tier (device or host), without
+activations. On a CPU, torch's profiler counts the bytes of torch's allocator, including ordinary
+tensors on the host. Slabs (large host buffers of Neaptide) are counted separately. Allocations of
+other threads are not counted. For large models, `_memory_formula.py` computes the bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that each strategy of optimizer-offload frees, and the time of offload and return.
+"""Memory that each strategy of optimizer-offload frees, and the time to move the state.
 
     python bench/optimizer_offload.py [--json PATH] [--rounds N] [--width N] [--device cpu]
 
@@ -57,7 +57,7 @@ def timed(action: Callable[[], object], device: torch.device) -> float:
 
 
 def times(strategy: str, width: int, rounds: int, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of a step, of the offload and of the return to the device."""
+    """Return the median seconds of a step, of the offload, and of the copy back to the device."""
     model, optimizer, step = trained(width, device)
     store = ResidentStore(model, optimizer)
     spans = store.spans()

@@ -1,12 +1,13 @@
-"""Measure the time that Neaptide and other trainers add to a step, in turns in one process.
+"""Measure the time that Neaptide and other trainers add to a step of a bare PyTorch loop.
 
     python bench/overhead.py [--json PATH] [--rounds N] [--steps N]
 
 Needs `pip install lightning accelerate transformers` in addition to Neaptide; trainers that are not
-installed are left out and listed. Every subject trains the same net of 7,000 parameters with AdamW
-on the same batches, so nearly all of a step is bookkeeping. In each round every subject makes the
-same number of steps, in an order that changes from round to round. In each
-round the time of the bare loop is subtracted; a figure is the median of these differences.
+installed are left out and listed. A subject is a trainer or the bare loop. Every subject trains the
+same net of 7,000 parameters with AdamW on the same batches, so nearly all of a step is bookkeeping.
+All subjects run in one process. In each round every subject makes the same number of steps, in an
+order that changes from round to round. In each round the time of the bare loop is subtracted; a
+figure is the median of these differences.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ SHIPPED: dict[str, dict[str, Any]] = {
     "predictor-drift": {},
     "ema": {},
 }
-"""Plugins whose own work is small. Plugins that recompute or cast do more than bookkeeping."""
+"""Plugins with little work of their own. Plugins that recompute or cast tensors are left out."""
 
 
 def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Stepper:
-    """Return `HybridTrainer.step` under `config`."""
+    """Return a function that makes steps of a `HybridTrainer` with `config`."""
     model = net()
     config = {"phases": {"warmup": {"steps": 0}}, **config}
     trainer = HybridTrainer(
@@ -99,7 +100,7 @@ def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, 
 
 
 def row(name: str, taken: list[float], base: list[float]) -> dict[str, Any]:
-    """Return the median time of a step, and what it adds to the bare loop: median and quartiles.
+    """Return the median time of a step, and by how much it exceeds the bare loop.
 
     All times are in microseconds."""
     over = [one - other for one, other in zip(taken, base, strict=True)]

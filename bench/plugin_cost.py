@@ -1,10 +1,10 @@
-"""Time that the trainer and each plugin add to a bare loop's step, in turns in one process.
+"""Time that the trainer and each plugin add to a step of a bare PyTorch loop.
 
     python bench/plugin_cost.py [--json PATH] [--rounds N]
 
 The task is the task of `check_plugin`. It has a few thousand parameters, so nearly all of a step is
-bookkeeping. The figures are microseconds per step. Compare these with the time of your model's
-step.
+bookkeeping. The bare loop and the trainers run alternately in one process. The figures are
+microseconds per step. Compare them with the time of a step of your model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bare() -> Callable[[Any], None]:
 
 
 def trained(config: dict[str, Any]) -> Callable[[Any], object]:
-    """Return `trainer.step` under `config`."""
+    """Return the method `step` of a trainer with `config`."""
     task = tiny_task()
     config = {"phases": {"warmup": {"steps": 0}}, **config}
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def row(name: str, measured: list[float], base: list[float]) -> dict[str, Any]:
-    """Return, in microseconds, the median, the quartiles, and the difference to the bare loop."""
+    """Return, in microseconds, the median, the quartiles, and the difference from the bare loop."""
     low, middle, high = statistics.quantiles(measured, n=4)
     over = statistics.median(one - other for one, other in zip(measured, base, strict=True))
     return {

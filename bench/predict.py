@@ -4,9 +4,11 @@
     python bench/predict.py --ideas drift --tasks photo      # one idea on one task
     python bench/predict.py --ideas drift --tasks photo --seeds 1,2 --whole   # a quick look
 
-An idea has a configuration that is added to a task, and an opponent to compare with. Tasks and
-ideas are the files of bench/predict/. Trials are stored below --out and trained only once. After an
-interruption the same command continues. --json keeps the results of other ideas in the file.
+An idea is a configuration that is added to a task. It is compared with an opponent, which is
+another configuration or the idea without prediction. The configurations are the files of
+bench/predict/. Trials (training runs) are stored below --out and trained only once. After an
+interruption the same command continues. The file of --json keeps earlier results, except results of
+the same command.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ JUMPS = (
     "dmd",
 )
 BASE = ("adamw", "pace")
-"""The opponent of all jumps on AdamW. Trials of this opponent are shared by these ideas."""
+"""The files of the baseline on AdamW. All jumps on AdamW share this opponent and its trials."""
 IDEAS = {
     **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
     **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},
@@ -81,7 +83,7 @@ IDEAS = {
 
 
 def composed(task: str, overlays: Sequence[str], sets: Sequence[str]) -> RunConfig:
-    """Return the configuration of a task, to which files and settings are applied in order."""
+    """Return the configuration of a task, changed by the files and then by the settings."""
     files = [HERE / "predict" / f"{name}.toml" for name in (task, *overlays)]
     return load(files, specs=installed_plugins(), sets=sets).config
 
@@ -100,7 +102,7 @@ def measured(task: str, idea: Idea, settings: ComparisonSettings, given: Any) ->
 
 
 def entry(task: str, name: str, found: dict[str, Any], command: str) -> dict[str, Any]:
-    """Return an idea's entry in the committed file, without its trials."""
+    """Return an idea's entry for the JSON file. The entry does not list the trials."""
     idea = IDEAS[name]
     files = {"candidate": [task, *idea.candidate]}
     if idea.against is not None:

@@ -4,8 +4,9 @@
 
 The task is predict/byte-gpt.toml with the default phases. All subjects run in one process. Every
 subject makes the same number of updates on the same batches, in alternating blocks of updates. The
-order of subjects changes from round to round. Jumps are rare, so a figure is the ratio of CPU
-seconds summed over a whole run. The interval is the 5th and 95th percentile of that ratio over
+order of subjects changes from round to round. Jumps (predicted updates) are rare, so CPU
+seconds are summed over a whole run. The added time is computed from the ratio of two such sums:
+with and without prediction. The interval is from the 5th to the 95th percentile of this ratio over
 bootstrap samples of the rounds.
 """
 
@@ -58,7 +59,7 @@ class Subject:
     accepted: int = 0
     refused: int = 0
     in_jumps: float = 0.0
-    """Wall-clock seconds of Predict steps with a proposal."""
+    """Wall-clock seconds of the Predict steps in which a plugin proposed an update."""
 
     def train(self, batches: Sequence[Any]) -> None:
         """Make one block of updates."""

@@ -1,11 +1,11 @@
-"""Train models of 124M to 50B parameters in limited GPU memory: streamed, and by other programs.
+"""Train models of 124M to 50B parameters in limited GPU memory: streamed, and in other ways.
 
     python bench/scale.py --json docs/benchmarks/scale.json --page docs/benchmarks/scale.md
 
-Every configuration runs in its own process, the smallest model first. The configuration's row is
-stored in PATH.lines, where PATH is the JSON file. A rerun measures only configurations whose row is
-missing or failed. A configuration is not run if its computed memory does not fit into RAM.
-`--plan` prints the planned runs, and runs nothing.
+Every configuration runs in its own process, the smallest model first. Each finished row is stored
+in a file next to the JSON file, with the suffix `.lines`. A rerun skips configurations that were
+measured, or that ran out of memory, on the same device. A configuration is not run if its computed
+memory does not fit into RAM. `--plan` prints the planned runs, and runs nothing.
 """
 
 from __future__ import annotations
@@ -40,15 +40,27 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows here")
     parser.add_argument("--page", type=Path, metavar="PATH", help="put the table into this page")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="such as `c3-7b-24gb-*`")
     parser.add_argument(
-        "--limit", type=float, default=1800.0, metavar="SECONDS", help="time of one configuration"
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="configurations to run, such as `c3-7b-24gb-*`",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="time limit of one configuration",
     )
     parser.add_argument(
         "--plan", action="store_true", help="print the planned runs with their computed bytes"
     )
     parser.add_argument(
-        "--ram-gib", type=float, metavar="GIB", help="RAM to plan for; by default this machine's"
+        "--ram-gib",
+        type=float,
+        metavar="GIB",
+        help="RAM to plan for; by default the RAM of this machine",
     )
     parser.add_argument(
         "--tiny", action="store_true", help="test the program with toy models on the CPU"

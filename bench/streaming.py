@@ -3,10 +3,11 @@
     python bench/streaming.py [--json PATH] [--trace PATH] [--rounds N] [--quick]
     python bench/streaming.py --large --rounds 3 --steps 1 --page README.md
 
-Every subject trains the same decoder with AdamW on one thread. In each round every subject makes
-the same number of steps, in an order that changes from round to round; ratios are computed for each
-round. The CPU stands for the device, and RAM for the other tier. So the figures show the cost of
-streaming, not its gain on a GPU. Peaks are counted by torch's profiler, not read from the process.
+A subject is one way to stream, or training with resident blocks. Every subject trains the same
+decoder with AdamW on one thread. In each round every subject makes the same number of steps, in an
+order that changes from round to round; ratios are computed for each round. The CPU is used as the
+device. So the figures show the cost of streaming, not its gain on a GPU. Peaks are counted by
+torch's profiler, not read from the process.
 `--large` uses one larger model and the README's subjects. `--page` writes the table of `--large`
 into the page.
 """
@@ -58,7 +59,7 @@ _README_HEAD = "| enabled | peak on the device | kept in RAM |"
 def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, list[float]]:
     """Return the seconds per step by subject, one figure per round.
 
-    Two steps before are a warm-up.
+    Two earlier steps of each subject warm up and are not counted.
     """
     order, shuffle = list(found), random.Random(0)  # noqa: S311 - random order, no secret
     for subject in found.values():
@@ -78,7 +79,10 @@ def measure(found: dict[str, Subject], rounds: int, steps: int) -> dict[str, lis
 def row(
     size: Size, name: str, taken: dict[str, list[float]], subject: Subject, share: float | None
 ) -> dict[str, Any]:
-    """Return a subject's figures for one size. One more step is made to count bytes and fetches."""
+    """Return the figures of one way to train, at one size of the model.
+
+    One more step is made to count bytes and fetches.
+    """
     low, _, high = statistics.quantiles(taken[name], n=4, method="inclusive")
     held, before = subject.held(), subject.fetched()
     peak = held + most(subject.step)
@@ -103,7 +107,7 @@ def row(
 
 
 def ratio(base: Sequence[float], taken: Sequence[float]) -> dict[str, Any]:
-    """Return the speed relative to the base: the median and the quartiles over rounds."""
+    """Return the speed of `taken` relative to `base`: the median and the quartiles over rounds."""
     low, middle, high = statistics.quantiles(
         [one / other for one, other in zip(base, taken, strict=True)], n=4, method="inclusive"
     )
@@ -145,7 +149,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def readme(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the README's table: the peak bytes at the last size, with and without each plugin."""
+    """Return the README's table: the bytes on the device and in RAM for each row of `README`."""
     found = {each["subject"]: each for each in rows}
     lines = [_README_HEAD, re.sub(r"[^|]+", "---", _README_HEAD)]
     for enabled, name in README.items():
@@ -159,15 +163,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures here")
     parser.add_argument(
-        "--trace", type=Path, metavar="PATH", help="write lanes and blocks here, for Perfetto"
+        "--trace", type=Path, metavar="PATH", help="write a trace of copies and blocks for Perfetto"
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=2, help="steps of a subject in a round")
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--quick", action="store_true", help="one tiny size, for a first look")
-    model.add_argument("--large", action="store_true", help="one large size, the README's subjects")
+    model.add_argument(
+        "--large", action="store_true", help="one large size, with the README's subjects"
+    )
     parser.add_argument(
-        "--page", type=Path, metavar="PATH", help="write the README's table between its comments"
+        "--page", type=Path, metavar="PATH", help="write the README's table into this page"
     )
     options = parser.parse_args()
     if options.rounds < _FEWEST_ROUNDS:

@@ -1,12 +1,14 @@
-"""Verdicts of `delayed-verdict` on jumps, compared with the jumps' true gain in branched runs.
+"""Compare the verdicts of `delayed-verdict` on jumps with the true gain of the jumps.
 
     python bench/verdict.py [--json PATH] [--tasks NAME …] [--seeds N N …]
 
-At six updates of a run, four branches continue over the same batches: without a jump, with half of
-a window's drift, with noise of the same size, and with the reversed drift. The weights of each
-branch are averaged over the branch's updates 26-50. The truth is the difference in loss to the
-branch without a jump, over 64 batches that are never trained on. The verdict uses only one branch
-and its next four batches.
+A jump is one change of the weights that replaces several updates. A verdict estimates whether a
+jump reduced the loss. At six updates of a run, four branches continue on the same batches. One
+branch has no jump. Each of the other three begins with a different jump: half of the weights' drift
+over a window, noise of the same size, or the reversed drift. The weights of each branch are
+averaged over the branch's updates 26-50. The truth is the loss without the jump minus the loss with
+the jump, over 64 batches that are never trained on. A verdict uses only one branch, and the four
+batches that follow the branch's 50 updates.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ CERTAINTY = 2.0
 
 
 def said(jump: Judged, contrast: str) -> tuple[float, JumpVerdict]:
-    """Return the gain that a contrast computes, and the verdict of the contrast."""
+    """Return a jump's gain and verdict; `contrast` names the formula for the gain."""
     rows = [row if contrast == "mirrored" else row[:2] for row in jump.losses]
     trial = JumpTrial(jump.update, 1, "high", None, losses=rows)
     return trial.gain, verdict_of(trial.gain, trial.error, CERTAINTY)
@@ -71,7 +73,7 @@ def row(task: str, kind: str, contrast: str, jumps: Sequence[Judged]) -> str:
 
 
 def table(found: dict[str, list[Judged]]) -> str:
-    """Return truth and verdicts by task, kind of jump and contrast."""
+    """Return a table of truth and verdicts by task, kind of jump and contrast."""
     columns = (
         "task | jump | contrast | truth | said | RMS error | "
         f"{' | '.join(each.value for each in JumpVerdict)} | wrong"

@@ -29,6 +29,6 @@ def triton_providers() -> tuple[Provider, ...]:
 
 
 def shipped() -> Iterator[ShippedKernel]:
-    """Yield a description of every kernel launch, so that it can be compiled without a GPU."""
+    """Yield a description of every kernel launch, to compile the kernels without a GPU."""
     for folder in _FOLDERS:
         yield from folder.shipped()

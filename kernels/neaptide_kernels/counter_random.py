@@ -1,7 +1,8 @@
-"""Random bits that depend only on a seed and a position, so torch and a kernel draw the same.
+"""Random bits that depend only on a seed and a position, so torch and kernels draw equal bits.
 
 The function `lowbias32` (a 32-bit finalizer: Chris Wellons, "Prospecting for Hash Functions",
-2018) turns a position into bits. A key is mixed in before the first and the second round of it.
+2018) turns a position into bits. The function has two rounds. Before each round, one of the two
+keys of the seed is mixed into the bits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def random_bits(seed: int, positions: torch.Tensor) -> torch.Tensor:
 def keyed_bits(
     first: int | torch.Tensor, second: int | torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Return the same bits as `random_bits`. The seed's keys are ints or int64 tensors."""
+    """Return the bits of `random_bits`, given the seed's two keys as ints or int64 tensors."""
     bits = (positions & _MASK) ^ first
     bits = ((bits ^ (bits >> 16)) * FIRST) & _MASK
     bits = bits ^ (((positions >> 32) * GOLDEN + second) & _MASK)

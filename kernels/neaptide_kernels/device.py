@@ -53,8 +53,9 @@ def _finalized(bits):
 def round_half_even(x):
     """Round float32 numbers of magnitude below 2**22 as `torch.round` does.
 
-    The interpreter has no rint, so a sum does the rounding. Launch with `enable_fp_fusion=False`:
-    if the compiler fused the sum with a preceding product, the product would not be rounded.
+    Triton's interpreter has no function for this. So a large number is added, which rounds the sum,
+    and then subtracted. Launch with `enable_fp_fusion=False`. Otherwise the compiler may fuse the
+    addition with a product that computes `x`, and this product is not rounded to float32 first.
     """
     return (x + _TO_INTEGER) - _TO_INTEGER
 
@@ -63,7 +64,7 @@ def round_half_even(x):
 def narrow(values, dtype: tl.constexpr):
     """Convert float32 to the nearest number of `dtype`.
 
-    In the interpreter, a plain cast to bfloat16 truncates instead.
+    In Triton's interpreter, a plain cast to bfloat16 truncates instead.
     """
     if _INTERPRETED and dtype == tl.bfloat16:
         bits = values.to(tl.uint32, bitcast=True)

@@ -15,7 +15,7 @@ class ShippedKernel:
     """One kernel with one set of constants, compiled in the same way as at a launch."""
 
     name: str
-    """Name of the kernel and of the case. The committed file of budgets uses the same name."""
+    """Name of the kernel and its constants; `tests/kernels/budgets.json` uses the same name."""
     module: str
     """The kernel's module, such as `"neaptide_kernels.int8.kernel"`."""
     kernel: str

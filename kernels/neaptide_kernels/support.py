@@ -28,7 +28,7 @@ def triton_version() -> str | None:
 
 
 def no_triton(query: Query) -> str:
-    """Return why Triton cannot run a call; empty if Triton can run the call."""
+    """Return why Triton cannot run the call `query`; an empty text if Triton can run it."""
     return no_triton_on(query.device, query.capability)
 
 

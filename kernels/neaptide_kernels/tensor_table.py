@@ -1,9 +1,9 @@
-"""A table on the device by which a single launch finds many tensors.
+"""A table on the device. It gives one kernel launch the addresses of many tensors.
 
-The arguments are lists of equal length, such as weights and gradients. The table has one int64 row
-for each position in the lists: the number of elements, the number of the first chunk, and the
-address of this position's tensor in each list. A chunk is the set of elements that one Triton
-program processes. A second table contains the row of each chunk.
+The arguments are lists of equal length, such as weights and gradients. A chunk is the set of
+elements that one Triton program processes. The table has one int64 row for each position in the
+lists. The row contains the number of elements, the index of the first chunk, and for each list the
+address of its tensor at this position. A second table contains the index of the row for each chunk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TensorTable:
     rows: torch.Tensor
     """int64 `[tensors, 2 + lists]`: number of elements, first chunk, one address per list."""
     owners: torch.Tensor
-    """int32 `[chunks]`: the row of each chunk."""
+    """int32 `[chunks]`: the index of the row for each chunk."""
     chunks: int
     stream: int
     """The CUDA stream that copied the table to the device; 0 on a CPU."""
@@ -43,9 +43,9 @@ _captured: list[TensorTable] = []  # a CUDA graph reads these tables at every re
 def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable:
     """Return the table of some lists of contiguous tensors.
 
-    Tensors at the same position of the lists have the same number of elements. The host does not
-    wait while a new table is copied to the device. The table is cached by addresses and stream, so
-    a later call with the same tensors copies nothing. Empty tensors have no chunk.
+    Tensors at equal positions of the lists have equal numbers of elements. The host does not wait
+    while a new table is copied to the device. The table is cached by addresses and stream, so a
+    later call with the same tensors copies nothing. Empty tensors have no chunk.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, and the tensors have no cached table.

@@ -36,7 +36,7 @@ class Adam8bitStep(NamedTuple):
     beta2: float = 0.999
     """Decay of the second moment, in [0, 1)."""
     eps: float = 1e-8
-    """Added to the square root of the second moment, more than 0."""
+    """Added to the square root of the second moment; must be more than 0."""
     weight_decay: float = 1e-2
     """Decoupled: an update shrinks each weight by the fraction `lr * weight_decay`."""
     seed: int = 0
@@ -47,16 +47,20 @@ class Adam8bitStep(NamedTuple):
 def adam8bit_step(call: Adam8bitStep) -> None:
     """Update weights and their 8-bit moments in place; see `state_codes` for the codes.
 
-    Arithmetic is float32, with the betas rounded to float32, in this order: the moments are decoded
-    and become `m = m beta1 + g (1 - beta1)` and `v = v beta2 + g g (1 - beta2)`; the weight
-    becomes `w (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) +
-    eps)`; the moments are encoded. So the weights are updated with moments that are not yet
-    rounded. Moments and bfloat16 weights are rounded stochastically. The random numbers depend only
-    on the seed, the step, the tensor's place in the list and the element's place in the tensor, so
-    the same call gives the same bits.
+    Arithmetic is float32, with the betas rounded to float32. The order of operations is:
 
-    If an element of a gradient is inf or NaN, the moments of its block of 256 elements are NaN from
-    then on.
+    1. The moments are decoded.
+    2. The moments become `m = m beta1 + g (1 - beta1)` and `v = v beta2 + g g (1 - beta2)`.
+    3. The weight becomes
+       `w (1 - lr weight_decay) - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + eps)`.
+    4. The moments are encoded.
+
+    So the weights are updated with moments that are not yet rounded. Moments and bfloat16 weights
+    are rounded stochastically. The random numbers depend only on the seed, the step, the tensor's
+    place in the list and the element's place in the tensor. So equal calls give equal bits.
+
+    If an element of a gradient is inf or NaN, the moments of the element's block of 256 elements
+    are NaN from then on.
     """
     by_pieces(*call, update=piece)
 
@@ -65,7 +69,7 @@ def adam8bit_step(call: Adam8bitStep) -> None:
 def by_pieces(call: Adam8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
     """Run `adam8bit_step`, but call `update` instead of `piece`.
 
-    `update` may be a compiled function.
+    `update` may be a compiled version of `piece`.
     """
     decays = codes.as_float32(call.beta1, call.beta2)
     kept = 1 - call.lr * call.weight_decay
@@ -96,7 +100,7 @@ def piece(
 ) -> tuple[torch.Tensor, ...]:
     """Return the updated values of the first five arguments.
 
-    These are whole blocks of one tensor and of the tensor's state.
+    The arguments contain whole blocks of one tensor and of the tensor's state.
     """
     bits = stream.bits(start, len(weight))
     for_mean, for_square = codes.fractions(bits)

@@ -1,8 +1,11 @@
 """AdamW over split masters in Triton: one kernel for a step's constants, one for all tensors.
 
-Every operation rounds as in torch's kernels for a CPU with FMA. Both fuse the same two pairs of
-operations. No other operations may be fused, so launch with `enable_fp_fusion=False`. The square
-root is rounded as IEEE 754 requires. In some builds, torch's square root is a neighbouring float32.
+A split master is a float32 weight that is stored as two 16-bit numbers; see `split_master`.
+
+Every operation rounds like torch's kernels for a CPU with FMA (fused multiply-add). These kernels
+and torch's kernels fuse the same two pairs of operations. No other operations may be fused, so
+launch with `enable_fp_fusion=False`. The square root is rounded as IEEE 754 requires. In some
+builds of torch, the square root differs from this in the last bit.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ _INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def _fused(factor, other, term):
-    """Return `factor * other + term`, rounded once; `tl.fma` of the interpreter rounds twice."""
+    """Return `factor * other + term`, rounded once; in the interpreter `tl.fma` rounds twice."""
     if _INTERPRETED:
         exact = factor.to(tl.float64) * other.to(tl.float64)
         return (exact + term.to(tl.float64)).to(tl.float32)
@@ -69,7 +72,8 @@ def _number(bits):
 def step_constants(lr, step, out, beta1_bits, beta2_bits, eps_bits, decay_bits):
     """Write the seven float32 constants of a step, in the order that `adamw_split` expects.
 
-    A kernel's floating arguments are float32. So each float64 option is passed as its 64 bits.
+    Triton passes floating-point arguments as float32. So each float64 option is passed as an int64
+    with the same 64 bits.
     """
     beta1, beta2 = _number(beta1_bits), _number(beta2_bits)
     decay = _number(decay_bits)

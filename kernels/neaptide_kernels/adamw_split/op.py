@@ -197,7 +197,7 @@ def has_kernel() -> bool:
 
 
 def runs_by_kernel(arguments: Sequence[Any]) -> bool:
-    """Return whether a call with `arguments` would run by a provider that is not the reference."""
+    """Return whether a provider that is not the reference would run a call with `arguments`."""
     query = KERNELS.query(adamw_split_step.spec.name, arguments)
     return KERNELS.choose(query).provider.name != REFERENCE
 

@@ -43,12 +43,12 @@ class AdamWSplitStep(NamedTuple):
 
 @takes(AdamWSplitStep)
 def adamw_split_step(call: AdamWSplitStep) -> None:
-    """Update split float32 masters (see `split`) and their moments, in place.
+    """Update split masters (float32 weights, see `split`) and their moments, in place.
 
     On a CPU, masters and moments are bitwise equal to the weights and moments of
     `torch.optim.AdamW(foreach=False)`, also for non-finite numbers. A float64 `lr` gives the result
     that torch gives for a float `lr`. A float32 `lr` gives the result that torch gives for a
-    float32 tensor. The reference reads `lr` and `step` on the host; a kernel reads both on the
+    float32 tensor `lr`. The reference reads `lr` and `step` on the host; a kernel reads both on the
     device.
     """
     lr, beta1, beta2 = call.lr, call.beta1, call.beta2

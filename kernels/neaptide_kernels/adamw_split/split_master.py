@@ -69,11 +69,12 @@ def join(hi: torch.Tensor, lo: torch.Tensor, out: torch.Tensor | None = None) ->
 
 
 def _exchange(high: torch.Tensor, borrowed: torch.Tensor) -> None:
-    """Exchange 0x8000 with 0x7F81, and 0x0000 with 0xFF81, in `high` where `borrowed` is -1.
+    """Where `borrowed` is -1, exchange 0x8000 with 0x7F81, and 0x0000 with 0xFF81, in `high`.
 
-    If 0x7FFF8000..0x7FFFFFFF is rounded up, a one is carried into the sign bit. CUDA produces the
-    NaN 0x7FFFFFFF. The `hi` of this NaN would be minus zero (0x8000). After the exchange, `hi` is
-    the NaN 0x7F81. The two values of a pair differ in the bits 0xFF81.
+    The bit patterns 0x7FFF8000..0x7FFFFFFF are NaNs. If such a pattern is rounded up, a one is
+    carried into the sign bit. For example, CUDA produces the NaN 0x7FFFFFFF, whose `hi` would be
+    minus zero (0x8000). After the exchange, `hi` is the NaN 0x7F81. Each exchange is an
+    exclusive or with 0xFF81. `borrowed` is -1 where the upper half of the master is rounded up.
     """
     magnitude = high & 0x7FFF
     concerned = (magnitude == 0).logical_or_(magnitude == _NAN)

@@ -1,4 +1,4 @@
-"""Launch AdamW over split masters: one kernel computes the step's constants, one all tensors."""
+"""Launch AdamW over split masters: a kernel for the step's constants, a kernel for all tensors."""
 
 from __future__ import annotations
 

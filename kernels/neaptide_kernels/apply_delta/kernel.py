@@ -1,4 +1,4 @@
-"""Add scaled deltas to weights in Triton: one launch for all tensors and all sets of deltas."""
+"""Add scaled deltas to weights in Triton: one launch for all weights and all deltas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _address(row, place, start, dtype: tl.constexpr):
 
 @triton.jit
 def _rounded(values, draw, dtype: tl.constexpr):
-    """Compute `reference.rounded`; the random bits are the upper bits of the numbers `draw`."""
+    """Compute `reference.rounded`; the random bits are from `draw`: numbers in [0, 1)."""
     dropped: tl.constexpr = 13 if dtype == tl.float16 else 16
     magnitude = tl.abs(values)
     lift = tl.zeros_like(values)

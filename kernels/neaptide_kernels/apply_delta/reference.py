@@ -12,7 +12,7 @@ from neaptide_kernels.int8.reference import dequantize_int8
 from neaptide_kernels.registry import takes
 
 STRIDE_BITS = 40
-"""The random numbers of tensor `place` in the list start at position `place << STRIDE_BITS`."""
+"""The random numbers of tensor number `place` start at position `place << STRIDE_BITS`."""
 _SMALLEST_NORMAL = 2.0**-14
 _HALF_DROPS = 13
 _BFLOAT16_DROPS = 16
@@ -24,12 +24,12 @@ class FloatDeltas(NamedTuple):
     params: Sequence[torch.Tensor]
     """Floating, any shapes."""
     deltas: Sequence[torch.Tensor]
-    """Floating, of the shapes of `params`: `n` sets, one set after the other."""
+    """Floating; `n` sets, one after the other. A set has a delta of equal shape for each weight."""
     scale: torch.Tensor
     """Floating; 0-dim, or `[n]` with one scale for each set."""
     stochastic: bool = False
     """Round bfloat16 and float16 weights stochastically, so that the mean of many roundings is the
-    exact sum. `counter_random` draws the random bits from the element's place."""
+    exact sum. `counter_random` computes the random bits from the seed and the element's place."""
     seed: int = 0
     """Seed of stochastic rounding."""
 
@@ -40,7 +40,7 @@ class Int8Deltas(NamedTuple):
     params: Sequence[torch.Tensor]
     """Floating, any shapes."""
     codes: Sequence[torch.Tensor]
-    """int8, of the shapes of `params`: `n` sets, one set after the other."""
+    """int8; `n` sets, one after the other. A set has codes of equal shape for each weight."""
     code_scales: Sequence[torch.Tensor]
     """float32 `[groups]` for each tensor of `codes`."""
     scale: torch.Tensor
@@ -48,7 +48,7 @@ class Int8Deltas(NamedTuple):
     group: int
     """Number of elements that share a scale."""
     stochastic: bool = False
-    """Round stochastically. `FloatDeltas` rounds in the same way."""
+    """Round stochastically, as described in `FloatDeltas`."""
     seed: int = 0
     """Seed of stochastic rounding."""
 
@@ -57,12 +57,12 @@ class Int8Deltas(NamedTuple):
 def apply_delta(call: FloatDeltas) -> None:
     """Add `scale * delta` to every weight, in place.
 
-    Arithmetic is float32, or float64 for float64 weights. The sets are added one after the other,
-    and each product and each sum is rounded. At the end the sum is rounded once to the weight's
-    dtype, to the nearest value or stochastically. Stochastic rounding drops 13 bits for float16
-    and 16 bits for bfloat16. The dropped part is the probability of rounding away from zero. NaN
-    and infinity spread as in any sum. A number that rounds beyond the dtype's largest number
-    becomes infinite.
+    Arithmetic is float32, or float64 for float64 weights. Several deltas of one weight are added
+    one after the other, and each product and each sum is rounded. At the end the sum is rounded
+    once to the weight's dtype, to the nearest value or stochastically. Stochastic rounding drops 13
+    bits for float16 and 16 bits for bfloat16. The fraction that the dropped bits represent is the
+    probability of rounding away from zero. NaN and infinity propagate as in any sum. A number that
+    rounds beyond the dtype's largest number becomes infinite.
     """
     terms = _by_weight(call.params, call.deltas, call.scale)
     for place, (weight, deltas) in enumerate(terms):

@@ -1,4 +1,4 @@
-"""Head and cross-entropy of a language model, computed by chunks of tokens to save memory."""
+"""Head (output layer) and cross-entropy of a language model, in chunks of tokens."""
 
 from .loss import chunked_cross_entropy
 from .op import TRITON

@@ -1,4 +1,4 @@
-"""Check shapes and dtypes, and check that each label is a row of the weight."""
+"""Check shapes and dtypes, and check that each label is the number of a row of the weight."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def look_at_labels(labels: torch.Tensor, ignore_index: int, vocabulary: int) -> 
 
     On CUDA, the returned function waits only for work that was queued before `look_at_labels`. So
     a caller that queues all work first keeps the device busy during this wait. Labels are not
-    checked while a graph is captured or traced, nor if the labels have no values (fake tensors and
-    tensors on the meta device).
+    checked while torch.compile traces or a CUDA graph is captured. Labels without values (fake
+    tensors and tensors on the meta device) are not checked either.
     """
     if not labels.numel() or torch.compiler.is_compiling() or _valueless(labels):
         return lambda: None

@@ -32,7 +32,10 @@ def differentiate(
     head: Head,
     with_gradient: bool,  # noqa: FBT001 - one of several of this signature
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the summed loss and its gradient; the gradient overwrites the float logits."""
+    """Return the summed loss, and the gradient of this loss in the dtype `head.precise`.
+
+    The gradient overwrites the logits if they have this dtype, otherwise a copy of the logits.
+    """
     logits = logits.to(head.precise)
     ignored = (labels == head.ignore_index)[:, None]
     wrong = ((labels < 0) | (labels >= logits.shape[1]))[:, None]

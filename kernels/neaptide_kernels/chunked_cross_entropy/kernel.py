@@ -25,9 +25,9 @@ def differentiate_rows(
     """Write the loss of a row, and overwrite the row's logits with the gradient.
 
     Each logit is read twice and written once. A program handles one row of `VOCABULARY` contiguous
-    logits. `VOCABULARY` is a constant, because a model has only one vocabulary. Each lane has its
-    own maximum and sum, so the first read needs one exponential per element and no exchange
-    between lanes.
+    logits. `VOCABULARY` is a constant, because a model has only one vocabulary. Each of the `TILE`
+    lanes has its own maximum and sum. So the first read needs one exponential per element and no
+    exchange between lanes.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * VOCABULARY
@@ -54,7 +54,7 @@ def differentiate_rows(
         if SOFTCAP:
             values = tl.where(inside, _limited(values, softcap) * softcap, float("-inf"))
         above = values - largest
-        # The exponential of the larger of both values is 1, so only one is computed.
+        # One of the two exponentials is exp(0) = 1, so only the other exponential is computed.
         other = tl.exp(-tl.abs(above))
         total = tl.where(above > 0, total * other + 1.0, total + other)
         largest = tl.maximum(largest, values)

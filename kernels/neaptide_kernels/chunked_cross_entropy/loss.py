@@ -24,7 +24,7 @@ def chunked_cross_entropy(
     """Return the cross-entropy of `hidden @ weight.T + bias` in nats, a scalar.
 
     Logits are computed in the dtype of `hidden`; under autocast, in the autocast dtype. Everything
-    else is computed in at least float32, and the result has this dtype. The gradients are
+    else is computed in float32, or in float64 for float64 logits; so is the loss. The gradients are
     computed together with the loss, so the head runs only once. Until the backward, only the
     gradients are kept in memory; the gradient of `weight` is at least float32. After all work is
     queued, the host waits once to check the labels. Compiled code does not check the labels: a

@@ -82,8 +82,8 @@ def _backward(
         return (None, None, None, *nothing)
     again = torch.is_grad_enabled()
     with torch.no_grad():
-        # `ctx` releases the sums, so they become the gradients without a copy. A second backward
-        # through a retained graph computes the sums again.
+        # `ctx` drops its reference to the sums, so they become the gradients without a copy. A
+        # second backward through a retained graph computes the sums again.
         sums, ctx.gradients = ctx.gradients, None
         if sums is None or any(
             want and not has for want, has in zip(needed, ctx.computed, strict=True)
@@ -140,7 +140,7 @@ def _flops(
     out_shape: Sequence[Sequence[int]],
     **__: Any,
 ) -> int:
-    """Count the FLOPs of the matrix products: the logits, and each gradient that is a matrix."""
+    """Count the FLOPs of the products for the logits and the gradients of `hidden` and `weight`."""
     gradients = sum(len(shape) == len(hidden) for shape in out_shape[1:3])
     return 2 * hidden[0] * hidden[1] * weight[0] * (1 + gradients)
 

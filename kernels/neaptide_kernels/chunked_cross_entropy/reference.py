@@ -26,7 +26,7 @@ def chunked_cross_entropy(
     label is neither a row of `weight` nor `ignore_index`, if its logits contain a NaN or inf, or if
     all its logits are -inf. An invalid token makes the loss and the token's gradients NaN. An
     ignored token is never invalid. But if `hidden` is NaN at an ignored token, the gradient of
-    `weight` is NaN, because a matrix product computes it.
+    `weight` is NaN, because this gradient is a matrix product over all tokens.
 
     The backward of the loss scales the returned gradients in place, so the caller must not keep
     these gradients.

@@ -1,4 +1,4 @@
-"""Makes sample heads and labels for `chunked_cross_entropy`, and compares results."""
+"""Makes sample weights and labels for `chunked_cross_entropy`, and compares results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALLOWED = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch
 def agree(
     expected: Sequence[tuple[str, torch.Tensor]], got: Sequence[tuple[str, torch.Tensor]]
 ) -> Iterator[str]:
-    """Yield a message for each result with too large a relative error (of norms)."""
+    """Yield a message for each result whose relative error (of norms) is too large."""
     # The gradient of `hidden` has the dtype of the logits, even if this gradient is empty.
     allowed = ALLOWED[got[1][1].dtype]
     for (name, right), (_, result) in zip(expected, got, strict=True):

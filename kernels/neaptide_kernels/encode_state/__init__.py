@@ -1,4 +1,7 @@
-"""The op that encodes the histories of a run as 64 numbers, for predictors and schedulers."""
+"""The op that encodes a run's losses, gradient norms and step times as 64 numbers.
+
+The numbers are for predictors and schedulers.
+"""
 
 from .features import EXTRAS, FEATURES, LOSSES, NORMS, SECONDS
 from .op import TRITON, encode_state

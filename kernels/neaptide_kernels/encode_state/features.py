@@ -1,10 +1,11 @@
 """The names of the 64 features, in the order of the result.
 
-A window contains the newest samples of a history (losses, gradient norms or times). Samples that
-are not finite are ignored. `z` of a number is the number's distance from the window's mean, in
-standard deviations. `level` of a number `x` is `sign(x) * log(1 + |x|)`, in the unit of the
-history. If every sample is multiplied by the same positive number, only levels and the logarithm
-of seconds change. A feature is 0 if the window has too few samples, or if all samples are equal.
+A history is the losses, the gradient norms or the step times of a run. A window contains the newest
+samples of a history. Samples that are not finite are ignored. `z` of a number is the number's
+distance from the window's mean, in standard deviations (stds). `level` of a number `x` is
+`sign(x) * log(1 + |x|)`. If every sample is multiplied by the same positive number, only the
+logarithm of seconds and the levels (except the level of the kurtosis) change. A feature is 0 if
+the window has too few samples, or if all samples are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ LOSSES, NORMS, SECONDS = 256, 64, 64
 SPANS = (8, 32, 128, 256)
 """Means, deviations and trends are computed over these numbers of newest losses."""
 DECAYS = (0.8, 0.95, 0.99)
-"""Decays of the exponential averages: weight of a sample / weight of the next newer sample."""
+"""Decays of the exponential averages: a sample's weight divided by the next newer one's weight."""
 QUANTILES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95)
 SHORTEST_SECONDS = 1e-9
 
@@ -29,7 +30,7 @@ LOSS_FEATURES = (
     "loss_std",  # level of the standard deviation
     "loss_variation",  # std / (std + |mean|)
     "loss_skewness",  # mean of z ** 3
-    "loss_kurtosis",  # level of the mean of z ** 4, less 3
+    "loss_kurtosis",  # level of (mean of z ** 4) - 3
     "loss_p05",  # z of a quantile, interpolated linearly between samples
     "loss_p10",
     "loss_p25",
@@ -54,13 +55,13 @@ LOSS_FEATURES = (
     "loss_fit_32",
     "loss_fit_128",
     "loss_fit_256",
-    "loss_bend",  # z of newest third - 2 * middle third + oldest third
+    "loss_bend",  # mean z of the thirds: newest - 2 * middle + oldest
     "loss_average_fast",  # z of the exponential averages
     "loss_average_slow",
     "loss_average_slowest",
-    "loss_falls",  # share of neighbours of which the newer sample is less
-    "loss_falls_8",  # the same among the newest 8
-    "loss_roughness",  # mean distance of neighbours, in stds
+    "loss_falls",  # share of neighbour pairs whose newer sample is smaller
+    "loss_falls_8",  # this share among the newest 8 samples
+    "loss_roughness",  # mean distance between neighbours, in stds
     "loss_turns",  # share of inner samples above, or below, both neighbours
     "loss_echo_1",  # autocorrelation of neighbours
     "loss_echo_8",  # autocorrelation of samples 8 apart
@@ -90,6 +91,6 @@ EXTRAS = (
     "progress",  # share of the updates that are done
     "since_jump",  # updates since the last jump, divided by the window's length
 )
-"""Features that the caller computes. The op copies these values; it replaces inf and NaN by 0."""
+"""Features that the caller computes. The op copies them, but replaces inf and NaN by 0."""
 FEATURES = (*LOSS_FEATURES, *NORM_FEATURES, *SECONDS_FEATURES, *EXTRAS)
 """The names of the 64 features, in the order of the result."""

@@ -1,4 +1,4 @@
-"""Computes the features of one run's histories in one Triton program. `reference` defines them."""
+"""Computes the features of one run in one Triton program. `reference` defines the features."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def _unit_level(number, unit):
 
 @triton.jit
 def _aged(ring, seen, filled, age, SIZE: tl.constexpr):
-    """Return the samples of the given ages, and a mask of existing samples; others are 0."""
+    """Return the samples of the given ages, and a mask of the finite samples.
+
+    Missing samples and samples that are not finite are 0.
+    """
     there = age < filled
     # The `&` wraps the index around the ring, so a masked sample's index is inside the ring, too.
     raw = tl.load(ring + ((seen - 1 - age) & (SIZE - 1)), mask=there, other=0.0)
@@ -99,7 +102,10 @@ def _presence(out, weight, filled, SIZE: tl.constexpr):
 
 @triton.jit
 def _trend(age, span, deviation, std):
-    """Return rise and fit of spans; `[spans, window]` is 1 where a sample is in a span, else 0."""
+    """Return the rise, the fit and the variance of the samples in each span.
+
+    A row of `span` describes one span: 1 for the samples in this span, 0 for other samples.
+    """
     time = -age.to(tl.float32)[None, :]
     time = (time - _mean(time, span)[:, None]) * span
     around = (deviation[None, :] - _mean(deviation[None, :], span)[:, None]) * span
@@ -113,7 +119,7 @@ def _trend(age, span, deviation, std):
 
 @triton.jit
 def _quantiles(away, valid, count):
-    """Return `[8]` quantiles of `away`; the last one is padding."""
+    """Return the seven quantiles of `away` and, as padding, the last quantile again: `[8]`."""
     rank = tl.arange(0, away.shape[0])
     ordered = tl.sort(tl.where(valid, away, float("inf")))
     ordered = tl.where(rank < count, ordered, 0.0)

@@ -1,4 +1,4 @@
-"""Sorts the samples of a ring by age, and computes the statistics that the features need."""
+"""Sorts the samples of a ring buffer by age, and computes the statistics for the features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LossWindow:
     def level(self, number: torch.Tensor) -> torch.Tensor:
         """Return the level of `number`; 0 if there is no sample.
 
-        `number` is measured in the unit `unit`.
+        `number` was divided by `self.unit`, so this method first multiplies it by `self.unit`.
         """
         most = torch.finfo(number.dtype).max
         number = (number * self.unit).clamp(-most, most)
@@ -54,7 +54,11 @@ class LossWindow:
         return quotient(self.std, self.std + (self.last + self.mean).abs())
 
     def presence(self) -> list[torch.Tensor]:
-        """Return two shares: places with a finite sample, and samples that are not finite."""
+        """Return the share of finite samples and the share of broken samples.
+
+        The first share is the number of finite samples / the window's length. The second share is
+        the number of samples that are not finite / the number of samples.
+        """
         count = self.valid.sum(-1, keepdim=True)
         broken = quotient(self.filled - count, self.filled)
         return [count / self.raw.shape[-1], broken]
@@ -95,7 +99,7 @@ def mean_of(numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def quotient(number: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    """Return the quotient, or 0 if the divisor is 0 or less; the quotient of counts is float64."""
+    """Return `number / divisor`, or 0 if `divisor` is 0 or less. Integers give float64."""
     if not number.is_floating_point():
         number = number.double()
     return torch.where(divisor > 0, number / torch.where(divisor > 0, divisor, 1), 0)

@@ -1,4 +1,4 @@
-"""Pack histories from the host into the rings that the op reads."""
+"""Pack histories from the host into the ring buffers that the op reads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def packed(
     samples: Sequence[float], window: int, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the newest `window` samples as float32 `[window]`, oldest first, and the count.
+    """Return the newest `window` samples as float32 `[window]`, oldest first, and their number.
 
-    The count is int64, 0-dim. The host does not wait for a copy to a CUDA device.
+    The number is int64, 0-dim. The host does not wait for a copy to a CUDA device.
     """
     newest = list(samples[-window:])
     filled = [*newest, *[0.0] * (window - len(newest))]

@@ -23,7 +23,7 @@ def encode_state(
 ) -> torch.Tensor:
     """Return the 64 features listed in `features.FEATURES`; all features are finite.
 
-    A ring stores sample number `k` at place `k % window`. Places without a sample are ignored.
+    A ring (buffer) stores sample number `k` at place `k % window`. Empty places are ignored.
 
     Args:
         losses: floating `[..., 256]`, a ring. One leading dimension stands for several runs.
@@ -108,7 +108,7 @@ def _of_seconds(seconds: LossWindow) -> torch.Tensor:
 
 
 def _quantiles(window: LossWindow) -> torch.Tensor:
-    """Return seven quantiles of `away`, `[..., 7]`."""
+    """Return seven quantiles of `window.away`, `[..., 7]`."""
     ordered = torch.where(window.valid, window.away, torch.inf).sort(-1).values
     highest = (window.valid.sum(-1, keepdim=True) - 1).clamp(min=0)
     shares = torch.tensor(QUANTILES, dtype=window.away.dtype, device=window.away.device)
@@ -120,9 +120,9 @@ def _quantiles(window: LossWindow) -> torch.Tensor:
 
 
 def _extremes(window: LossWindow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the smallest and the largest value of `away`, and the age of the smallest value.
+    """Return the least and the largest value of `window.away`, and the age of the least sample.
 
-    The age is a share of the window's length.
+    The age is divided by the window's length.
     """
     size = window.raw.shape[-1]
     least = torch.where(window.valid, window.away, torch.inf).amin(-1, keepdim=True)
@@ -135,7 +135,8 @@ def _extremes(window: LossWindow) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 def _trend(window: LossWindow, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rise and the fit of the least-squares line over a span.
 
-    The rise is in standard deviations of all samples. The fit is the line's share of the variance.
+    The rise is in standard deviations of the whole window. The fit is the share of the
+    span's variance that the line explains.
     """
     time = -window.age.to(window.away.dtype) * span
     time = torch.where(span, time - mean_of(time, span), 0)
@@ -156,7 +157,7 @@ def _bend(window: LossWindow, z: torch.Tensor) -> torch.Tensor:
 
 
 def _of_neighbours(window: LossWindow) -> list[torch.Tensor]:
-    """Return the features falls, falls among the newest 8 samples, roughness and turns."""
+    """Return the features `loss_falls`, `loss_falls_8`, `loss_roughness` and `loss_turns`."""
     newer, older = window.raw[..., :-1], window.raw[..., 1:]
     pairs = window.valid[..., :-1] & window.valid[..., 1:]
     falls, climbs = pairs & (newer < older), pairs & (newer > older)

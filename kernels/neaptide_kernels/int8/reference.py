@@ -8,8 +8,8 @@ from neaptide_kernels.counter_random import uniform
 
 SYMMETRIC = 127
 SMALLEST = 2.0**-120
-"""If all magnitudes of a group are smaller, its codes are 0: 127 divided by such a magnitude would
-overflow float32."""
+"""If all magnitudes of a group are below this number, the group's codes are 0: 127 divided by such
+a magnitude would overflow float32."""
 
 
 def quantize_int8(
@@ -22,16 +22,17 @@ def quantize_int8(
     """Quantize groups of `group` consecutive elements, in the order of `x.flatten()`.
 
     Symmetric codes are in [-127, 127] and represent `code * scale`. Affine codes are in [-128, 127]
-    and represent `(code - zero) * scale`; their range includes 0. Rounding is half to even or
-    stochastic. In stochastic rounding, the probability of rounding up is the fraction, and
-    `counter_random` draws the bits from the element's position. Arithmetic is float32. A group
-    with an inf or a NaN has the scale NaN and decodes to NaN.
+    and represent `(code - zero) * scale`; the range that they represent includes 0. Rounding is
+    half to even or stochastic. In stochastic rounding, the probability of rounding up is the
+    fractional part of `x / scale`. `counter_random` computes the random bits from the seed and the
+    element's position. Arithmetic is float32. A group with an inf or a NaN has the scale NaN and
+    decodes to NaN.
 
     Args:
         x: floating, any shape.
         group: number of elements in a group; the last group may have fewer elements.
         affine: use affine codes, which are finer for a group that is not centred on 0.
-        stochastic: round stochastically, so that the expected result is the value.
+        stochastic: round stochastically, so that the mean of many results is the exact value.
         seed: seed of stochastic rounding.
 
     Returns:
@@ -79,8 +80,8 @@ def parameters(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the scales, the inverses of the scales and the zero points of groups, all float32.
 
-    They are computed from each group's least and largest element. The inverse for a group of zeros
-    is 0. The scale and the inverse for a group with an inf or a NaN are NaN.
+    The results are computed from each group's least and largest element. The inverse for a group of
+    zeros is 0. The scale and the inverse for a group with an inf or a NaN are NaN.
     """
     if affine:
         low, high = low.clamp(max=0), high.clamp(min=0)
@@ -103,7 +104,7 @@ def parameters(
 def in_groups(x: torch.Tensor, group: int) -> torch.Tensor:
     """Return the elements of `x` as `[groups, group]`, padded with zeros.
 
-    If `group` exceeds the number of elements, the width is that number.
+    If `group` is larger than the number of elements, the result has one row of all elements.
     """
     flat = x.reshape(-1)
     group = min(group, max(1, len(flat)))

@@ -46,7 +46,7 @@ def lion_step(
     table, owners, lr, beta1, beta2, weight_decay, first_key, second_key,
     WEIGHT: tl.constexpr, GRADIENT: tl.constexpr, ROWS: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """Update `ROWS` blocks of 256 elements of one tensor; `table` is from `tensor_table`."""
+    """Update `ROWS` blocks of 256 elements of one tensor; `table` is `TensorTable.rows`."""
     program = tl.program_id(0)
     tensor = tl.load(owners + program)
     row = table + tensor.to(tl.int64) * _COLUMNS

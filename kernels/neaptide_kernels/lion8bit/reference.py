@@ -41,15 +41,19 @@ class Lion8bitStep(NamedTuple):
 def lion8bit_step(call: Lion8bitStep) -> None:
     """Update weights and their 8-bit momentum in place; see `state_codes` for the codes.
 
-    Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023). Arithmetic is
-    float32, with the betas rounded to float32, in this order: the momentum is decoded; the weight
-    becomes `w (1 - lr weight_decay) - lr sign(m beta1 + g (1 - beta1))`; the momentum becomes
-    `m beta2 + g (1 - beta2)` and is encoded. The momentum and bfloat16 weights are rounded
-    stochastically. The random numbers depend only on the seed, the step, the tensor's place in the
-    list and the element's place in the tensor, so the same call gives the same bits.
+    The optimizer Lion is from Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
+    Arithmetic is float32, with the betas rounded to float32. The order of operations is:
+
+    1. The momentum is decoded.
+    2. The weight becomes `w (1 - lr weight_decay) - lr sign(m beta1 + g (1 - beta1))`.
+    3. The momentum becomes `m beta2 + g (1 - beta2)` and is encoded.
+
+    The momentum and bfloat16 weights are rounded stochastically. The random numbers depend only on
+    the seed, the step, the tensor's place in the list and the element's place in the tensor. So
+    equal calls give equal bits.
 
     If an element of a gradient is NaN, the weight at this element becomes NaN. If an element of a
-    gradient is inf or NaN, the momentum of its block of 256 elements is NaN from then on.
+    gradient is inf or NaN, the momentum of the element's block of 256 elements is NaN from then on.
     """
     by_pieces(*call, update=piece)
 
@@ -58,7 +62,7 @@ def lion8bit_step(call: Lion8bitStep) -> None:
 def by_pieces(call: Lion8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
     """Run `lion8bit_step`, but call `update` instead of `piece`.
 
-    `update` may be a compiled function.
+    `update` may be a compiled version of `piece`.
     """
     kept = 1 - call.lr * call.weight_decay
     factors = (kept, call.lr, *codes.as_float32(call.beta1, call.beta2))
@@ -79,7 +83,7 @@ def piece(
 ) -> tuple[torch.Tensor, ...]:
     """Return the updated values of the first three arguments.
 
-    These are whole blocks of one tensor and of the tensor's state.
+    The arguments contain whole blocks of one tensor and of the tensor's state.
     """
     bits = stream.bits(start, len(weight))
     g = gradient.float()

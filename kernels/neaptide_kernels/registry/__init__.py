@@ -1,8 +1,9 @@
 """Stores ops and their providers, and chooses a provider for each call.
 
-Each op has a reference. The reference defines the result; other providers are faster. `KERNELS`
-is the registry of this process, and `define` adds an op to `KERNELS`. A run finds the registry by
-an entry point of the group `neaptide.kernels`.
+An op is an operation, and a provider is an implementation of an op. The provider `reference`
+defines the result; other providers are faster. `KERNELS` is the registry of this process, and
+`define` adds an op to `KERNELS`. A run finds the registry by an entry point of the group
+`neaptide.kernels`.
 """
 
 from .agreement import copied, disagreements, first_disagreement, outcome, relative_error, same_bits
@@ -22,7 +23,7 @@ define = KERNELS.define
 
 
 def open_scope() -> KernelScope:
-    """Return a scope. Closing the scope removes its providers from `KERNELS`."""
+    """Return an object that adds providers to `KERNELS`, and removes them when it is closed."""
     return KernelScope(KERNELS)
 
 

@@ -31,7 +31,7 @@ class Choice:
 
 @attrs.frozen
 class Judged:
-    """The line of an explanation about one provider."""
+    """The part of an explanation that is about one provider."""
 
     provider: str
     reason: str
@@ -64,13 +64,13 @@ class Explanation:
 
 
 def judge(provider: Provider, reason: str, seconds: Mapping[str, float], query: Query) -> Judged:
-    """Return a provider's line of an explanation; an empty `reason` means a usable provider."""
+    """Return a provider's part of an explanation; an empty `reason` means a usable provider."""
     workspace = None if reason else provider.workspace_bytes(query)
     return Judged(provider.name, reason, provider.priority, seconds.get(provider.name), workspace)
 
 
 def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Query) -> Choice:
-    """Choose the provider with the fastest timing; without timings, that of highest priority.
+    """Choose the provider with the fastest timing or, without timings, with the highest priority.
 
     Args:
         usable: providers that support the call, by name, including the reference.

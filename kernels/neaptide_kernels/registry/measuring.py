@@ -1,4 +1,4 @@
-"""Time providers by the median of repeated calls, on copies of the mutated arguments."""
+"""Time providers by the median of repeated calls."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def time_providers(
     """Time each provider in each of its configs; return the timings and the refused providers.
 
     The fastest timing is first. A provider is refused if it disagrees with the reference on the
-    op's samples, or if it fails on these arguments, for example for lack of memory. Repeated calls
-    write to the same copies, because the results are not used.
+    op's samples, or if it fails on these arguments, for example for lack of memory. The timed
+    calls write to the given arguments. The results of these calls are not used.
     """
     device = _device(arguments)
     timings: list[Timing] = []

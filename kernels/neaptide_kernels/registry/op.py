@@ -39,5 +39,5 @@ class Op:
         return f"Op({self.spec.qualified!r})"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the op through torch's dispatcher, by the provider that `explain` names."""
+        """Run the op through torch's dispatcher, with the provider that `explain` names."""
         return self._custom(*arguments, **named)

@@ -34,7 +34,7 @@ def _one_way(_: Query) -> Sequence[Mapping[str, Any]]:
 
 @attrs.frozen(kw_only=True)
 class Provider:
-    """One implementation of an op. Importing it must not run, compile or tune anything."""
+    """One implementation of an op. Importing its module must not run, compile or tune anything."""
 
     op: str
     """The name of the op. The op's spec has the same name."""

@@ -1,6 +1,6 @@
-"""The facts of a call on which a provider decides whether it supports the call.
+"""The facts of a call, by which a provider decides whether it supports the call.
 
-These are all facts except the tensors' values.
+The facts describe everything about a call except the values in the tensors.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Query:
 def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
     """Return the query of a call; `arguments` has one entry for each of `names`, in this order.
 
-    ValueError if a tensor is not dense.
+    Raises ValueError if a tensor is not dense.
     """
     tensors: list[tuple[str, TensorFacts | None]] = []
     options: list[tuple[str, Any]] = []

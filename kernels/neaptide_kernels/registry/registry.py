@@ -53,7 +53,7 @@ class Kernels:
     def define(self, spec: OpSpec) -> Op:
         """Register an op with torch; the op's reference becomes its first provider.
 
-        ValueError if the op exists, or if torch.compile cannot handle an argument's name.
+        Raises ValueError if the op exists, or if torch.compile cannot handle an argument's name.
         """
         if spec.name in self._ops:
             msg = f"op {spec.name!r} is defined already, as {self._ops[spec.name].spec.summary!r}"
@@ -108,7 +108,7 @@ class Kernels:
 
     @contextmanager
     def using(self, *, tuning: Tuning | None = None, **providers: str) -> Iterator[None]:
-        """Request providers by op (`quantize_int8="triton"`), or a tuning mode, in the context.
+        """While the context is open, request providers (`quantize_int8="triton"`) or a tuning mode.
 
         If a requested provider cannot run a call, the call raises KernelError.
         """
@@ -153,7 +153,7 @@ class Kernels:
         return Choice(provider, configured(provider, known, query), ASKED)
 
     def explain(self, op: str, arguments: Sequence[Any]) -> Explanation:
-        """Explain which provider would run a call, and why no other provider would run it.
+        """Explain which provider would run a call, and why the other providers would not.
 
         The call does not run. Raises the errors of `query` and `choose`.
         """
@@ -168,7 +168,7 @@ class Kernels:
         return Explanation(op, choice.provider.name, choice.why, judged)
 
     def run(self, op: str, arguments: Sequence[Any]) -> Any:
-        """Run an op on all its arguments; torch's dispatcher calls this."""
+        """Run an op on all its arguments; torch's dispatcher calls this method."""
         spec = self._ops[op].spec
         if spec.check is not None:
             spec.check(*arguments)
@@ -220,7 +220,7 @@ class Kernels:
         return measured, refused | wrong
 
     def _admitted(self, query: Query, arguments: Sequence[Any]) -> Choice:
-        """Choose a provider that has passed its trial; if tuning is requested, tune before."""
+        """Choose a provider that has passed its trial; if tuning is requested, tune first."""
         # Trials and tuning make the host wait, which is not permitted while a graph is captured.
         waits = query.device == "cuda" and torch.cuda.is_current_stream_capturing()
         if not waits and self._requests.tuning == "tune" and self._key(query) not in self._timings:

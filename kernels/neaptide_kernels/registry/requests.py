@@ -27,7 +27,7 @@ class Requests:
 
     @contextmanager
     def made(self, tuning: Tuning | None, providers: Mapping[str, str]) -> Iterator[None]:
-        """Keep a request open while the context is open; requests may end in any order."""
+        """Keep a request open while the context is open; contexts may close in any order."""
         request = _Request(providers, tuning)
         self._open.append(request)
         try:

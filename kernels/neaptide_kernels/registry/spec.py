@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "neaptide"
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
-# torch's functionalization passes every argument by name, and its function already has parameters
+# torch's functionalization passes every argument by name to a function that already has parameters
 # with these names.
 _TAKEN = frozenset({"mode", "self"})
 _EMPTY = Parameter.empty
@@ -103,12 +103,12 @@ class OpSpec:
     tolerances: Mapping[torch.dtype, float] = attrs.field(factory=dict)
     """Largest permitted relative error `|result - reference| / |reference|` (of norms), by dtype.
 
-    If a result has one of these dtypes, it is compared with the reference in float64. A result of
-    another dtype must be bitwise equal to the reference in the dtypes of the arguments.
+    If any tolerance is given, the reference is computed with the arguments in float64. A result
+    whose dtype has no tolerance must be equal to the reference's result, converted to this dtype.
     """
     agree: Callable[[Any, Any], Iterable[str]] | None = None
-    """`agree(expected, got)` yields faults that a comparison of norms does not find. Both arguments
-    are lists returned by `agreement.outcome`; their dtypes and shapes are already checked."""
+    """`agree(expected, got)` yields faults; it replaces the comparison by `tolerances`. Both
+    arguments are lists from `agreement.outcome`. Their dtypes and shapes are already checked."""
     timed_by: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Names of numeric arguments that affect the speed, such as a block size.
 
@@ -133,7 +133,7 @@ class OpSpec:
     def schema(self) -> str:
         """Return the schema, derived from the reference's annotations.
 
-        ValueError if torch.compile cannot handle an argument's name.
+        Raises ValueError if torch.compile cannot handle an argument's name.
         """
         taken = _TAKEN.intersection(self.names)
         if taken:
@@ -149,7 +149,7 @@ class OpSpec:
         return tuple(name for name, _ in _parameters(self.reference))
 
     def complete(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return all arguments by position; a missing argument is the reference's default."""
+        """Return all arguments by position; a missing argument gets the reference's default."""
         left_out = _parameters(self.reference)[len(arguments) :]
         missing = [name for name, default in left_out if default is _EMPTY]
         if missing:

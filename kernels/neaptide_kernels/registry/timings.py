@@ -91,7 +91,7 @@ def default_path() -> Path:
     """Return the path of the timings file.
 
     The file is in `$NEAPTIDE_CACHE_DIR` or, if this variable is not set, in the user's cache
-    directory. NeaptideError if neither directory is known.
+    directory. Raises NeaptideError if neither directory is known.
     """
     own = os.environ.get("NEAPTIDE_CACHE_DIR")
     if own:
@@ -121,7 +121,7 @@ def key_of(query: Query, timed_by: Container[str]) -> str:
 
 
 def read(path: Path) -> dict[str, tuple[Timing, ...]]:
-    """Return the timings in a file; empty if no file exists. A damaged file is a NeaptideError."""
+    """Return the timings in a file; {} without a file. NeaptideError if the file is unusable."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,10 +1,12 @@
 """Optimizer state in 8 bits: each value is a code, and each block of 256 values has one scale.
 
-In almost every step a slow average moves by less than half the distance of two codes. If it were
-rounded to the nearest code, it would never change. Instead it is rounded stochastically: the
-probability of rounding up is the remainder, so the mean of many roundings is exact. A value is a
-power of its code, so small values have many codes. With squares, the smallest value is 6e-5 of the
-block's largest value. With fourth powers, for Adam's second moment, it is 2e-10.
+A moment (a running average of an optimizer) changes in most steps by less than half the distance
+between two codes. With rounding to the nearest code, the moment would never change. Therefore
+moments are rounded stochastically: the probability of rounding up is the remainder (the position
+between the two codes, from 0 to 1), so the mean of many roundings is exact. A value is the square
+or the fourth power of its code, times the scale, so small values have many codes. With squares, the
+smallest value above 0 is 6e-5 of the block's largest value. With fourth powers, the smallest value
+above 0 is 2e-10 of the largest value. Adam's second moment uses fourth powers.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ SIGNED_TOP = float(SIGNED**2)
 UNSIGNED_TOP = float(torch.tensor(float(UNSIGNED**2), dtype=torch.float32, device="cpu") ** 2)
 """The float32 values of the largest signed and unsigned code if the scale is 1."""
 SIGNED_LEAST, UNSIGNED_LEAST = 2.0**-100, 2.0**-90
-"""A scale is computed from a block's largest value or, if this is larger, from these bounds. So no
-scale is denormal."""
+"""If the largest value of a block is above 0 but below this bound, the scale is computed from the
+bound. So no scale is denormal."""
 TENSOR = 1 << 40
 """Number of positions in the random stream that each tensor of a list may use."""
 
@@ -67,7 +69,7 @@ def update_by_pieces(
     update: Callable[..., tuple[torch.Tensor, ...]],
     factors: Callable[[torch.Tensor], tuple[Any, ...]],
 ) -> None:
-    """Update weights and state. Each call of `update` gets some whole blocks of one tensor.
+    """Update weights and state. Each call of `update` gets a piece: whole blocks of one tensor.
 
     Args:
         lists: weights, gradients, codes, scales and step counts, in this order.
@@ -95,9 +97,10 @@ def update_by_pieces(
 def random_bits(seed: int, step: torch.Tensor, tensor: int, elements: slice) -> torch.Tensor:
     """Return 32 random bits, int64, for elements of a tensor at a step.
 
-    For 64 steps the bits of an element advance by the golden ratio from a random start. This
-    spreads the upward roundings evenly over the steps. Their sum has the same mean as with
-    independent random bits, but a much smaller variance.
+    Every 64 steps an element gets new random bits. In each other step, the constant `TURN`, which
+    is derived from the golden ratio, is added to the bits. This spreads the upward roundings
+    evenly over the steps. The number of upward roundings has the same mean as with independent
+    random bits, but a much smaller variance.
 
     Args:
         seed: any integer of 64 bits.
@@ -139,7 +142,7 @@ def fractions(bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def third(bits: torch.Tensor) -> torch.Tensor:
-    """Return 16 more bits, int64; they are independent of the upper and of the lower 16 bits."""
+    """Return 16 bits, int64, independent of the upper 16 and of the lower 16 of the 32 `bits`."""
     return ((bits * THIRD) >> 16) & 0xFFFF
 
 
@@ -170,14 +173,15 @@ def encode_signed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return int8 codes in [-127, 127] and the scales of the blocks.
 
-    If a value is equal to the value of a code, the rounding does not change it. The scale of a
-    block with an inf or a NaN is NaN, and the block decodes to NaN.
+    Rounding does not change a value that a code represents exactly. The scale of a block with an
+    inf or a NaN is NaN, and the block decodes to NaN.
 
     Args:
         values: float32 `[elements]`.
-        fraction: a random number in (0, 1) for each value. A value lies between two codes. Its
-            remainder is the distance from the lower code, divided by the distance of both codes.
-            The value is rounded away from zero if the remainder is larger than the fraction.
+        fraction: a random number in (0, 1) for each value. The remainder of a value is the
+            distance from the value of the lower code, divided by the distance between the values
+            of the lower and the upper code. The value is rounded away from zero if the remainder
+            is larger than the fraction.
     """
     scale, inverse = _scales(values.abs(), SIGNED_LEAST, SIGNED_TOP)
     scaled = values.abs() * _spread(inverse, len(values))
@@ -225,9 +229,10 @@ def stored(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torc
 
 
 def _below(codes: torch.Tensor, top: int) -> torch.Tensor:
-    """Return two results for each value: the lower code and the remainder.
+    """Return the lower of the two adjacent codes for each exact (not yet rounded) code.
 
-    If a value is equal to the value of a code, the result may be the code below and remainder 1.
+    If the exact code is a whole number, the result may be the exact code minus 1. Then the
+    remainder is 1.
     """
     return (codes - 0.5).round().nan_to_num(top - 1.0).clamp(max=top - 1.0)
 

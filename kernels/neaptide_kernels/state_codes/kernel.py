@@ -44,7 +44,7 @@ _FROM_SIGNED: tl.constexpr = tl.constexpr(2.0**23 + 128.0)
 def random_bits(first_key, second_key, step, tensor, start, offsets):
     """Compute `random_bits` for a tile that begins at element `start` (int64).
 
-    `counter_random.signed` returns the keys.
+    The keys are results of `counter_random.signed`.
     """
     step = step.to(tl.uint32)
     first, second = keys_at(first_key.to(tl.uint32), second_key.to(tl.uint32), step // _WINDOW)
@@ -114,7 +114,7 @@ def encode_signed(values, fraction):
 
 @triton.jit
 def encode_unsigned(values, roots, fraction):
-    """Compute `encode_unsigned` for a tile, given the square roots of the tile.
+    """Compute `encode_unsigned` for a tile, given the square roots of the tile's values.
 
     Return uint8 codes and scales `[blocks]`.
     """

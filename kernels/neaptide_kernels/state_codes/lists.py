@@ -76,7 +76,7 @@ def _refuse(
 
 
 def check_numbers(op: str, **numbers: float) -> None:
-    """Raise ValueError if a beta is not in [0, 1), if eps is 0, or if a number is negative."""
+    """Raise ValueError for a beta outside [0, 1), an eps of 0, or a negative, inf or NaN number."""
     for name, value in numbers.items():
         beta = name.startswith("beta")
         if not (0.0 <= value < 1.0 if beta else 0.0 <= value < float("inf")):
@@ -113,9 +113,9 @@ def disagreements(
 ) -> Iterator[str]:
     """Yield a message for each wrong result.
 
-    Weights are compared by norm. The error of decoded state is measured in distances of codes. The
-    square root of a compiler may be wrong in the last bit. If a value is next to a boundary, this
-    changes its code by one. At most one code of a hundred may differ in this way.
+    Weights are compared by norm. A value of the decoded state may differ by at most one code. The
+    reason is that a compiler's square root may be wrong in the last bit, which changes the code of
+    a value next to a boundary. At most 1 % of the codes (plus one code) may differ.
     """
     right, found = dict(expected), dict(got)
     for name, tensor in right.items():

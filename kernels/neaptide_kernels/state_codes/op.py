@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class CodedOp:
     """The parts of one op with 8-bit state.
 
-    The first arguments of the op are lists: `params`, `grads`, each list of codes, each list of
-    scales (named `<codes>_scale`) and `steps`. Then follow `lr`, the numbers and `seed`.
+    The arguments of the op are, in this order: `params`, `grads`, the lists of codes, the lists of
+    scales (each named `<codes>_scale`), `steps`, `lr`, numbers such as `eps`, and `seed`. All
+    arguments before `lr` are lists.
     """
 
     name: str
@@ -51,7 +52,7 @@ class CodedOp:
         return tuple(signature(self.reference).parameters)
 
     def define(self) -> Op:
-        """Define the op, and add a provider that compiles `piece` for a CPU."""
+        """Define the op, and add a CPU implementation that compiles `piece`."""
         trials = StepTrials(self.reference, self.new_state, self.tried)
         op = define(
             OpSpec(

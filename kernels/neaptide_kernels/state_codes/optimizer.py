@@ -17,7 +17,7 @@ _APART = 1 << 40
 
 
 class CodedOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer that updates many parameters of a group in one call of the op.
+    """An optimizer that updates many parameters of a group in one call of an op.
 
     The parameters of one call have equal dtypes and the same device. As in torch's optimizers,
     changes to `param_groups` have an effect. `lr` may be a number or a 0-dim tensor. A CUDA graph
@@ -44,7 +44,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         group: dict[str, Any],
         seed: int,
     ) -> None:
-        """Call the op. `lists` are parameters, gradients and a list for each name of a state."""
+        """Call the op. `lists`: parameters, gradients, then one list per name in `state_names`."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; ValueError for a trainable parameter that cannot be updated."""
@@ -130,9 +130,9 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _alike(params: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return lists of parameters that have gradients.
+    """Return the parameters that have gradients, in lists with equal device and dtypes.
 
-    One call can update all parameters of a list.
+    One call of the op can update all parameters of a list.
     """
     lists: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for param in params:

@@ -20,7 +20,7 @@ _SHAPES = ((1,), (17, 15), (256,), (0,), (3, 5, 7), (4500,))
 def gradients(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Yield pairs of a name and a list of gradients.
 
-    The lists have many magnitudes, a single tensor, inf and NaN, tensors that are not contiguous,
+    The lists cover many magnitudes, a single tensor, inf and NaN, tensors that are not contiguous,
     and large tensors.
     """
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def _spread(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 @attrs.frozen
 class StepTrials:
-    """Sample arguments on which an op over 8-bit state is tried and timed."""
+    """Makes arguments with which an op with 8-bit state is tried and timed."""
 
     step: Callable[..., None]
     """The op's reference."""
@@ -62,7 +62,7 @@ class StepTrials:
     """The op's arguments between `lr` and `seed`."""
 
     def samples(self, device: torch.device) -> Iterator[Sample]:
-        """Yield small arguments, with a state after two steps."""
+        """Yield arguments with small tensors, whose state is the result of two steps."""
         for dtype, grad_dtype in (
             (torch.float32, torch.float32),
             (torch.bfloat16, torch.bfloat16),
@@ -73,7 +73,7 @@ class StepTrials:
                 yield Sample(name=f"{dtype} by {grad_dtype}, {name}", arguments=arguments)
 
     def large(self, device: torch.device) -> Iterator[Sample]:
-        """Yield arguments with 16 tensors of 2**20 elements, before their first step."""
+        """Yield arguments with 16 tensors of 2**20 elements; all codes and scales are 0."""
         for dtype in (torch.float32, torch.bfloat16):
             grads = [torch.randn(1 << 20, device=device).to(dtype) for _ in range(16)]
             arguments = self._stepped(weights(dtype, grads), grads, times=0)

@@ -15,12 +15,15 @@ class ActivationCheckpointingConfig:
     """`[plugins.activation-checkpointing]`."""
 
     interval: int = field(
-        8, validator=ge(1), help="blocks in a segment; only the inputs of the first block are kept"
+        8,
+        validator=ge(1),
+        help="number of blocks in a segment; only the inputs of the first block are kept",
     )
     ratio: float = field(
         1.0,
         validator=and_(gt(0.0), le(1.0)),
-        help="share of the segments that is checkpointed, evenly spread",
+        help="share of the segments that are checkpointed; these segments are spread evenly over "
+        "the model",
     )
     blocks: str | None = field(
         None,

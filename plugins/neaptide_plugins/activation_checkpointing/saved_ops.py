@@ -1,9 +1,9 @@
 """Keeps the outputs of chosen ops in a forward, and uses these outputs in replays of the forward.
 
 A replay runs the forward again, to recompute the dropped tensors. A forward may be replayed several
-times. Unlike in torch's selective checkpointing, only the chosen ops must be the same in a forward
-and in its replays. Other ops may differ. Autocast, for example, casts a shared weight once in the
-forward, but again in each replay.
+times. Only the chosen ops must be the same in a forward and in its replays. Unlike in torch's
+selective checkpointing, other ops may differ. Autocast, for example, casts a shared weight once in
+the forward, but again in each replay.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _UNTRACKED = {
 
 
 def selective_contexts(save_ops: Sequence[str]) -> Callable[[], tuple[Any, Any]]:
-    """Return a function that makes two contexts: for a forward, and for its replays.
+    """Return a function that makes two contexts: one for a forward, and one for its replays.
 
     The first context keeps the outputs of `save_ops`. In the second context a call of one of these
     ops does not run the op, but returns the kept output. `matmul` and `attention` each stand for a
-    family of ops. Any other name is the name of an aten op. ValueError for an unknown op.
+    family of ops. Any other name is the name of an aten op. Raises ValueError for an unknown op.
     """
     if not save_ops:
         return lambda: (nullcontext(), nullcontext())
@@ -107,7 +107,7 @@ class _GiveBack(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
 
 def _detached(value: Any) -> Any:
-    # With ADInplaceOrView excluded, `detach` would give the tensor a new version counter.
+    # If ADInplaceOrView were excluded, `detach` would give the tensor a new version counter.
     exclude = torch._C._SetExcludeDispatchKeyGuard
     with exclude(torch._C.DispatchKey.ADInplaceOrView, False):
         return tree_map_only(torch.Tensor, torch.Tensor.detach, value)

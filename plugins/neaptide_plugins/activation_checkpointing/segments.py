@@ -89,9 +89,9 @@ class _Segment:
     outputs: dict[int, tuple[Any, Output, int]] = attrs.field(factory=dict)
 
     def origin(self, tensor: torch.Tensor) -> Output | None:
-        """Return the number of the call that returned `tensor`, and of the output of this call.
+        """Return the index of the call that returned `tensor`, and the index of its output.
 
-        None if no call of this segment returned `tensor`, or if it was changed in place since.
+        None if no call of this segment returned it, or if it was changed in place afterwards.
         """
         reference, output, version = self.outputs.get(id(tensor), (None, None, 0))
         if reference is None or reference() is not tensor or tensor._version != version:

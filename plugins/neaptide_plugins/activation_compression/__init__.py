@@ -1,4 +1,4 @@
-"""Stores the activations that the backward needs as int8."""
+"""Stores activations as int8 until the backward needs them."""
 
 from .config import SPEC
 

@@ -46,12 +46,12 @@ def encode(
     Args:
         flat: the tensor. Minus infinity is decoded as minus infinity and does not change the other
             elements of its group.
-        group: elements that share a scale.
+        group: number of neighbouring elements that share a scale.
         look: whether to check the scales on the host. This check waits for the device. If True,
             return None for a tensor with NaN or plus infinity. If False, every group that contains
             NaN or plus infinity is decoded as NaN.
-        never_negative: whether the tensor has no negative values. The method `positive` of the
-            result is exact only in this case.
+        never_negative: whether the tensor has no negative values. The function `positive` is
+            exact only for the codes of such a tensor.
     """
     codes, scale = None, None
     if look:
@@ -86,7 +86,7 @@ def positive(encoded: ActivationCodes) -> torch.Tensor:
 
 
 def with_signs(flat: torch.Tensor, signs: Bits) -> torch.Tensor:
-    """Write the least positive number into `flat` where a positive value was decoded as zero."""
+    """Write a tiny positive number into `flat` where a positive value was decoded as zero."""
     lost = decode_bits(attrs.evolve(signs, dtype=torch.bool)).logical_and_(flat <= 0)
     return flat.masked_fill_(lost, 2.0**-24 if flat.dtype is torch.float16 else 2.0**-126)
 
@@ -124,7 +124,7 @@ def encode_signs(flat: torch.Tensor) -> Bits:
 
 
 def encode_between(flat: torch.Tensor, low: float, high: float) -> Bits:
-    """Encode values between `low` and `high` as their midpoint, and all others as `high`."""
+    """Encode values between `low` and `high` as the midpoint, and all other values as `high`."""
     inside = ((flat <= low) | (flat >= high)).logical_not()
     return _packed(inside, flat.dtype, (low + high) / 2, high)
 

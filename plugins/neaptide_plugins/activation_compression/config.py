@@ -37,7 +37,7 @@ class ActivationCompressionConfig:
     """`[plugins.activation-compression]`."""
 
     group: int = field(
-        128, validator=_power_of_two, help="neighbouring elements that share a scale"
+        128, validator=_power_of_two, help="number of neighbouring elements that share a scale"
     )
     min_elements: int = field(
         1024, validator=ge(1), help="tensors with fewer elements are not compressed"
@@ -53,8 +53,8 @@ class ActivationCompressionConfig:
     check_every: int = field(
         100,
         validator=ge(0),
-        help="steps between two measurements of the gradients' error; each costs two more "
-        "forwards and backwards; 0 disables them",
+        help="steps between two measurements of the gradients' error; each measurement "
+        "costs two more forwards and backwards; 0 disables the measurements",
     )
 
 

@@ -46,10 +46,10 @@ class GradientErrorMeter:
         compressed: Callable[[], Any],
         context: AbstractContextManager[Any],
     ) -> None:
-        """Compare the gradients of `exact()` and `compressed()`. Both are called within `context`.
+        """Compare the gradients of `exact()` and `compressed()`.
 
-        On a GPU, the tensors that `exact()` saves are stored on the host, because the uncompressed
-        tensors may not fit on the device.
+        Only `compressed()` is called within `context`. On a GPU, the tensors that `exact()` saves
+        are stored on the host, because the uncompressed tensors may not fit on the device.
         """
         self.due = False
         if self._sampled is None:

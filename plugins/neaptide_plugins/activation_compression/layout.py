@@ -30,9 +30,9 @@ class StridedLayout:
         return self.packed == self.stride
 
     def flat(self, base: torch.Tensor) -> torch.Tensor:
-        """Return the elements `[N]` in memory order, as a view of `base`.
+        """Return the elements `[N]` in memory order: a view, or a copy if there are gaps.
 
-        `base` shares the storage.
+        `base` is a tensor that uses the same storage as the tensor with this layout.
         """
         if self.gapless:
             size = (torch.Size(self.size).numel(),)
@@ -40,7 +40,7 @@ class StridedLayout:
         return base.as_strided(self.size, self.stride, self.offset).permute(self.order).reshape(-1)
 
     def unflatten(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of this size without gaps. `flat` has the elements in memory order."""
+        """Return a view of `flat` (elements in memory order) with size `size`, without gaps."""
         return flat.as_strided(self.size, self.packed, 0)
 
 

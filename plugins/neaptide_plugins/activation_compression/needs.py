@@ -1,4 +1,4 @@
-"""Lists the operations whose saved tensors may be compressed, and the values their backwards need.
+"""Lists operations whose saved tensors may be compressed, and what their backwards need.
 
 An operation is identified by the type of its graph node. The saved tensors of all other operations
 stay exact, because a rounded value could make the gradient wrong. The backwards of losses and
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Need:
-    """The values that a backward needs of a saved tensor. Only `BETWEEN` uses `low` and `high`."""
+    """What a backward needs to know about a saved tensor. Only `BETWEEN` uses `low` and `high`."""
 
     kind: str
     low: float = 0.0
@@ -39,7 +39,7 @@ SIGNED = Need("signed")
 MASK = Need("mask")
 """The exact values of a bool tensor, or of a tensor with zeros and one other value."""
 BETWEEN = "between"
-"""The kind of a need for only one fact: whether a value is between `low` and `high`."""
+"""The `kind` of a need: only whether a value is between `low` and `high`."""
 
 _FAMILIES: dict[Family, frozenset[str]] = {
     # The gradients are linear in each saved tensor.
@@ -48,7 +48,8 @@ _FAMILIES: dict[Family, frozenset[str]] = {
     ),
     "convolution": frozenset({"Convolution", "ConvolutionOverrideable"}),
     "product": frozenset({"Addcmul", "Mul", "Pow", "Var", "VarMean"}),
-    # The normalised values are linear in the saved input; mean and inverse deviation stay exact.
+    # The normalised values are linear in the saved input. Mean and inverse standard deviation stay
+    # exact.
     "norm": frozenset(
         {
             "CudnnBatchNorm",
@@ -168,6 +169,7 @@ def _kind(node: Any) -> str:
 
 
 def _is_power(node: Any) -> bool:
-    # For an exponent below 2 the second derivative is unbounded, below 1 also the first derivative.
+    # If the exponent is below 2, the second derivative is unbounded; if it is below 1, the first
+    # derivative is unbounded, too.
     exponent = getattr(node, "_saved_exponent", None)
     return isinstance(exponent, int | float) and exponent >= _LEAST_POWER

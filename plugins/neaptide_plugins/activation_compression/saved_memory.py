@@ -33,7 +33,7 @@ class ExactTensor:
     version: int
 
     def unpack(self) -> torch.Tensor:
-        """Return the tensor; RuntimeError if it was changed in place after it was saved."""
+        """Return the tensor; raise RuntimeError if it was changed in place after it was saved."""
         _check_version(self.tensor, self.version, self.tensor.shape)
         return self.tensor
 
@@ -43,10 +43,10 @@ class SavedMemory:
     """A range of memory that saved tensors share; the tensors may have different shapes."""
 
     tensor: torch.Tensor
-    """While `exact`, the memory itself; afterwards an empty tensor with its version counter."""
+    """While `exact`, the memory itself; later an empty tensor with the same version counter."""
     version: int
     storage: Any
-    """A weak reference to the storage. It prevents that another storage gets the same address."""
+    """A weak reference to the storage, so that no other storage gets the same address."""
     storage_bytes: int
     group: int
     exact: bool = True
@@ -120,7 +120,7 @@ class Saved:
     need: Need = EXACT
 
     def unpack(self) -> torch.Tensor:
-        """Return the saved tensor, exact or decoded; RuntimeError if it was changed in place."""
+        """Return the tensor, exact or decoded; raise RuntimeError if it was changed in place."""
         memory, layout = self.memory, self.layout
         _check_version(memory.tensor, memory.version, layout.size)
         if memory.exact:

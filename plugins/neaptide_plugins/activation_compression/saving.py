@@ -24,7 +24,7 @@ from .saved_memory import ExactTensor, Saved, SavedMemory
 
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _NO_NUMBER = 2**63
-"""Sequence numbers from this value on belong to leaf nodes; they state no order of creation."""
+"""Sequence numbers from this value on belong to leaf nodes and show no order of creation."""
 
 
 @attrs.define
@@ -58,7 +58,7 @@ class Saving:
 
     Args:
         ops: decides which tensors may be compressed.
-        group: neighbouring elements that share a scale.
+        group: number of neighbouring elements that share a scale.
         min_elements: tensors with fewer elements stay exact.
     """
 
@@ -77,7 +77,10 @@ class Saving:
         return saved_tensors_hooks(self._pack, lambda held: held.unpack())
 
     def finish(self, result: torch.Tensor) -> None:
-        """Encode the waiting tensors in the graph of `result`. All other tensors stay exact."""
+        """Encode the waiting tensors whose nodes are in the graph of `result`.
+
+        All other waiting tensors stay exact.
+        """
         walk = self._walks.get(threading.get_ident())
         if walk is not None and result.grad_fn is not None:
             self._look(walk, result.grad_fn)
@@ -109,7 +112,7 @@ class Saving:
         layout = self._compressible(tensor, node)
         if layout is None:
             self._count(tensor, node)
-            # A node that held its own result would be a reference cycle, so the result is detached.
+            # A node that refers to its own result is a reference cycle, so the result is detached.
             return ExactTensor(tensor if node is None else tensor.detach(), tensor._version)
         memory = self._memory(tensor, layout)
         producer = None if node is None else node._sequence_nr()
@@ -164,7 +167,7 @@ class Saving:
             self._others[storage._cdata] = storage.nbytes()
 
     def _look(self, walk: _Walk, newest: Any) -> None:
-        """Visit the unvisited nodes in the graph of `newest` and encode their waiting tensors."""
+        """Visit the unvisited nodes in the graph of `newest`; encode the tensors that they save."""
         nodes = [newest]
         while nodes:
             node = nodes.pop()

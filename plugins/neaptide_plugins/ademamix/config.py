@@ -23,7 +23,8 @@ class AdEMAMixOptions:
     warmup_steps: int | None = field(
         None,
         validator=optional(and_(ge(0), lt(2**31))),
-        help="updates over which `alpha` and the slow decay rise; if not set, `train.steps`",
+        help="number of updates during which `alpha` and the decay of the slow average rise; if "
+        "not set, `train.steps`",
     )
     eps: float = field(1e-8, validator=EPS, help="added to the square root of the second moment")
     weight_decay: float = field(

@@ -36,12 +36,12 @@ class AdEMAMix(torch.optim.Optimizer):
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
 
     Raises:
-        ValueError: an option is out of range, or a parameter's dtype is not a real floating one.
+        ValueError: an option is out of range, or a parameter has no real floating dtype.
     """
 
     separable = True
     """The update of a parameter reads only this parameter, its gradient and its state.
-    `layer-streaming` steps only such optimizers block by block."""
+    `layer-streaming` runs the update block by block only with such optimizers."""
 
     def __init__(
         self,

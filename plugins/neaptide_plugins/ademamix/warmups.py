@@ -16,7 +16,7 @@ def alpha_at(step: int, alpha: float, warmup_steps: int) -> float:
 def slow_decay_at(step: int, fast: float, slow: float, warmup_steps: int) -> float:
     """Return the decay of the slow average at update `step`; the decay rises from `fast` to `slow`.
 
-    The half-life `log(1/2) / log(decay)` rises linearly, as in the paper.
+    As in the paper, the half-life of the slow average, `log(1/2) / log(decay)`, rises linearly.
     """
     risen = _risen(step, warmup_steps)
     lives = (1 - risen) * _life(fast) + risen * _life(slow)

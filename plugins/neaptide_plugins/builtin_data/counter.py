@@ -1,4 +1,4 @@
-"""Random numbers from a seed and a counter. They are the same on all machines and versions."""
+"""Random numbers from a seed and a counter, equal on all machines and Python versions."""
 
 from __future__ import annotations
 

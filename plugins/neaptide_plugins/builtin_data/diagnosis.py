@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def findings(stdlib: Path | None = None) -> Iterator[Finding]:
     """Yield a finding on Python's sources, then a finding on scikit-learn.
 
-    `stdlib` is the folder of the sources, by default that of the running Python.
+    `stdlib` is the folder of the sources, by default the folder of the running Python.
     """
     root = stdlib or Path(sysconfig.get_path("stdlib"))
     count = len(source_files(root))

@@ -32,8 +32,8 @@ class Digits:
 def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
     """Return the images for training and the images for validation. The split is always the same.
 
-    Of the images of each digit, the share `validation_share` is for validation. ModuleNotFoundError
-    if scikit-learn is not installed; the extra `neaptide[digits]` installs scikit-learn.
+    The share `validation_share` of each digit's images is for validation. ModuleNotFoundError if
+    scikit-learn is not installed; the extra `neaptide[digits]` installs scikit-learn.
     """
     try:
         datasets = import_module("sklearn.datasets")
@@ -51,9 +51,9 @@ def load(validation_share: float = 0.2) -> tuple[Digits, Digits]:
 
 
 def stratified_split(labels: Tensor, validation_share: float) -> tuple[list[int], list[int]]:
-    """Return two sorted lists of indices: of the training and of the validation examples.
+    """Return two sorted lists: the indices of training examples and of validation examples.
 
-    Of the `n` examples of a class, `round(n * validation_share)` are for validation. A fixed seed
+    A class of `n` examples has `round(n * validation_share)` validation examples. A fixed seed
     selects these examples. ValueError if a part would be empty.
     """
     validation: set[int] = set()

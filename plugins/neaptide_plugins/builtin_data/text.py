@@ -46,7 +46,10 @@ def source_files(root: Path) -> list[str]:
 
 
 def in_validation(name: str, share: float) -> bool:
-    """Return whether a file is for validation: if the hash of `name`, in 0..1, is below `share`."""
+    """Return whether a file is for validation.
+
+    The result is true if the hash of the name, divided by its maximum, is below `share`.
+    """
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -56,10 +59,9 @@ def stdlib_bytes(
 ) -> tuple[Tensor, Tensor]:
     """Return two tensors, uint8 `[N]`: sources for training, and sources for validation.
 
-    The sources are those of the standard library in `root`. By default `root` is the library of the
-    running Python.
-    Each file is in only one of the two tensors, and so is each function. ValueError if the folder
-    has too few sources to split, or no sources.
+    The sources are in the folder `root`, by default the standard library of the running Python.
+    Each file is completely in one of the two tensors, so no function is split. ValueError if the
+    folder has too few sources to split, or no sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     names = source_files(root)
@@ -81,10 +83,10 @@ def _joined(root: Path, names: Iterable[str]) -> Tensor:
 
 
 def file_bytes(path: str | Path, validation_share: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Return two tensors, uint8 `[N]`: a file's first bytes to train on, its last for validation.
+    """Return two tensors, uint8 `[N]`: the first bytes and the last bytes of a file.
 
-    Both tensors are views of one buffer. ValueError if the file cannot be read or is too short to
-    split.
+    The first bytes are for training, and the last bytes are for validation. Both tensors are views
+    of one buffer. ValueError if the file cannot be read or is too short to split.
     """
     try:
         content = bytearray(Path(path).stat().st_size)
@@ -143,8 +145,9 @@ class ByteBatches(EndlessBatches):
 class EvalWindows:
     """Batches of evenly spaced windows. They do not overlap, and are the same in each iteration.
 
-    A window has `context` + 1 bytes of `data`, uint8 `[N]`. There are `count` windows, or fewer if
-    `data` is too short for so many. Each batch is `{"tokens": int64 [<= batch_size, context + 1]}`.
+    A window has `context` + 1 bytes of `data`, uint8 `[N]`. There are `count` windows; if
+    `data` is too short, there are as many windows as fit. Each batch is
+    `{"tokens": int64 [<= batch_size, context + 1]}`.
     ValueError if `data` is shorter than one window.
     """
 

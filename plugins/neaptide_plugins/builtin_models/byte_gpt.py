@@ -20,7 +20,7 @@ EMBEDDING_STD = 0.3
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention from and to `[B, T, width]` (Vaswani et al. 2017)."""
+    """Causal multi-head self-attention (Vaswani et al. 2017). Keeps the shape `[B, T, width]`."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """A pre-norm transformer block from and to `[B, T, width]` (Radford et al. 2019)."""
+    """A pre-norm transformer block (Radford et al. 2019). Keeps the shape `[B, T, width]`."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Judges each jump some updates after the jump, and adjusts how far jumps go."""
+"""Judges each jump (predicted update) some updates later, and adjusts the length of jumps."""
 
 from .config import SPEC
 

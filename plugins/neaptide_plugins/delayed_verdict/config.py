@@ -31,34 +31,52 @@ class DelayedVerdictConfig:
     contrast: Literal["mirrored", "undone"] = field(
         "mirrored",
         validator=in_(("mirrored", "undone")),
-        help="how a gain is computed from losses of the mean weights m and the jump j: `mirrored` "
-        "is (loss(m - j) - loss(m + j)) / 2; `undone` is loss(m - j) - loss(m)",
+        help="how the gain of a jump is computed from the mean weights m and the jump j: "
+        "`mirrored` is (loss(m - j) - loss(m + j)) / 2; `undone` is loss(m - j) - loss(m)",
     )
     certainty: float = field(
-        2.0, validator=ge(0.0), help="a gain within this many standard errors of 0 is unclear"
+        2.0,
+        validator=ge(0.0),
+        help="the verdict is unclear if the gain is at most this many standard errors from 0",
     )
     tier: Literal["device", "host"] = field(
         "host",
         validator=in_(("device", "host")),
-        help="where the mean, the jump and the snapshot are stored",
+        help="where the mean weights, the jump and a copy of the current weights are stored",
     )
     state: Literal["float32", "bfloat16"] = field(
         "float32", validator=in_(("float32", "bfloat16")), help="dtype of the mean weights"
     )
     grow: float = field(
-        1.25, validator=ge(1.0), help="factor of the predictor's scale after a worthwhile jump"
+        1.25,
+        validator=ge(1.0),
+        help="after a worthwhile jump, the scale factor (for the length of jumps) is multiplied by "
+        "this",
     )
-    shrink: float = field(0.5, validator=_factor, help="factor of the scale after a harmful jump")
+    shrink: float = field(
+        0.5, validator=_factor, help="after a harmful jump, the scale factor is multiplied by this"
+    )
     window_grow: float = field(
-        1.25, validator=ge(1.0), help="factor of the predictor's window after a worthwhile jump"
+        1.25,
+        validator=ge(1.0),
+        help="after a worthwhile jump, the window factor (for the length of the predictor's "
+        "windows) is multiplied by this",
     )
     window_shrink: float = field(
-        0.5, validator=_factor, help="factor of the window after a harmful jump"
+        0.5, validator=_factor, help="after a harmful jump, the window factor is multiplied by this"
     )
-    largest: float = field(2.0, validator=ge(1.0), help="largest scale and window")
-    smallest: float = field(0.25, validator=_factor, help="smallest scale and window")
-    patience: int = field(3, validator=ge(1), help="harmful jumps in a row that begin a pause")
-    pause: int = field(500, validator=ge(1), help="updates without jumps in a pause")
+    largest: float = field(
+        2.0, validator=ge(1.0), help="upper limit of the scale factor and of the window factor"
+    )
+    smallest: float = field(
+        0.25, validator=_factor, help="lower limit of the scale factor and of the window factor"
+    )
+    patience: int = field(
+        3, validator=ge(1), help="number of harmful jumps in a row after which a pause begins"
+    )
+    pause: int = field(
+        500, validator=ge(1), help="length of a pause, in updates; no jump is made in a pause"
+    )
 
     @average.validator
     def _average_fits(self, _attribute: attrs.Attribute[int], value: int) -> None:

@@ -1,4 +1,8 @@
-"""The pace of jumps. Each regime, a range of learning rates, has its own state machine."""
+"""The pace of jumps: a factor for the length of jumps, and a factor for the length of windows.
+
+A window is the series of updates that the predictor samples before a jump. Each regime (a range of
+learning rates) has its own pace.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +34,13 @@ def verdict_of(gain: float, error: float, certainty: float) -> JumpVerdict:
 
 
 def regime_of(factor: float) -> str:
-    """Return the regime of the learning rate that is `factor` times the largest learning rate."""
+    """Return the regime of a learning rate; `factor` is learning rate / largest learning rate."""
     return REGIMES[min(2, int((1.0 - min(max(factor, 0.0), 1.0)) * 3.0))]
 
 
 @attrs.frozen
 class Pacing:
-    """The pace of one regime: factors for a predictor's scale and window, and the current pause."""
+    """The pace of one regime: the factors `scale` (jumps) and `window`, and the current pause."""
 
     scale: float = 1.0
     window: float = 1.0
@@ -46,7 +50,7 @@ class Pacing:
     """The end of the pause: the first update at which a jump is allowed again."""
 
     def after(self, verdict: JumpVerdict, update: int, config: DelayedVerdictConfig) -> Pacing:
-        """Return the next pacing: it follows from this pacing and from a verdict at `update`."""
+        """Return the pacing that follows from this pacing and a verdict at update `update`."""
         if verdict is JumpVerdict.UNCLEAR:
             return self
         worthwhile = verdict is JumpVerdict.WORTHWHILE
@@ -62,7 +66,7 @@ class Pacing:
         if worthwhile:
             return Pacing(scale, window, 0, self.until)
         harmful = self.harmful + 1
-        # The count stays at `patience` - 1, so one harmful jump after a pause begins a new one.
+        # The count stays at `patience` - 1, so one harmful jump after a pause begins a new pause.
         until = update + config.pause if harmful >= config.patience else self.until
         return Pacing(scale, window, min(harmful, config.patience - 1), until)
 

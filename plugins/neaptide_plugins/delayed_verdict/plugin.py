@@ -1,4 +1,4 @@
-"""The plugin: records accepted jumps, judges these jumps later, and publishes the pace."""
+"""The plugin: records accepted jumps, judges them later, and publishes the pace of jumps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DelayedVerdict(Plugin[DelayedVerdictConfig]):
-    """Judges one jump at a time. A jump accepted before the verdict on it is never judged."""
+    """Judges one jump at a time. A jump that is accepted during this time is not judged."""
 
     _run: Run = attrs.field(init=False)
     _store: ParameterStore = attrs.field(init=False)
@@ -36,7 +36,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore, probe: Probe) -> None:
-        """Register for weight updates and publish the first pace."""
+        """Register a callback for weight updates, and publish the first pace."""
         config, schedule = self.config, run.config.schedule
         rate = LearningRate(
             name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
@@ -51,13 +51,13 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def on_run_end(self) -> None:
-        """Unregister from weight updates."""
+        """Remove the callback for weight updates."""
         if self._leave is not None:
             self._leave()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase, step: int) -> None:
-        """Allocate the tensors of the jump and of the mean when Warmup ends."""
+        """When Warmup ends, allocate tensors for a jump and for the mean of the later weights."""
         self._step = step
         if phase is not WARMUP:
             self._kept.reserve(span for span in self._store.spans() if span.trainable)
@@ -100,7 +100,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Count applied updates. Before a training step, judge a due jump on the batch."""
+        """Count applied updates. If a verdict is due, judge the jump on the batch, then train."""
 
         def judged(following: Callable[..., Any], *, batch: Any, **arguments: Any) -> Any:
             if self._verdicts.due:
@@ -125,7 +125,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the mean and the jump after Warmup, and a snapshot while a jump is judged."""
+        """Add the jump and the mean weights after Warmup, and a snapshot during a verdict."""
         if phase is WARMUP:
             return ledger
         spans = [span for span in self._store.spans() if span.trainable]

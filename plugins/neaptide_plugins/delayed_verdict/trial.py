@@ -1,4 +1,7 @@
-"""A jump on trial. Stores two tensors per span: the jump, and the mean of the later weights."""
+"""A jump on trial: an accepted jump that is not judged yet.
+
+For each span (parameter) two tensors are stored: the jump, and the mean of the later weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from neaptide import ParameterStore, Span
 
 POINTS = 4
-"""Number of newest verdicts whose losses the line of `extrapolated` is fitted to."""
+"""Number of newest verdicts to whose losses `extrapolated` fits a line."""
 
 
 @attrs.define(eq=False)
@@ -34,7 +37,7 @@ class JumpTrial:
     seen: int = 0
     """Number of updates since the jump."""
     losses: list[list[float]] = attrs.field(factory=list)
-    """For each batch, the losses that `losses_of` returned."""
+    """For each batch, the list that `losses_of` returned."""
 
     @property
     def loss(self) -> float:
@@ -43,7 +46,7 @@ class JumpTrial:
 
     @property
     def gains(self) -> list[float]:
-        """The gain on each batch: the loss without the jump minus the loss with the jump."""
+        """The gain on each batch, as the setting `contrast` defines it."""
         return [
             (undone - mirrored[0]) / 2 if mirrored else undone - kept
             for kept, undone, *mirrored in self.losses
@@ -61,10 +64,11 @@ class JumpTrial:
 
 
 def extrapolated(points: list[list[float]], update: float) -> float | None:
-    """Return the loss at `update` on a least-squares line of the loss over log(1 + update).
+    """Fit a line to earlier losses, and return the value of this line at `update`.
 
-    The line is fitted to the newest `POINTS` pairs (update, loss) of `points`. None if all of these
-    pairs have the same update, or if there are no pairs.
+    The line is a least-squares fit of the loss as a function of log(1 + update). It is fitted to
+    the newest `POINTS` pairs (update, loss) of `points`. Return None if all of these pairs have the
+    same update, or if there are no pairs.
     """
     newest = points[-POINTS:]
     if len({at for at, _ in newest}) < 2:  # noqa: PLR2004 - a line takes two
@@ -106,7 +110,7 @@ class TrialWeights:
         self.samples[name] = 0
 
     def average(self, name: str, weight: torch.Tensor, samples: int) -> None:
-        """Add the weight to its mean as sample number `samples`, counted from 1.
+        """Add `weight` to the mean of the weight `name`, as sample number `samples` (from 1).
 
         Ignore the weight if the jump did not change it, or if an earlier sample is missing.
         """
@@ -117,7 +121,7 @@ class TrialWeights:
         mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
 
     def complete(self, name: str) -> bool:
-        """Return whether the jump changed the weight, and all samples of it are in the mean."""
+        """Return whether the jump changed the weight, and the weight's mean has all samples."""
         return name in self.samples and self.samples[name] == max(self.samples.values())
 
     def moved(self, span: Span, jumps: float, on: torch.device) -> torch.Tensor:
@@ -143,7 +147,7 @@ class TrialWeights:
 def losses_of(
     store: ParameterStore, kept: TrialWeights, probe: Callable[[], float], contrast: str
 ) -> list[float]:
-    """Return the losses with three weights: the mean, mean minus jump, and mean plus jump.
+    """Return the losses with three sets of weights: mean, mean - jump, and mean + jump.
 
     The third loss is computed only if `contrast` is `mirrored`. At the end, also after an error,
     the weights of the model are restored bit for bit.

@@ -38,7 +38,7 @@ class Verdicts:
     """The fields of `JumpGain` for the jump that was judged last."""
 
     def pace(self, step: int) -> tuple[float, float]:
-        """Return the scale and the window after `step` updates."""
+        """Return the scale factor and the window factor after `step` updates."""
         pacing = self.pacings[regime_of(self.factor(step))]
         return pacing.scale_at(step), pacing.window
 
@@ -49,7 +49,7 @@ class Verdicts:
 
     @property
     def sample(self) -> int:
-        """Number, from 1, of the sample that the next update adds to the mean; 0 for no sample."""
+        """Number (from 1) of the sample that the next update adds to the mean; 0 for no sample."""
         first = self.config.after - self.config.average
         if self.trial is None or not first <= self.trial.seen < self.config.after:
             return 0
@@ -57,7 +57,7 @@ class Verdicts:
 
     @property
     def due(self) -> bool:
-        """True if to judge the jump on the next batch."""
+        """True if the jump is to be judged on the next batch."""
         return self.trial is not None and self.trial.seen >= self.config.after
 
     def updated(self) -> None:

@@ -18,9 +18,9 @@ class AlarmLevel(IntEnum):
 
 @attrs.frozen
 class Alarm:
-    """The alarm level.
+    """The alarm level, and the updates since the last finding or the last change of the level.
 
-    Also counts updates since the last finding or the last change of the level.
+    A finding is a sign of divergence in an update.
     """
 
     level: AlarmLevel = AlarmLevel.NORMAL
@@ -29,9 +29,9 @@ class Alarm:
     def after(self, findings: int, *, critical: bool, calm: int) -> Alarm:
         """Return the alarm after one more update.
 
-        One finding raises the level by one, at most to WARNING. Several findings of one update
-        raise the level to WARNING. `critical` raises the level to CRITICAL. After `calm` updates
-        in a row without a finding the level is lowered by one.
+        `findings` is the number of findings in the update. One finding raises the level by one, at
+        most to WARNING. Several findings raise the level to WARNING. If `critical` is true, the
+        level is CRITICAL. After `calm` updates in a row without a finding, the level falls by one.
         """
         if critical:
             return Alarm(AlarmLevel.CRITICAL)

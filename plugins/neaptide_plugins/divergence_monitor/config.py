@@ -50,7 +50,7 @@ class DivergenceMonitorConfig:
     shorten: float = field(
         0.5,
         validator=and_(gt(0.0), le(1.0)),
-        help="factor of a jump's horizon at level caution",
+        help="at level caution, the horizon of a jump is multiplied by this",
     )
     calm: int = field(
         20,

@@ -1,4 +1,4 @@
-"""Tests for signs of divergence in sequences of losses and gradient norms.
+"""Functions that find signs of divergence in sequences of losses and gradient norms.
 
 Every sequence is ordered from oldest to newest. The newest value is compared with the earlier
 values. Earlier values that are not finite are ignored.
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LEAST = 8
-"""Least number of earlier values that a finding needs."""
+"""Least number of earlier values that are needed for a finding (a sign of divergence)."""
 
 FLAT = 0.01
-"""Least standard deviation, divided by the mean. This limit prevents spikes from rounding
-errors."""
+"""Least standard deviation, divided by the mean. Without this limit, a rounding error would count
+as a spike among equal losses."""
 
 GROWTH = 2.0
-"""Least ratio in an oscillation: mean change of the later half / that of the earlier half."""
+"""Least ratio in an oscillation: mean change in the later half / mean change in the earlier half.
+"""
 
 
 def not_finite(values: Sequence[float]) -> bool:
@@ -63,9 +64,10 @@ def vanished(norms: Sequence[float], share: float) -> bool:
 def oscillates(losses: Sequence[float], share: float) -> bool:
     """Return whether the losses alternate up and down with growing amplitude.
 
-    This has two conditions on the differences of successive losses. In at least the share `share`
-    of the pairs of successive differences, the two signs are opposite. The mean magnitude of the
-    later half of the differences is more than `GROWTH` times that of the earlier half.
+    The function checks two conditions on the differences between successive losses. First, at
+    least the share `share` of all pairs of successive differences has opposite signs. Second, the
+    mean magnitude of the later half of the differences is more than `GROWTH` times the mean
+    magnitude of the earlier half.
     """
     steps = [after - before for before, after in pairwise(_finite(losses))]
     if len(steps) < 2 * LEAST:
@@ -86,7 +88,7 @@ def _before(values: Sequence[float]) -> Sequence[float] | None:
 
 
 def _finite(values: Sequence[float]) -> Sequence[float]:
-    # Nearly always all values are finite, and to check this is much cheaper than a copy.
+    # Nearly always all values are finite, and a check is much cheaper than a copy.
     return values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
 
 

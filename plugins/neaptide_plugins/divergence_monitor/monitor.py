@@ -36,7 +36,7 @@ class AlarmMonitor:
     seen: int = 0
     """Number of updates checked so far."""
     since: int = 0
-    """Number of updates before the last rollback. Later updates are not compared with them."""
+    """Number of updates before the last rollback. Later updates are not compared with these."""
     findings: int = 0
 
     @property
@@ -64,9 +64,9 @@ class AlarmMonitor:
         return self._move(("non-finite",), critical=True)
 
     def forget(self) -> None:
-        """Forget the updates so far, because a rollback has undone them.
+        """Forget the updates so far, because a rollback has undone the newest of them.
 
-        Later updates are not compared with them.
+        Later updates are not compared with earlier updates.
         """
         self.since = self.seen + 1  # the newest update has not been read yet
 
@@ -93,6 +93,6 @@ class AlarmMonitor:
 
 
 def _upto(values: Sequence[float], age: int, count: int) -> Sequence[float]:
-    """Return `count` successive values. The last of them is `age` places before the newest one."""
+    """Return `count` successive values; the last is `age` places before the newest value."""
     end = max(0, len(values) - age)
     return values[max(0, end - count) : end]

@@ -1,4 +1,4 @@
-"""The plugin: runs the monitor. The alarm level decides on limited jumps and rollbacks."""
+"""The plugin: runs the monitor, and limits jumps or rolls back according to the alarm level."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class DivergenceMonitor(Plugin[DivergenceMonitorConfig]):
-    """Checks each update when the run's history has its loss, and a skipped update at once."""
+    """Checks each update in the run's history once, and each skipped update after its step."""
 
     _watch: AlarmMonitor = attrs.field(init=False)
     _rollback: Rollback | None = attrs.field(init=False, default=None)

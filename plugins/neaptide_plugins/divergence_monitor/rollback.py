@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Rollback:
-    """One snapshot on the host. It is restored at most once until training is normal again."""
+    """One snapshot on the host. Another restore is possible only after the level was normal."""
 
     model: nn.Module
     store: ParameterStore
@@ -30,7 +30,10 @@ class Rollback:
     """True if the snapshot was restored since training was last normal."""
 
     def keep_every(self, interval: int, update: int) -> None:
-        """Note that training is normal. Replace a snapshot after `interval` updates."""
+        """Record that the alarm level is normal, and take a snapshot if one is due.
+
+        A snapshot is due if there is none, or if the last one is `interval` updates old.
+        """
         self.used = False
         if self.kept and update - self.at < interval:
             return

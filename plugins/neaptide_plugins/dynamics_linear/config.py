@@ -21,8 +21,8 @@ class DynamicsLinearConfig:
     around: int = field(
         12,
         validator=ge(0),
-        help="the target is the mean loss from this many updates before the forecast update to as "
-        "many after it",
+        help="a forecast predicts the mean loss over several updates: from this many updates "
+        "before the horizon to this many after it",
     )
     smoothing: float = field(
         0.92,
@@ -32,17 +32,20 @@ class DynamicsLinearConfig:
     ridge: float = field(
         100.0,
         validator=gt(0.0),
-        help="penalty that keeps the regression near the fitted curves; lower values learn faster",
+        help="penalty on the regression's coefficients; a higher penalty keeps forecasts closer to "
+        "two lines fitted to the losses; with a lower penalty the regression learns faster",
     )
     forgetting: float = field(
         4.0,
         validator=ge(0.0),
-        help="sample k of n has the weight (k / n) to this power; with 0 nothing is forgotten",
+        help="sample k of n has the weight (k / n) to this power; with 0 all samples have equal "
+        "weights",
     )
     least: int = field(
         10,
         validator=ge(1),
-        help="scored forecasts that a horizon needs before its forecasts are used",
+        help="forecasts of a horizon are used once this many of them have been compared with the "
+        "observed losses",
     )
 
     @horizons.validator
@@ -58,8 +61,8 @@ SPEC = PluginSpec(
     name="dynamics-linear",
     load="neaptide_plugins.dynamics_linear.plugin:DynamicsLinear",
     config=DynamicsLinearConfig,
-    summary="Forecasts the loss by ridge regression; gives no forecast while it predicts "
-    "no better than the current loss.",
+    summary="Forecasts the loss by ridge regression; forecasts are used only while they are "
+    "more accurate than the current loss.",
     claims={"dynamics"},
     numerics="changes-training",
 )

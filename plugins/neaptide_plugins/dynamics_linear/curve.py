@@ -1,4 +1,4 @@
-"""Two running fits of the loss: its current level, and a line over log(learning done).
+"""Two running fits of the loss: an average (the level), and a line over log(learning done).
 
 "Learning done" is the sum of the learning-rate schedule's factors over all updates so far.
 """
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 OFFSET = 30.0
 """Added to the learning done, because log(0) at the start would not be finite."""
 STIFFNESS = 0.1
-"""Penalty on slopes that are fitted to few losses. It is added to the sum of squares of x."""
+"""Penalty on the slope, added to the sum of squares of x. It matters while there are few losses."""
 POINTS = 8
 """Largest number of points at which `learning` evaluates the schedule."""
 SPREAD = 0.98
 """Decay, per loss, of the average squared distance between loss and level."""
 FAR = 10.0
-"""Distance from the level, in spreads, to which a loss is clipped."""
+"""Largest distance of a loss from the level, in spreads; losses are clipped to this distance."""
 LEAST_SPREAD = 0.01
-"""Least spread used in clipping, divided by the level. A constant series has spread 0."""
+"""Least spread used in clipping, divided by the level. Losses that are all equal have spread 0."""
 SETTLED = 10
 """Number of losses before the first loss that may be clipped."""
 
@@ -91,8 +91,8 @@ class LossLevel:
 class LossCurve:
     """A least-squares line of the loss over log(learning done). Old losses have lower weights.
 
-    After n losses, loss number k has the weight (k / n) ** power. Over the last part of a run such
-    a line fits plateaus, power laws, and noise that shrinks with the learning rate.
+    After n losses, loss number k has the weight (k / n) ** power. So the line fits the newest
+    losses. These may be constant, follow a power law, or fall with the learning rate.
     """
 
     power: float

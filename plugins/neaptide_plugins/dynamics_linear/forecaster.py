@@ -1,4 +1,4 @@
-"""Forecasts the losses of a run from the losses so far. Does not depend on the plugin's hooks."""
+"""Forecasts the losses of a run from the losses so far. The module does not depend on hooks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .horizon import Expected
 
 POWERS = (4.0, 8.0)
-"""`LossCurve.power` of the two curves. The curves average the last fifth and the last ninth of the
-losses."""
+"""`LossCurve.power` of the two curves. The first curve averages about the last fifth of the losses,
+the second curve about the last ninth."""
 TOGETHER = 32
-"""Number of samples encoded in one call. The call costs little more than for one sample."""
+"""Number of samples encoded in one call. The call costs little more than a call for one sample."""
 
 
 LARGEST = 1e100
@@ -48,10 +48,11 @@ class LossForecast:
 
 @attrs.define(eq=False)
 class Forecaster:
-    """Takes losses one by one. Scores a forecast when its target is known, and learns from it.
+    """Takes losses one by one, and forecasts later losses.
 
-    Samples are encoded in groups, so most of the samples are encoded some updates later. The
-    results are the same as if each sample was encoded at once.
+    When the target of a forecast is known, the forecast is scored, and the regression learns from
+    the target. A sample is the state of the run after an update. One call encodes several samples
+    as features, so most samples are encoded some updates late. This does not change the results.
     """
 
     config: DynamicsLinearConfig
@@ -82,12 +83,15 @@ class Forecaster:
 
     @property
     def room(self) -> int:
-        """Number of newest losses to store. Features and targets of waiting samples need them."""
+        """Number of newest losses to store for the features and targets of later calls."""
         return LOSSES + TOGETHER * self.config.every + 2 * self.config.around + 1
 
     @property
     def bytes(self) -> int:
-        """Bytes of the models' tensors. They grow until each horizon has its first target."""
+        """Bytes of the models' tensors.
+
+        The number grows until the first target of each horizon is known.
+        """
         return sum(each.bytes for each in self.models)
 
     def begin(self, updates: int) -> None:
@@ -115,16 +119,16 @@ class Forecaster:
                 self.catch_up()
 
     def forecast(self, horizon: int) -> LossForecast | None:
-        """Forecast the mean loss `horizon` updates ahead.
+        """Forecast the loss `horizon` updates ahead, as a mean over the updates around that update.
 
-        Return None if recent forecasts were no better than the baseline (the
-        current loss); if too few forecasts were scored; or if `outcome` returns None.
+        Return None if recent forecasts were no better than the baseline (the current loss), if too
+        few forecasts were scored, or if `outcome` returns None.
         """
         self.catch_up()
         return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None
 
     def outcome(self, horizon: int) -> LossForecast | None:
-        """Forecast the mean loss `horizon` updates ahead, even if earlier forecasts were bad.
+        """Forecast the same mean loss as `forecast`, even if earlier forecasts were bad.
 
         Return None if `horizon` is beyond the longest horizon, if there are no losses yet, or if
         one of the newest losses is not finite.
@@ -138,7 +142,7 @@ class Forecaster:
         features = self._encoded([reading.update])[0]
         changes = [self._expect(each, reading, features).change for each in around]
         near, far = around[0], around[-1]
-        if near is far:  # the change is proportional to the distance, the error is constant
+        if near is far:  # assume a change proportional to the distance, and a constant error
             change, error = changes[0] * horizon / far.horizon, far.error
         else:
             share = (horizon - near.horizon) / (far.horizon - near.horizon)

@@ -1,4 +1,7 @@
-"""One horizon. Stores the forecasts, their scores, and the regression that learns from them."""
+"""One horizon: a fixed forecast distance, in updates.
+
+Stores its forecasts, the scores of the forecasts, and the regression, which learns from losses.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import torch
 from .ridge import Ridge
 
 PRIOR = (0.5, 0.5, 0.25, 0.25)
-"""Factors of the two curves' changes and heights. The prior forecast is the weighted sum."""
+"""Weights of four terms: the changes of the two curves, then the heights of the two curves. The
+prior forecast is the weighted sum of these terms."""
 LOOSER = 10.0
-"""Penalty of a feature divided by the penalty of an input that comes from the curves."""
+"""Penalty of a feature / penalty of an input that comes from the curves."""
 LONGEST = 0.98
-"""Largest decay factor of squared errors per forecast; the first errors decay as samples do."""
+"""Upper limit of the factor by which the sum of squared errors decays at each forecast. The first
+forecasts have lower factors."""
 MOST = 1.0
 """Limit of forecast and observed changes, in `LossReading.unit`; larger changes are clipped."""
 
@@ -32,7 +37,7 @@ class LossReading:
     unit: float
     """The unit in which changes of the loss are measured; see `LossLevel.unit`."""
     curves: tuple[tuple[float, float], ...]
-    """Slope of each curve, and height of the curve above the level, both in units."""
+    """For each curve: its slope, and its height above the level, both divided by `unit`."""
 
 
 @attrs.frozen(eq=False)
@@ -43,16 +48,19 @@ class Expected:
     level: float
     unit: float
     prior: float
-    """The change that the curves alone forecast, in units."""
+    """The change of the loss that the curves alone forecast, divided by `unit`."""
     change: float
-    """The change that curves and regression together forecast, in units."""
+    """The change that curves and regression together forecast, divided by `unit`."""
     inputs: torch.Tensor
     """The regression's inputs, float64 `[inputs]`."""
 
 
 @attrs.define(eq=False)
 class HorizonModel:
-    """Forecasts the change of the loss after `horizon` updates, in units. Scores the forecasts."""
+    """Forecasts the change of the loss after `horizon` updates, and scores the forecasts.
+
+    All changes and errors are divided by `LossReading.unit`.
+    """
 
     horizon: int
     ridge: Ridge
@@ -61,7 +69,7 @@ class HorizonModel:
     scored: int = 0
     weight: float = 0.0
     squares: float = 0.0
-    """Decayed sum of the forecasts' squared errors, in units."""
+    """Decayed sum of the forecasts' squared errors."""
     squares_unchanged: float = 0.0
     """Decayed sum of the squared errors of the baseline. The baseline forecasts no change."""
 
@@ -72,7 +80,7 @@ class HorizonModel:
 
     @property
     def error(self) -> float:
-        """Root mean square error of the forecasts, in units."""
+        """Root mean square error of the forecasts; each error is divided by `LossReading.unit`."""
         return math.sqrt(self.squares / self.weight) if self.weight else math.inf
 
     @property
@@ -134,9 +142,9 @@ def horizon_model(
 ) -> HorizonModel:
     """Return an untrained model for one horizon.
 
-    The targets of neighbouring samples overlap, so `horizon / every` samples carry about as much
-    information as one independent sample. The penalties are therefore multiplied by
-    `horizon / every`.
+    There is one sample per `every` updates. The targets of neighbouring samples overlap, so
+    `horizon / every` samples have about as much information as one independent sample. Therefore
+    the penalties are multiplied by `horizon / every`.
     """
     alike = max(1.0, horizon / every)
     curves = len(PRIOR)

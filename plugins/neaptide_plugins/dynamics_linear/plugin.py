@@ -29,7 +29,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """Create the forecaster from the learning-rate schedule, and read the guard's limit."""
+        """Create the forecaster, and read how far the guard lets the loss rise in a jump."""
         schedule = run.config.schedule
         learning_rate = LearningRate(
             name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
@@ -61,10 +61,12 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def forecast(self, history: History, horizon: int) -> Forecast | None:
-        """Return the mean loss expected around the horizon, and the confidence in a jump.
+        """Return the expected mean loss around the horizon, and a confidence.
 
+        The confidence is the probability that this loss is at most the limit of the guard.
         If the horizon is beyond the longest configured horizon, return the forecast of the longest
-        one. Return None while forecasts are no better than the baseline (no change).
+        configured horizon. Return None while forecasts are no better than the baseline (the
+        forecast that the loss does not change).
         """
         self._take(history)
         outcome = self._forecaster.forecast(min(horizon, self.config.horizons[-1]))
@@ -81,7 +83,7 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return two numbers per horizon: the skill, and 1 if its forecasts are used, else 0."""
+        """Return two numbers per horizon: the skill, and `consulted`: 1 if forecasts are used."""
         forecaster = self._forecaster
         metrics = {f"skill_{each.horizon}": each.skill for each in forecaster.models}
         for each in forecaster.models:

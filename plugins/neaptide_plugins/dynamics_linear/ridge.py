@@ -1,4 +1,7 @@
-"""Ridge regression from one matrix of sums of products. Old samples have lower weights."""
+"""Ridge regression. One matrix stores the sums of the products of inputs and target.
+
+Old samples have lower weights.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ import torch
 FLAT = 1e-3
 """An input counts as constant if its standard deviation is at most this."""
 OUTLYING = 4.0
-"""Distance from its mean, in standard deviations, to which an input is clipped."""
+"""Largest distance of an input from its mean, in standard deviations; inputs are clipped to it."""
 
 
 @attrs.define(eq=False)
 class Ridge:
-    """Predicts the residual of another forecast, in float64 on the host.
+    """Predicts the residual (the error) of another forecast, in float64 on the host.
 
     The first `plain` inputs are used unchanged; all other inputs are standardised. The
     constant and all coefficients have a penalty, so the prediction without samples is 0.

@@ -28,5 +28,5 @@ def update(average: torch.Tensor, weight: torch.Tensor, decay: float) -> None:
 
 
 def shift(average: torch.Tensor, delta: torch.Tensor) -> None:
-    """Add the change of a weight in a jump to `average`, in place."""
+    """Add `delta`, the change of a weight in a jump (a predicted update), to `average` in place."""
     average.add_(delta.to(average.device, average.dtype))

@@ -20,7 +20,8 @@ class EmaConfig:
     )
     warmup: bool = field(
         default=True,
-        help="limit the decay to (1 + t) / (10 + t) at update t, so that the first weights fade",
+        help="limit the decay to (1 + t) / (10 + t) at update t, so that the initial weights lose "
+        "their influence sooner",
     )
     tier: Literal["device", "host"] = field(
         "device", validator=in_(("device", "host")), help="where the average is stored"

@@ -16,7 +16,8 @@ class GradientAccumulationConfig:
     steps: int = field(
         1,
         validator=ge(1),
-        help="micro-batches, or calls of `trainer.step`, that make one update",
+        help="number of micro-batches for one update; with `across_steps`, number of calls of "
+        "`trainer.step` for one update",
     )
     across_steps: bool = field(
         default=False,

@@ -17,7 +17,10 @@ def convert(source: Source) -> dict[str, Any] | None:
 
 
 def _by_sizes(source: Source) -> int | None:
-    """Return the number of micro-batches in a batch on one GPU; None if the sizes are missing."""
+    """Return the batch size divided by the micro-batch size of one GPU.
+
+    None if a size is missing, or if the result is not an integer.
+    """
     size = source.look("train_batch_size", int)
     micro = source.look("train_micro_batch_size_per_gpu", int)
     if not size or not micro or size % micro:

@@ -84,7 +84,8 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             if self._calls < config.steps:
                 return Outcome.DEFERRED
             calls, self._calls = self._calls, 0
-            # With the core's scale the result is the mean over all calls; mean * calls is the sum.
+            # The core's scale gives the mean over all calls. Without `normalize`, this mean is
+            # multiplied by the number of calls.
             scale = gradient_scale if config.normalize else gradient_scale * calls
             with scaled_rate(optimizer, config.steps if config.scale_lr else 1):
                 return following(optimizer=optimizer, gradient_scale=scale, **arguments)
@@ -93,7 +94,7 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the gradients held during forwards and, with `across_steps`, between steps."""
+        """Add the gradients that exist during forwards and, with `across_steps`, between steps."""
         del phase
         if self.config.steps == 1:
             return ledger

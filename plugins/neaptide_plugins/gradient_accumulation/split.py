@@ -12,7 +12,10 @@ import torch
 
 
 def rows(batch: Any) -> int | None:
-    """Return the number of samples: dim 0 of the first tensor with dimensions, else None."""
+    """Return the number of samples: the size of dim 0 of the first tensor with dimensions.
+
+    None if no tensor has dimensions.
+    """
     return next((tensor.shape[0] for tensor in _tensors(batch) if tensor.ndim), None)
 
 

@@ -1,4 +1,4 @@
-"""Stores weights as int8 in chosen phases, in which the device holds no full weights."""
+"""In chosen phases, stores weights on the device only as int8."""
 
 from .config import SPEC
 

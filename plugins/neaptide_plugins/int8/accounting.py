@@ -1,4 +1,4 @@
-"""Computes the memory of int8 weights for the memory ledger."""
+"""Computes the memory of int8 weights for the memory ledger, the memory estimate of a phase."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWNER = "int8"
 
 @attrs.frozen
 class Footprint:
-    """The bytes that one weight frees and needs when it is stored as int8."""
+    """The bytes that int8 storage of one weight frees, and the bytes of the weight's codes."""
 
     freed: int
     """Bytes freed on the device when the full weight is evicted."""
@@ -60,10 +60,10 @@ def footprints(
 def estimated(
     ledger: Ledger, phase: Phase, config: Int8Config, entries: Iterable[Footprint]
 ) -> Ledger:
-    """Return a phase's memory ledger, with codes where the settings replace weights by codes."""
+    """Return a phase's memory ledger in which codes replace weights, as the settings require."""
     before = (
         "full" if phase.applies_prediction else phase.name
-    )  # Predict starts with Full's weights
+    )  # Predict starts with the weights of Full
     if config.is_int8(before):
         return trained(ledger, entries)
     moments: set[Moment] = set()
@@ -76,9 +76,10 @@ def estimated(
 
 
 def summary(targets: Sequence[Target], among: int, entries: Iterable[Footprint]) -> str:
-    """Return a text.
+    """Return a line of text about the quantized weights.
 
-    It shows how many of `among` weights are quantized, and the bytes of these weights.
+    The line states how many of `among` weights are quantized, and their bytes as int8 and as full
+    weights.
     """
     full = sum(target.parameter.nbytes for target in targets)
     codes = sum(entry.codes for entry in entries)
@@ -86,7 +87,7 @@ def summary(targets: Sequence[Target], among: int, entries: Iterable[Footprint])
 
 
 def held(ledger: Ledger, footprints: Iterable[Footprint], moments: frozenset[Moment]) -> Ledger:
-    """Return the ledger for codes in use during `moments`, while the full weights are in RAM."""
+    """Return the ledger with codes in use and full weights in RAM during `moments` of a step."""
     return _replaced(ledger, footprints, moments, "host") if moments else ledger
 
 

@@ -28,13 +28,14 @@ def calibrated(
     """Return the ranges of the groups of `weight`.
 
     Args:
-        weight: floating, any shape. The encoding handles a group with an inf or a NaN.
+        weight: floating, any shape. A group with an inf or a NaN is later decoded to NaN.
         scheme: defines the groups.
         channel: the dim of output channels.
-        how: `minmax` gives the range of all values. `percentile` gives the range of the values up
-            to a percentile of the magnitudes (for each sign if the scheme is not symmetric). `mse`
-            multiplies the full range by a share from 1 to 1/2, in steps of 1/40. It chooses the
-            share whose decoded values have the least squared error.
+        how: `minmax` gives the range of all values. `percentile` gives the range up to a percentile
+            of the magnitudes. If the scheme is not symmetric, the upper limit is a percentile of
+            the values, and the lower limit is computed in the same way from the negated values.
+            `mse` multiplies the full range by a share from 1 to 1/2, in steps of 1/40. It chooses
+            the share whose decoded values have the least squared error.
         percentile: in (50, 100].
     """
     group = scheme.group(weight.shape, channel)

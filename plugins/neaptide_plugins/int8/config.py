@@ -28,8 +28,8 @@ class Int8Config:
     full: Precision = field(
         "full",
         validator=_precision,
-        help="form of the weights in Full; with `int8` only codes exist, and updates are rounded "
-        "to them stochastically",
+        help="form of the weights in Full; with `int8` only codes exist, and updated weights are "
+        "rounded to codes stochastically",
     )
     predict: Precision = field(
         "int8", validator=_precision, help="form of the weights in Predict, where jumps are judged"
@@ -43,23 +43,25 @@ class Int8Config:
     )
     granularity: Literal["tensor", "channel", "block"] = field(
         "channel",
-        help="the part of a weight that shares a scale: `tensor` (all of it), an output `channel` "
-        "or a `block`",
+        help="the group of elements that share a scale: `tensor` (the whole weight), an output "
+        "`channel` or a `block`",
     )
     block: int = field(
         BLOCK,
         validator=ge(8),
-        help="elements in a block, at least 8; a channel must be a multiple of it",
+        help="number of elements in a block, at least 8; the number of elements in a channel must "
+        "be a multiple of this number",
     )
     dynamic_range: bool = field(
         default=True,
-        help="measure the ranges at each encoding; false: measure them by `calibration` when "
-        "weights become int8, and keep them",
+        help="measure the range of each group whenever a weight is encoded; false: measure it by "
+        "`calibration` only when the weights become int8, and use it until the weights are full "
+        "again",
     )
     calibration: Literal["minmax", "percentile", "mse"] = field(
         "minmax",
-        help="fixed range: of all values (`minmax`), up to a `percentile` of the magnitudes, or "
-        "with the least squared error (`mse`)",
+        help="how a fixed range is chosen: from all values (`minmax`), from a percentile of the "
+        "magnitudes (`percentile`), or by the least squared error (`mse`)",
     )
     percentile: float = field(
         99.9,
@@ -77,14 +79,14 @@ class Int8Config:
     measure_every: int = field(
         10,
         validator=ge(0),
-        help="number of Predict phases between two measurements of the loss gap; each costs a "
-        "probe; 0 disables them",
+        help="measure the loss gap (int8 against full weights) in every n-th Predict phase, where "
+        "n is this value; each measurement costs one forward; 0 disables measurements",
     )
     gap_limit: float | None = field(
         None,
         validator=optional(gt(0.0)),
-        help="if the relative loss gap is larger, the quarter of the weights with the largest "
-        "errors is no longer quantized",
+        help="if the relative loss gap exceeds this limit, the quarter of the weights with the "
+        "largest errors is no longer quantized",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Access to the full weights through the store."""
+"""Access to the full weights through the parameter store, which holds the model's weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FullWeights:
-    """Lends, evicts and replaces the full weights of targets, and stores the codes of the weights.
+    """Reads, evicts and replaces the full weights of targets, and stores the codes of the weights.
 
     If the store holds a weight in RAM (streaming), the codes of the weight are also stored in RAM.
     Each computation copies the codes to the device.
@@ -36,7 +36,7 @@ class FullWeights:
         self._spans = {named[span.name]: span for span in store.spans()}
 
     def span(self, target: Target) -> Span:
-        """Return the span that a target had at the start of the run."""
+        """Return the span (the store's record of a parameter) of a target at the run's start."""
         return self._spans[target.parameter]
 
     def frees(self, target: Target) -> bool:
@@ -44,7 +44,7 @@ class FullWeights:
         return self._store.evictable([self.span(target)]).bytes > 0
 
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
-        """Lend a target's weight on the device, for reading."""
+        """Return a context in which a target's weight can be read on the device."""
         return self._store.loan(self.span(target), "read", on=self._device)
 
     def evict(self, target: Target) -> Callable[[], None]:
@@ -52,7 +52,7 @@ class FullWeights:
         return self._store.evict([self.span(target)])
 
     def keep(self, target: Target, keeper: Keeper) -> Callable[[], None]:
-        """Make `keeper` hold a target's weight for the store; return a function that ends this."""
+        """Let `keeper` store a target's weight; return a function that undoes this."""
         return self._store.keep(self.span(target), keeper)
 
     def is_resident(self, target: Target) -> bool:

@@ -1,8 +1,8 @@
 """Weights on a grid: int8 codes times powers of two.
 
-A value on the grid is rounded to the same value. So checkpoints, rollbacks and resumes keep every
-bit, although only the codes are stored. The largest code of a group is at least 64. So, compared
-with scales that may have any value, powers of two cost up to one bit of precision.
+Rounding does not change a value that is already on the grid. So checkpoints, rollbacks and resumes
+keep every bit, although only the codes are stored. The largest code of a group is at least 64. So
+scales that are powers of two cost up to one bit of precision, compared with arbitrary scales.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 127.0
 _SMALLEST = 2.0**-120
-"""If all magnitudes of a group are smaller than this, the group becomes zeros. The op does the
-same."""
+"""If all magnitudes of a group are smaller than this, the group becomes zeros. `quantize_int8` has
+the same limit."""
 
 TRAINABLE = (torch.float32, torch.bfloat16)
 """Dtypes that represent every value of the grid; float16 does not."""
@@ -44,7 +44,7 @@ def round_to_grid(weight: torch.Tensor, group: int, seed: int, channel: int = 0)
     values = weight.detach().movedim(channel, 0)
     rows = values.float().reshape(-1, group)
     scale = _power_of_two(rows.abs().amax(1))
-    # Each group gets one more element with the largest code, which makes the op's scale 1.
+    # Each group gets one more element, the largest code. So the scale of `quantize_int8` is 1.
     full = torch.full_like(rows[:, :1], _LARGEST)
     padded = torch.cat([rows / scale[:, None], full], dim=1)
     codes, own, _ = quantize_int8(padded, group + 1, False, True, seed)

@@ -1,4 +1,4 @@
-"""Holds weights as int8 for a time. Modules have the codes; the full weights are evicted."""
+"""Replaces weights by int8 codes for a limited time, and evicts the full weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Weights(Protocol):
     """Access to the full weights of targets."""
 
     def lent(self, target: Target) -> AbstractContextManager[torch.Tensor]:
-        """Lend a target's weight on the device, for reading."""
+        """Return a context in which a target's weight can be read on the device."""
 
     def evict(self, target: Target) -> Callable[[], None]:
         """Evict a target's weight; return the function that ends the eviction."""
@@ -38,7 +38,7 @@ class Quantizer:
 
     scheme: Scheme
     calibration: Calibration | None
-    """The measurement of the fixed ranges. If None, every encoding measures the ranges again."""
+    """How the fixed ranges are measured. If None, every encoding measures the ranges again."""
     percentile: float
 
     @classmethod
@@ -137,12 +137,12 @@ class HeldWeights:
         return self._weights.stored(target, codes)
 
     def outdate(self, name: str) -> None:
-        """Note that the full weight of a target has changed."""
+        """Record that the full weight of a target has changed."""
         if name in self._held:
             self._held[name].fresh = False
 
     def refresh(self) -> None:
-        """Encode the weights that changed since they were encoded."""
+        """Encode again all weights that changed since their last encoding."""
         for held in self._held.values():
             if not held.fresh:
                 with self._weights.lent(held.target) as full:
@@ -152,8 +152,8 @@ class HeldWeights:
     def release(self) -> None:
         """Restore the full weights, including all values written to them since `hold`.
 
-        The first error is raised after all other weights are restored. Then a second call tries to
-        restore the failed weights again.
+        If a weight cannot be restored, the error is raised after all other weights are restored. A
+        second call then tries again to restore the failed weights.
         """
         failed: BaseException | None = None
         for name, held in reversed(list(self._held.items())):

@@ -1,4 +1,4 @@
-"""Decides when to measure the loss gap of int8 weights, and which weights to exempt."""
+"""Decides when to measure the loss gap, and which weights to exempt from quantization."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class LossGap:
     """Periodically compares the loss of quantized weights with the loss of the full weights.
 
     Args:
-        every: number of Predict phases that use int8 from one measurement to the next; 0 disables
-            the measurements.
-        limit: if the gap is larger, the weights with the largest errors are exempted. None: no
-            weight is ever exempted.
+        every: measure in every n-th Predict phase that uses int8, where n is this value; 0 disables
+            measurements.
+        limit: if the gap exceeds this limit, the weights with the largest errors are exempted.
+            None: no weight is ever exempted.
     """
 
     every: int

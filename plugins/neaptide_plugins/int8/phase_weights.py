@@ -29,21 +29,22 @@ if TYPE_CHECKING:
     from .targets import Target
 
 _SETTINGS = {"probe": "predict", "evaluate": "evaluate"}
-"""For each moment without gradients, the name of its setting."""
+"""Maps each moment of a step that computes no gradients to the name of its setting."""
 
 
 @attrs.frozen(eq=False)
 class PhaseWeights:
     """Installs codes or full weights in the modules, as the settings require.
 
-    Codes for forwards without gradients are made at the first of these forwards. So a Predict phase
-    in which no jump is proposed costs nothing.
+    Predict makes codes only when the first forward needs them. So a Predict phase in which no jump
+    is proposed costs nothing.
 
     Args:
         config: the settings.
         held_weights: int8 weights for forwards without gradients.
         training: the int8 weights for phases that train in int8.
-        measuring: compares `held_weights` with the full weights, and exempts weights.
+        measuring: compares `held_weights` with the full weights, and exempts weights from
+            quantization.
         warn: logs a warning about newly exempt weights.
     """
 
@@ -114,7 +115,11 @@ class PhaseWeights:
         return computing(quantized=self.held_weights.held or self.training.begun)
 
     def _first_probe(self, call: Callable[[], WeighedLoss], model: nn.Module) -> WeighedLoss:
-        """Probe with int8 weights. If a measurement is due, probe with the full weights first."""
+        """Run the first forward that judges a jump.
+
+        This forward uses int8 weights. If a measurement is due, another forward runs before it,
+        with the full weights.
+        """
         measuring, held_weights = self.measuring, self.held_weights
         if not measuring.is_due():
             held_weights.hold(exempt=measuring.exempt)
@@ -146,7 +151,7 @@ class PhaseWeights:
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the loss gap, and of int8 training: whether it runs, its moment."""
+        """Return the state of the loss gap and of int8 training (whether it runs, its counter)."""
         training = self.training
         return {
             **self.measuring.state_dict(),

@@ -59,7 +59,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Register for writes to the weights, and log which weights will be quantized."""
+        """Register for writes to the weights; log the number and bytes of the chosen weights."""
         config, targets, device = self.config, self._targets, run.device
         full_weights = self._full_weights = FullWeights(model, store, device)
         if config.trains_int8:
@@ -90,7 +90,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def on_phase_exit(self, following: Phase | None) -> None:
-        """Before a resume, restore the full weights."""
+        """At the end of the run, and before a saved state is loaded, restore the full weights."""
         if following is None:
             self._begun.leave()
 
@@ -101,12 +101,12 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def around_backward(self) -> AroundBackward | None:
-        """Recompute blocks with the same form of weights as in the forward."""
+        """In the backward, recompute blocks with the same form of weights as in the forward."""
         return within(self._begun.computing) if self.config.trains_int8 else None
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:
-        """Give the rounding of each update other random numbers than before."""
+        """Use new random numbers to round the weights in each update."""
         return within(self._begun.training.updating) if self.config.trains_int8 else None
 
     @hookimpl
@@ -121,7 +121,7 @@ class Int8(Plugin[Int8Config]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Replace the weights by codes, and add the evicted full weights to their tier."""
+        """In the ledger, replace weights by codes, and move evicted full weights to RAM."""
         return estimated(ledger, phase, self.config, self._footprints())
 
     @hookimpl

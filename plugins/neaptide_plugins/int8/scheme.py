@@ -38,9 +38,9 @@ class Scheme:
         return cls(config.granularity, config.block, config.symmetric)
 
     def group(self, shape: torch.Size, channel: int) -> int:
-        """Return the number of consecutive elements that share a scale when `channel` is dim 0.
+        """Return how many consecutive elements share a scale when `channel` is moved to dim 0.
 
-        ValueError if a channel is not a multiple of the block.
+        ValueError if the size of a channel is not a multiple of the block size.
         """
         elements = shape.numel()
         row = elements // max(1, shape[channel])
@@ -62,7 +62,7 @@ class Ranges:
     high: torch.Tensor
 
     def clip(self, values: torch.Tensor, group: int) -> torch.Tensor:
-        """Return `values` clipped to the limits; groups are consecutive in the flattened order."""
+        """Return `values` clipped to the limits; `group` consecutive elements form a group."""
         rows = in_groups(values, group).float()
         low, high = (limit.to(values.device)[:, None] for limit in (self.low, self.high))
         clipped = torch.where(rows.isfinite(), torch.minimum(torch.maximum(rows, low), high), rows)

@@ -45,13 +45,15 @@ def find(
         model: the model; it is not changed.
         scheme: defines the groups that share a scale.
         include: patterns of modules' names. None takes every matrix and convolution except
-            embeddings, norms, heads, recurrent layers, weights tied to one of these, and weights
-            that would not get smaller (with one element per channel, each element has a scale).
+            embeddings, norms, heads, recurrent layers, and weights tied to one of these. None
+            also leaves out weights that would not get smaller. For example, a weight with one
+            element per channel would not, because each element has its own scale.
         exclude: patterns of the names of modules that are not quantized.
 
     Raises:
-        ValueError: no weight is left; a pattern matches no module, or in `include` no module that
-            can be quantized; or a channel is not a multiple of the block.
+        ValueError: no weight is left; a pattern in `include` matches no module that can be
+            quantized; a pattern in `exclude` matches no module; or the size of a channel is not a
+            multiple of the block.
     """
     candidates = list(_candidates(model))
     last = candidates[-1][1] if candidates else None  # usually the output layer

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .targets import Target
 
 _LINEAR = functional.linear
-"""The original function of torch. Other code may replace the attribute temporarily."""
+"""torch's own function. Other code may temporarily replace `functional.linear`."""
 
 
 class TrainedWeight(Int8Weight):
@@ -66,8 +66,8 @@ class TrainedWeight(Int8Weight):
         """Replace `linear` by `_Linear`, also in a recomputation inside `torch.autograd.grad`."""
         kwargs = kwargs or {}
         if function is torch.autograd.grad:
-            # If `grad` gets a weight, it runs the backward with `__torch_function__` disabled.
-            # If `grad` gets the weight's gradient edge instead, it does not.
+            # If `grad` gets a weight, it disables `__torch_function__` during the backward. If
+            # `grad` gets the weight's gradient edge instead, `__torch_function__` stays enabled.
             args, kwargs = tree_map_only(TrainedWeight, get_gradient_edge, (args, kwargs))
             return function(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
@@ -116,7 +116,7 @@ class _Linear(torch.autograd.Function):
 
 
 class KeptCodes:
-    """Through this object the store reads and writes a weight that is stored as codes.
+    """Lets the parameter store read and write a weight that is stored as codes.
 
     Args:
         weight: the weight of the modules; each write replaces its codes.
@@ -143,8 +143,9 @@ class Training:
         targets: the weights, of dtypes in `grid.TRAINABLE`.
         scheme: defines the groups that share a scale.
         device: the device of the weights.
-        read: lends a target's full weight, for reading.
-        keep: makes a keeper hold a target for the store; returns the function that ends this.
+        read: returns a context in which a target's full weight can be read.
+        keep: `keep(target, codes)` makes the parameter store use `codes` to read and write the
+            weight of `target`; returns a function that undoes this.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Training:
         keep: Callable[[Target, KeptCodes], Callable[[], None]],
     ) -> None:
         self.moment = 0
-        """Part of each seed. The value differs for every update and every time between updates."""
+        """Part of each seed. It increases by 1 at the start and at the end of every update."""
         self._targets, self._scheme, self._device = list(targets), scheme, device
         self._read, self._keep = read, keep
         self._begun: list[tuple[Target, Callable[[], None]]] = []
@@ -188,13 +189,13 @@ class Training:
         self._begun.append((target, back))
 
     def _seed(self, place: int) -> int:
-        # The seed depends on the moment, not on the number of writes: an evaluation, a refused
-        # jump or a resume also writes, and must not change the rounding of later updates.
+        # The seed depends on `moment`, not on the number of writes: an evaluation, a refused jump
+        # and a resume also write, but must not change the rounding of later updates.
         return self.moment * len(self._targets) + place
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Use other seeds inside the context than before and after it."""
+        """Change the seeds at the start of the context, and change them again at its end."""
         self.moment += 1
         try:
             yield
@@ -204,8 +205,8 @@ class Training:
     def end(self) -> None:
         """Restore the parameters; their values are decoded from the codes.
 
-        The first error is raised after all other parameters are restored. Then a second call tries
-        to restore the failed parameters again.
+        If a parameter cannot be restored, the error is raised after all others are restored. A
+        second call then tries again to restore the failed parameters.
         """
         begun, self._begun = self._begun, []
         failed: BaseException | None = None

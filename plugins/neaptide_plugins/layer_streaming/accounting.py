@@ -1,6 +1,7 @@
 """Computes the memory that streaming uses on each tier (device, host).
 
-The memory ledger and the texts of out-of-memory errors use the numbers.
+The results are used in the memory ledger (the estimate of the memory that a run uses) and in the
+texts of out-of-memory errors.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def account(
 ) -> Ledger:
     """Return the memory ledger of a phase.
 
-    The core has already counted the blocks' weights on the host, because their spans in the store
-    have the tier `host`.
+    The core has already counted the blocks' weights on the host, because the parameter store
+    reports the tier `host` for these weights.
 
     Args:
-        ledger: the ledger of the core and of earlier plugins.
+        ledger: the ledger with the entries of the core and of earlier plugins.
         owner: the plugin's name.
         streaming: the streamed model.
         backward: whether backward passes run in the phase.
@@ -43,8 +44,8 @@ def account(
         if parameter.requires_grad
     ]
     if backward:
-        # The core counts all gradients on the device, but only one block's gradients are there at
-        # once.
+        # The core counts all gradients on the device, but only one block's gradients are on the
+        # device at once.
         whole = ledger.total(kind="gradients")
         streamed = _bytes(trained)
         ledger = ledger.scale("gradients", (whole - streamed) / whole if whole else 0.0)
@@ -75,7 +76,7 @@ def account(
 
 
 def held(streaming: Streaming) -> dict[str, int]:
-    """Return the bytes on the device by use. The inputs stored for the backward are included."""
+    """Return the bytes on the device for each use, such as slots and stored block inputs."""
     updates = streaming.updates
     waiting = sum(unit.kept_bytes for unit in _recomputed(streaming))
     return {
@@ -108,11 +109,11 @@ def savings(streaming: Streaming) -> dict[str, int]:
 
 @contextmanager
 def explained(streaming: Streaming, where: str) -> Iterator[None]:
-    """Replace an out-of-memory error by one that lists the uses of memory and the ways out.
+    """Replace an out-of-memory error; the new text lists uses of memory and settings to lower.
 
     Args:
         streaming: the streamed model.
-        where: phase and moment, for the message.
+        where: the phase and the part of the step, such as `full, backward`, for the message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The memory that streaming will need on each tier, computed from shapes before allocating."""
+"""Computes from shapes, before any allocation, the memory that streaming will need."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class StreamingPlan:
     host: dict[str, int]
     """New allocations in RAM.
 
-    If the weights are in RAM already, only one block's bytes are added.
+    For weights that are in RAM already, only the bytes of the largest block are added.
     """
     device: dict[str, int]
-    """New allocations on the device: slots and staging buffers."""
+    """New allocations on the device, such as slots and buffers for gradients."""
 
 
 def plan(
@@ -49,7 +49,7 @@ def plan(
         outside: parameters that do not stream.
         optimizer: the optimizer of the model; its state streams, too.
         settings: how to stream.
-        adopted: whether the optimizer's state is known before the first step.
+        adopted: whether the size of the optimizer's state is known before the first step.
     """
     owned = owned_parameters(named, outside)
     weights = [BufferLayout.of(own).bytes for own in owned]
@@ -84,7 +84,7 @@ def plan(
 
 
 def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | None:
-    """Return a line that states the missing memory and the way out.
+    """Return a line that states the needed and the free memory, and how to save memory.
 
     Return None if there is enough memory.
 
@@ -115,9 +115,10 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def spare_bytes(device: torch.device, gib: float | None) -> int:
-    """Return the bytes of a GPU that were free at the highest use so far.
+    """Return the usable bytes of a GPU minus the most bytes that tensors have used so far.
 
-    A tenth of the GPU's memory is subtracted as a reserve. The result is 0 on a CPU.
+    A tenth of the usable bytes is also subtracted, as a reserve. The number of usable bytes is at
+    most `gib` GiB. The result is 0 on a CPU.
     """
     if device.type != "cuda":
         return 0
@@ -127,7 +128,7 @@ def spare_bytes(device: torch.device, gib: float | None) -> int:
 
 
 def least(room: int | None, gib: float | None) -> int | None:
-    """Return the smaller of the free bytes and the limit in GiB; None if both are None."""
+    """Return the smaller of `room` (bytes) and `gib` (GiB), in bytes; None if both are None."""
     allowed = None if gib is None else int(gib * 1024**3)
     return min((value for value in (room, allowed) if value is not None), default=None)
 

@@ -1,6 +1,6 @@
 """Checks that run before any parameter is moved.
 
-Each check raises a one-line ValueError that states the way out.
+Each check raises a one-line ValueError that states how to solve the problem.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamin
 
 
 def check_slots(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], slots: int) -> None:
-    """Raise ValueError if a block uses parameters of more blocks than there are slots."""
+    """Raise ValueError if a block uses parameters of more blocks than there are slots.
+
+    A slot is a buffer on the device for one block's weights.
+    """
     outside = parameters_outside(model, [block for _, block in blocks])
     owner = {
         parameter: index

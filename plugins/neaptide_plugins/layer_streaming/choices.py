@@ -30,7 +30,7 @@ def chosen(
 ) -> StreamingSettings:
     """Return the settings of streaming.
 
-    Raise ValueError, with the way out, if settings conflict.
+    If settings conflict, raise ValueError with a text that states how to solve the conflict.
     """
     reason = adoptable(optimizer)
     in_backward, on_device = config.update == "in_backward", config.optimizer_on == "device"

@@ -18,13 +18,14 @@ class LayerStreamingConfig:
     blocks: str | None = field(
         None,
         help="pattern of the blocks' names, such as `model.layers.*`; by default the repeated "
-        "children of module lists",
+        "children of `ModuleList` and `Sequential`",
     )
     exclude: tuple[str, ...] = field((), help="patterns of blocks that stay on the device")
     mode: Literal["recompute", "graph"] = field(
         "recompute",
-        help="`recompute` stores a block's inputs and recomputes its forward in the backward; "
-        "`graph` stores its activations and fetches only the weights",
+        help="`recompute`: a block's inputs are stored, and the backward recomputes the block's "
+        "forward; `graph`: the block's activations are stored, and the backward fetches only the "
+        "weights",
     )
     weights: str | None = field(
         None,
@@ -39,12 +40,13 @@ class LayerStreamingConfig:
     )
     resident: int | Literal["auto"] = field(
         "auto",
-        help="number of last blocks whose weights also stay on the device; `auto` uses the GPU "
-        "memory that is free after the first updates",
+        help="number of blocks at the end of the model whose weights stay on the device; `auto`: "
+        "as many blocks as fit in the GPU memory that is free after the first updates",
     )
     phases: tuple[Literal["warmup", "full", "predict", "correct"], ...] = field(
         ("warmup", "full", "predict", "correct"),
-        help="phases that stream; in the others every block stays on the device",
+        help="phases in which blocks are streamed; in the other phases every block stays on the "
+        "device",
     )
     micro_batches: int = field(
         1,
@@ -57,35 +59,39 @@ class LayerStreamingConfig:
     )
     optimizer_on: Literal["auto", "device", "cpu"] = field(
         "auto",
-        help="where the optimizer steps streamed parameters; `auto` is the device if that is a GPU "
-        "and the optimizer's state can stream, else the CPU",
+        help="where the optimizer updates the blocks: `device` copies the optimizer's state to the "
+        "device, block by block; `cpu` updates in RAM; `auto` is `device` if the device is a GPU "
+        "and the optimizer's state can be streamed, else `cpu`",
     )
     optimizer_slots: int = field(
         2,
         validator=ge(1),
         help="number of blocks whose optimizer state is on the device at once; 1 needs half the "
-        "memory, but the next block is not copied in advance",
+        "memory of 2, but the next block's state is not copied in advance",
     )
     update: Literal["after_backward", "in_backward"] = field(
         "after_backward",
-        help="time of the update: after the backward, with gradients stored on the host, or during "
-        "the backward, block by block on the device; then no gradients are stored",
+        help="time of the update; `after_backward`: gradients are stored in RAM, and the update "
+        "follows the backward; `in_backward`: each block is updated on the device during the "
+        "backward, and no gradients are stored",
     )
     clip: Literal["global", "per_tensor", "lagged", "none"] = field(
         "global",
-        help="norm that `train.clip_norm` limits: `global`: norm of all gradients, which must be "
-        "stored; `per_tensor`: norm of each tensor; `lagged`: norm of all gradients of the "
-        "previous update",
+        help="norm for clipping to `train.clip_norm`; `global`: norm of all gradients, which must "
+        "be stored; `per_tensor`: norm of each gradient tensor; `lagged`: norm of all gradients "
+        'in the previous update; `per_tensor` and `lagged` need `update = "in_backward"`',
     )
     host_gib: float | None = field(
         None,
         validator=optional(gt(0.0)),
-        help="largest RAM to use, in GiB; by default all that machine, cgroup and process allow",
+        help="limit on the RAM to use, in GiB; by default as much as the machine, the cgroup and "
+        "the process allow",
     )
     device_gib: float | None = field(
         None,
         validator=optional(gt(0.0)),
-        help="largest device memory for slots and staging, in GiB; by default all that is free",
+        help="limit on the device memory for slots and for buffers through which gradients are "
+        "copied, in GiB; by default all free memory",
     )
     pin: bool = field(
         default=True,
@@ -93,7 +99,8 @@ class LayerStreamingConfig:
     )
     master: Literal["weights", "split"] = field(
         "weights",
-        help="`split` stores a float32 master of bfloat16 weights, in two more bytes per weight",
+        help="`split`: the optimizer updates float32 master weights, which take two more bytes per "
+        "bfloat16 weight",
     )
 
     @resident.validator

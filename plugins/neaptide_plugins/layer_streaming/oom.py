@@ -27,7 +27,7 @@ def explanation(cause: str, where: str, held: Mapping[str, int], savings: Mappin
 
     Args:
         cause: the allocator's message.
-        where: phase and moment.
+        where: the phase and the part of the step, such as `full, backward`.
         held: bytes by use.
         savings: bytes by setting; settings that save nothing are not shown.
     """

@@ -1,4 +1,4 @@
-"""Connects streaming to a run: the store, the end of each backward, errors and the ledger."""
+"""Connects streaming to a run's parameter store, backwards, errors and memory ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .streaming import Streaming
 
 _SETTLED = 3
-"""Number of updates after which the peak of a step is known.
+"""Number of updates after which the memory peak of a step is known.
 
 The optimizer has created its state by then.
 """
@@ -77,7 +77,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def after_step(self, step: int) -> None:
-        """With `resident = "auto"`, keep as many blocks on the device as its free memory allows."""
+        """With `resident = "auto"`, keep as many blocks on the device as fit in the free memory."""
         if self.config.resident != "auto" or step < _SETTLED or self._measured:
             return
         self._measured = True
@@ -96,7 +96,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """After each backward, set `.grad` to the gathered gradients."""
+        """After each backward, store the remaining gradients and set `.grad` of each parameter."""
         streaming = self._streaming()
 
         def gathered(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
@@ -136,7 +136,10 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Move the blocks' memory to the host, and add the slots."""
+        """In the memory ledger, move the blocks' memory to the host and add the slots.
+
+        A slot is a buffer on the device for one block's weights.
+        """
         streaming = self._streaming()
         self._held = streaming.buffers()
         all_stay = self._stays_whole(phase)
@@ -144,7 +147,10 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
 
     @hookimpl
     def collect_metrics(self) -> Mapping[str, float]:
-        """Return the number of fetches, and how many of these were not prefetched."""
+        """Return the number of fetches, and the number of fetches that were not prefetched.
+
+        A fetch copies a block's weights to the device.
+        """
         residency = self._streaming().residency
         return {
             "fetches": float(residency.fetches),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamedStore(ParameterStore):
-    """Lends tensors of streamed parameters from the host; lends all other tensors in place."""
+    """Lends tensors of streamed parameters from the host, and every other tensor where it is."""
 
     def __init__(self, model: nn.Module, streaming: Streaming, device: torch.device) -> None:
         super().__init__(model, streaming.optimizer)
@@ -36,11 +36,11 @@ class StreamedStore(ParameterStore):
 
     @property
     def stores_gradients(self) -> bool:
-        """True if gradients are stored until an update after the backward."""
+        """True if the update follows the backward; False if the backward itself updates blocks."""
         return self.streaming.applying is None
 
     def spans(self) -> list[Span]:
-        """Return one span per parameter, in the module's order."""
+        """Return one span per parameter, in the order of the model's parameters."""
         return [
             Span(
                 first,
@@ -112,7 +112,7 @@ class StreamedStore(ParameterStore):
         self._rest_norm = None
 
     def updated_in_backward(self) -> frozenset[str]:
-        """Return the names of parameters that were stepped in this update's backward."""
+        """Return the names of the parameters that the backward of this step has updated."""
         applying = self.streaming.applying
         stepped = applying.stepped if applying is not None else ()
         return frozenset(self.names[parameter][0] for parameter in stepped)
@@ -128,7 +128,8 @@ class StreamedStore(ParameterStore):
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
         """Clip the gradients by their global norm.
 
-        With updates in the backward, the setting `clip` decides.
+        If the backward updates the blocks, clip only the remaining gradients, as the setting `clip`
+        says.
         """
         if self.streaming.applying is None:
             super().clip_gradients(max_norm, norm)
@@ -144,9 +145,9 @@ class StreamedStore(ParameterStore):
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Lend the optimizer's state dict.
+        """Lend the dict with the optimizer's state of one parameter.
 
-        For a streamed parameter the tensors in it are on the host.
+        For a streamed parameter, the tensors in this dict are on the host.
         """
         self._evicted.show()
         self.drain()
@@ -159,7 +160,7 @@ class StreamedStore(ParameterStore):
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
         """Return the storages of parameters that do not stream.
 
-        Streamed parameters are on the host.
+        Streamed parameters are on the host already.
         """
         parameters = [
             each
@@ -179,7 +180,7 @@ class StreamedStore(ParameterStore):
     ) -> Callable[[], None]:
         """Evict parameters that do not stream.
 
-        Streamed parameters stay on the host and are not fetched.
+        Streamed parameters stay on the host, and their weights are not fetched to the device.
         """
         found = self.evictable(spans, of=of)
         if of == "state":

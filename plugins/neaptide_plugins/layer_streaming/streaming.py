@@ -47,8 +47,7 @@ class Streaming:
         pin: register host memory with CUDA, so that copies run in parallel with the computation.
         weights: path of safetensors files with the weights, see `Shards.open`; None if the model
             already has its weights.
-        listener: called for each copy that a CPU's lane makes, so that a timeline can show the
-            copy.
+        listener: called for each copy on a CPU, so that a timeline can show the copy.
         lanes: `lanes(device, name)` returns a lane (a queue of copies); by default the lane is a
             CUDA stream or, on a CPU, a thread.
     """
@@ -69,9 +68,9 @@ class Streaming:
         self.settings = settings
         self.optimizer = optimizer
         self.unpinned: str | None = None
-        """The reason why host memory could not be pinned;
+        """The reason why host memory could not be pinned.
 
-        None if it is pinned or need not be pinned.
+        None if the memory is pinned or need not be pinned.
         """
 
         def allocate(size: int) -> torch.Tensor:
@@ -88,9 +87,9 @@ class Streaming:
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
         self._newest: list[RemovableHandle] = []
-        """Handles of hooks on `state_dict`. The hooks make it wait for the copies to the host."""
+        """Handles of hooks that make `state_dict` wait for the copies to the host."""
         with ExitStack() as stack:
-            # On an error: end all copies before the memory that they read is freed.
+            # After an error, end all copies before the memory that they read is freed.
             stack.callback(self._leave)
             self._set_up(device, allocate)
             stack.pop_all()
@@ -193,9 +192,10 @@ class Streaming:
             updates.step(block, gradients)
 
     def stay(self, *, whole: bool) -> None:
-        """Keep all blocks on the device if `whole`, else only the resident blocks.
+        """Keep all blocks on the device if `whole`, else only the blocks in `resident`.
 
-        A block with an evicted parameter is not kept, because its slot would not be smaller.
+        A block with an evicted parameter is not kept: its slot would have the size of the whole
+        block, so the eviction would free no memory.
         """
         self._whole = whole
         for block in self.blocks:
@@ -205,7 +205,7 @@ class Streaming:
                 self.residency.let_go(block)
 
     def evict(self, parameters: Collection[nn.Parameter]) -> Callable[[], None]:
-        """Do not fetch some parameters until the returned function is called."""
+        """Stop fetching `parameters` until the returned function is called."""
         affected = []
         for block in self.blocks:
             places = {
@@ -227,7 +227,10 @@ class Streaming:
         return back
 
     def keep_last(self, spare: int) -> int:
-        """Keep as many more of the last blocks as fit in `spare` bytes; return their number."""
+        """Keep more of the last blocks on the device, up to `spare` bytes.
+
+        Return the number of blocks added.
+        """
         before = len(self.resident)
         for block in self.blocks[::-1][before:]:
             spare -= block.layout.bytes
@@ -278,8 +281,8 @@ class Streaming:
 def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
     """Return a hook that calls the bound method `settle`.
 
-    The hook does nothing if the object of `settle` was freed. A copy of the model has the same
-    hook. The hook must not keep the original model alive.
+    The hook does nothing if the object of `settle` was freed. A copy of the model also has the
+    hook. Therefore the hook must not keep the original model alive.
     """
 
     def hook(*_: Any) -> None:

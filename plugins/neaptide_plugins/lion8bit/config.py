@@ -16,7 +16,7 @@ class Lion8bitOptions:
     betas: tuple[float, float] = field(
         (0.9, 0.99),
         validator=decays,
-        help="share of the momentum in an update, and decay of the momentum",
+        help="first: share of the momentum in an update; second: decay of the momentum",
     )
     weight_decay: float = field(
         0.0, validator=FACTOR, help="decoupled weight decay, multiplied by the learning rate"

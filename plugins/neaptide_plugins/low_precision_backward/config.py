@@ -29,8 +29,8 @@ class LowPrecisionBackwardConfig:
     dtype: Literal["int8", "fp8"] = field(
         "int8",
         validator=in_(("int8", "fp8")),
-        help="dtype of the rounded factors: `int8` rounds stochastically (unbiased), `fp8` to the "
-        "nearest, with e5m2 for gradients and e4m3 for weights and activations",
+        help="dtype of the rounded factors: `int8` rounds stochastically (unbiased); `fp8` rounds "
+        "to the nearest number, gradients to e5m2, weights and activations to e4m3",
     )
     phases: tuple[TrainedPhase, ...] = field(
         ("full",),
@@ -40,13 +40,14 @@ class LowPrecisionBackwardConfig:
     check_every: int = field(
         200,
         validator=ge(1),
-        help="updates in low precision between two measurements of the extra variance",
+        help="updates in low precision between two measurements of the extra variance (the "
+        "variance that rounding adds to the gradient)",
     )
     limit: float = field(
         0.025,
         validator=gt(0.0),
-        help="largest extra variance, as a share of the gradient's own; above it the backward is "
-        "exact for the rest of the run",
+        help="largest extra variance, divided by the gradient's own variance; above this limit the "
+        "backward is exact for the rest of the run",
     )
     include: tuple[str, ...] = field(
         ("*",),
@@ -59,7 +60,8 @@ class LowPrecisionBackwardConfig:
     min_elements: int = field(
         LARGE_ENOUGH,
         validator=ge(1),
-        help="products of weights with fewer elements stay exact: low precision is no faster there",
+        help="products of weights with fewer elements stay exact, because low precision would not "
+        "be faster",
     )
     min_rows: int = field(
         32, validator=ge(1), help="products with fewer rows (samples or tokens) stay exact"

@@ -46,10 +46,10 @@ class _LowBackwardProduct(torch.autograd.Function):
         saved = x
         cached = torch.is_autocast_cache_enabled()
         if torch.is_autocast_enabled(device) and x.dtype is torch.float32:
-            saved = x.to(torch.get_autocast_dtype(device))  # with the cast that autograd would save
+            saved = x.to(torch.get_autocast_dtype(device))  # autograd would save this cast, too
         ctx.save_for_backward(saved, weight)
-        # A cast that is made in this forward has no graph. A product that needs a graph must not
-        # reuse this cast.
+        # A cast of the weight in this forward has no graph, but later products may need a graph. So
+        # autocast must not cache this cast.
         torch.set_autocast_cache_enabled(False)
         try:
             return not_a_view(product.compute())

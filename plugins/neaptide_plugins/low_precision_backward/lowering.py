@@ -39,12 +39,12 @@ class Lowering:
     Args:
         dtype: `"int8"` or `"fp8"`.
         seed: the run's seed, for stochastic rounding.
-        chosen: the weights whose products are lowered.
+        chosen: the weights whose products are in low precision in the backward.
         sampled: the parameters whose gradients are measured.
         device: the device that computes.
         min_rows: a product with fewer rows stays exact.
         check_every: number of low-precision updates between two measurements.
-        limit: largest extra variance, as a share of the gradient's variance without rounding.
+        limit: largest variance that rounding may add, as a share of the exact gradient's variance.
     """
 
     dtype: Literal["int8", "fp8"]
@@ -56,9 +56,9 @@ class Lowering:
     check_every: int
     limit: float
     ratio: float | None = None
-    """Result of the last measurement: extra variance over the gradient's variance. None before."""
+    """Last measured extra variance divided by the gradient's variance; None before the first."""
     refused: str = ""
-    """The reason why the rest of the run is exact; empty while the backward is lowered."""
+    """The reason why the rest of the run is exact; empty while low precision is used."""
     seeds: Seeds = attrs.field(init=False)
     meter: Meter = attrs.field(init=False)
     exact: list[torch.Tensor] = attrs.field(init=False)
@@ -88,7 +88,7 @@ class Lowering:
         return [*self.meter.kept, *self.exact]
 
     def lowered(self) -> AbstractContextManager[None]:
-        """Return a context in which the backward of products is lowered."""
+        """Return a context in which products get a low-precision backward."""
         return intercepting(self.handler)
 
     def measure(
@@ -99,8 +99,8 @@ class Lowering:
         The comparison changes nothing in the run.
 
         Returns:
-            After every second micro-batch: the verdict, and the name of the metric in which it was
-            measured. Otherwise None.
+            If the measurement is complete or has failed: the verdict, and the name of the metric
+            (`"Adam"` or `"L2"`) that was used. Otherwise None.
         """
         try:
             low = self._measured(partial(gradients, model, store, call))
@@ -138,7 +138,7 @@ class Lowering:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of seeds drawn, the meter's state, the last result and the refusal."""
+        """Return the number of seeds drawn, the meter's state and the last measurement's result."""
         return {
             "drawn": self.seeds.drawn,
             "meter": self.meter.state_dict(),

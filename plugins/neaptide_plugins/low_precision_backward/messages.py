@@ -28,7 +28,7 @@ def started(log: structlog.BoundLogger, lowering: Lowering) -> None:
 
 
 def measured(log: structlog.BoundLogger, verdict: VarianceVerdict, metric: str) -> None:
-    """Log a measurement; if its verdict is negative, also log the fallback to exact backwards."""
+    """Log the measurement if it passed; else log that all later backwards are exact."""
     if verdict.passed:
         log.info("low-precision-backward.measured", extra_variance=verdict.ratio, metric=metric)
     else:

@@ -1,9 +1,9 @@
 """Measures the variance that a low-precision backward adds to the gradient.
 
-The result is a share of the gradient's variance without rounding. A measurement takes two
-consecutive micro-batches. Half the squared distance of their exact gradients estimates the variance
-of the gradient. The squared distance of the exact and the low-precision gradient of one micro-batch
-is the variance that rounding adds.
+The result is the added variance, divided by the variance of the exact gradient. A measurement
+takes two micro-batches. Half the squared distance between their exact gradients estimates the
+variance of the exact gradient. The squared distance between the exact and the low-precision
+gradient of one micro-batch estimates the variance that rounding adds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VarianceVerdict:
     """The result of measuring two micro-batches."""
 
     ratio: float
-    """Extra variance over the gradient's variance; inf if it cannot be measured."""
+    """Extra variance divided by the gradient's variance; inf if it cannot be measured."""
     passed: bool
     reason: str
     """One line that states why the measurement did not pass; empty if it passed."""
@@ -62,7 +62,7 @@ class Meter:
 
     @property
     def due(self) -> bool:
-        """True if to measure the next micro-batch."""
+        """True if the next micro-batch is to be measured."""
         return self.waiting or self.updates >= self.every
 
     def take(
@@ -70,7 +70,7 @@ class Meter:
     ) -> VarianceVerdict | None:
         """Take the exact and the low-precision gradients of a micro-batch.
 
-        Return a verdict after every second micro-batch, else None.
+        Return a verdict if the measurement is complete or has failed, else None.
 
         Args:
             exact: gradients of a full-precision backward; None for a parameter without a gradient.
@@ -145,8 +145,8 @@ def adam_factors(store: ParameterStore, names: Sequence[str]) -> list[torch.Tens
     """Return `1 / sqrt(v)` for each named parameter: float64, on the parameter's device.
 
     The result is 0 where `v` is 0. `v` is Adam's `exp_avg_sq`. Adam multiplies the gradient by
-    this factor, so the factor weighs an error by the distance that it moves the weights. The result
-    is None unless every parameter has a floating `v` of the parameter's shape.
+    this factor, so an error times this factor measures how far the error moves the weights. The
+    result is None unless every parameter has a floating `v` of the parameter's shape.
     """
     spans = {span.name: span for span in store.spans()}
     factors = []

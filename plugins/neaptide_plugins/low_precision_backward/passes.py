@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Passes:
-    """Lowers the backward in the configured phases, until its measured error exceeds a limit.
+    """Uses a low-precision backward in the configured phases, until its error exceeds a limit.
 
     Args:
         lowering: the lowered weights and the measurements of their error.
@@ -38,10 +38,10 @@ class Passes:
     store: ParameterStore
     log: structlog.BoundLogger
     _looked: bool = attrs.field(init=False, default=False)
-    """True if a search for weights that occur in no product was made."""
+    """True after the search for weights that occur in no product."""
 
     def active(self, phase: Phase) -> bool:
-        """Return whether the backward of a phase is lowered."""
+        """Return whether the backward of a phase is in low precision."""
         lowering = self.lowering
         return bool(lowering.chosen.names) and not lowering.refused and phase.name in self.phases
 
@@ -54,7 +54,7 @@ class Passes:
         moment: str,
         **arguments: Any,
     ) -> WeighedLoss:
-        """Run a training forward whose backward is lowered.
+        """Run a training forward whose backward will be in low precision.
 
         If a measurement is due, measure first.
         """
@@ -75,7 +75,11 @@ class Passes:
             return call()
 
     def backward(self, following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
-        """Run a backward. The backward of forwards that it recomputes is lowered, too."""
+        """Run a backward in low precision.
+
+        With activation checkpointing, a backward computes some forwards again. The products in
+        these forwards also get a low-precision backward.
+        """
         if not self.active(phase):
             following(phase=phase, **arguments)
             return
@@ -87,7 +91,7 @@ class Passes:
     ) -> Outcome:
         """Count the updates since the last measurement.
 
-        Warn once about weights without a product.
+        Warn once about chosen weights that occurred in no product.
         """
         outcome = following(phase=phase, **arguments)
         if outcome is Outcome.APPLIED and self.active(phase):

@@ -1,4 +1,4 @@
-"""Connects the low-precision backward to the run and its ledger."""
+"""Connects the low-precision backward to the hooks of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME = "low-precision-backward"
 
 @attrs.define(eq=False)
 class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
-    """Lowers the backward in the configured phases, until its measured error exceeds a limit."""
+    """Uses a low-precision backward in the configured phases, until its error exceeds a limit."""
 
     _chosen: Chosen = attrs.field(init=False)
     _lowering: Lowering = attrs.field(init=False)
@@ -59,7 +59,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
-        """Refuse slower hardware, choose the gradients to measure, and log the decision."""
+        """Check the hardware, choose the gradients to measure, and log the chosen weights."""
         config, chosen = self.config, self._chosen
         check_hardware(config, run.device)
         self._lowering = Lowering(
@@ -77,7 +77,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Run training forwards whose backward is lowered.
+        """Run training forwards whose backward will be in low precision.
 
         If a measurement is due, measure first.
         """
@@ -85,14 +85,18 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
-        """Run backwards. The backward of forwards that they recompute is lowered, too."""
+        """Run backwards in low precision.
+
+        With activation checkpointing, a backward computes some forwards again. The products in
+        these forwards also get a low-precision backward.
+        """
         return self._passes.backward
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
         """Count the updates since the last measurement.
 
-        Warn once about weights without a product.
+        Warn once about chosen weights that occurred in no product.
         """
         return self._passes.update
 
@@ -108,7 +112,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
 
     @hookimpl
     def collect_metrics(self, phase: Phase) -> Mapping[str, float]:
-        """Return the measured `extra_variance`, and the numbers of products in low precision."""
+        """Return the measured `extra_variance`, and the numbers of lowered and exact products."""
         lowering = self._lowering
         ratio = {} if lowering.ratio is None else {"extra_variance": lowering.ratio}
         return {
@@ -123,7 +127,7 @@ class LowPrecisionBackward(Plugin[LowPrecisionBackwardConfig]):
         return messages.summary(self._lowering)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of seeds drawn, the meter's state, the last result and the refusal."""
+        """Return the number of seeds drawn, the meter's state and the last measurement's result."""
         return self._lowering.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

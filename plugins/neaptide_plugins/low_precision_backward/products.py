@@ -10,12 +10,12 @@ from neaptide_kernels.int8 import quantize_int8
 from neaptide_toolkit.low_precision import GRADIENT_DTYPE, fp8_product
 
 EXACT_TERMS = 1 << 17
-"""Number of products of two int8 codes, at most 127 * 127 each, whose int32 sum cannot overflow."""
+"""An int32 sum of this many products of int8 codes, each at most 127 * 127, cannot overflow."""
 
 MULTIPLE = 16
 """The kernels accept sizes that are multiples of this number.
 
-The inner size is padded with zeros.
+The inner dimension is padded with zeros.
 """
 
 MIN_ROWS = 32
@@ -86,7 +86,7 @@ def _rounded(x: torch.Tensor, seeds: Seeds) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rounded_at_a_time(device: torch.device) -> int:
-    """Return the number of elements that one call rounds.
+    """Return the number of elements that one call of `quantize_int8` rounds.
 
     Each element needs `WORKSPACE` bytes during the call. A CPU is seven times as fast if these
     bytes fit into its caches.

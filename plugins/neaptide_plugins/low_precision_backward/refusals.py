@@ -27,7 +27,7 @@ Two float32 copies of the gradients are kept: 8 MiB.
 
 
 def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:
-    """Raise ConfigError if the dtype cannot run, or if it is slower without `even_if_slower`."""
+    """Raise ConfigError if the dtype cannot run, or is slower and `even_if_slower` is false."""
     missing = fp8_missing(device) if config.dtype == "fp8" else None
     if missing is not None:
         msg = (
@@ -48,7 +48,7 @@ def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> 
 def measured(model: nn.Module, store: ParameterStore, chosen: Chosen) -> Sampled:
     """Return the parameters to measure.
 
-    They are lowered weights. If all lowered weights stream, they are other parameters.
+    These are chosen weights or, if all chosen weights are streamed from RAM, other parameters.
 
     Raises:
         ConfigError: no trained parameter stays on the device.

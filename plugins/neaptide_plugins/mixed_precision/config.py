@@ -44,25 +44,26 @@ class MixedPrecisionConfig:
     growth_factor: float = field(
         2.0,
         validator=and_(_power_of_two, gt(1.0)),
-        help="factor of the scale after `growth_interval` updates without overflow",
+        help="the loss scale is multiplied by this factor after `growth_interval` updates without "
+        "overflow",
     )
     backoff_factor: float = field(
         0.5,
         validator=and_(_power_of_two, lt(1.0)),
-        help="factor of the scale after an overflow",
+        help="the loss scale is multiplied by this factor after an overflow",
     )
     growth_interval: int = field(
-        2000, validator=ge(1), help="updates without overflow before the scale grows"
+        2000, validator=ge(1), help="updates without overflow before the loss scale grows"
     )
     fp8_exclude: tuple[str, ...] = field(
         SENSITIVE_WEIGHTS,
-        help="patterns of the weights whose products stay in bf16 when others are in fp8",
+        help="patterns of the weights whose products stay in bf16 when other products are in fp8",
     )
     fp8_min_elements: int = field(
         LARGE_ENOUGH, validator=ge(1), help="products of weights with fewer elements stay in bf16"
     )
     fp8_even_if_slower: bool = field(
-        False, help="use fp8 even on hardware that is known to be slower in it"
+        False, help="use fp8 even on hardware on which fp8 is known to be slower"
     )
 
     def loss_scale(self) -> LossScale:

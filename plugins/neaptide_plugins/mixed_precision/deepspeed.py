@@ -38,7 +38,7 @@ def _scaling(source: Source) -> dict[str, Any]:
         source.take("fp16.loss_scale", float)
     power = source.take("fp16.initial_scale_power", int)
     window = source.take("fp16.loss_scale_window", int)
-    # The power is clamped, because 2.0**power may overflow. The setting's validator reports the
-    # error.
+    # The power is clamped, because 2.0**power may overflow. If the power is out of range, the
+    # setting's validator raises an error.
     scale = {} if power is None else {"initial_scale": 2.0 ** max(-1000, min(power, 1000))}
     return {**scale, "growth_interval": 1000 if window is None else window}

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _SETTINGS = (*TRAINED, "predict", "evaluate")
 _AT = {"probe": "predict", "evaluate": "evaluate"}
-"""The setting for some moments of a step. Any other moment uses the setting of its phase."""
+"""Moments of a step that have their own setting. Any other moment uses its phase's setting."""
 
 
 @attrs.define(eq=False)
 class MixedPrecision(Plugin[MixedPrecisionConfig]):
-    """One dtype per phase; the loss is scaled only in phases with fp16."""
+    """Runs each phase in its own dtype; scales the loss only in phases with fp16."""
 
     _scaler: LossScaler = attrs.field(init=False)
     _dtypes: dict[str, torch.dtype] = attrs.field(init=False)
@@ -63,7 +63,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def convert_model(self, model: nn.Module) -> None:
-        """Choose the weights of products in fp8 before another plugin moves a weight."""
+        """Choose the weights whose products use fp8, before another plugin moves a weight."""
         config = self.config
         self._chosen = choose_weights(
             model,
@@ -93,7 +93,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def around_forward(self, run: Run) -> AroundForward:
-        """Run model and loss in the dtype of the phase and moment."""
+        """Run model and loss in the phase's dtype. Probes and evaluations have their own dtypes."""
 
         def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
@@ -110,7 +110,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:
-        """Reset the scaler after a failed step: such a step drops the accumulated gradients."""
+        """Before a step, reset the scaler if a failed step dropped the accumulated gradients."""
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
             store, scaler = self._store, self._scaler
@@ -158,7 +158,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the loss scale and the number of fp8 products, if a phase uses them."""
+        """Return the loss scale (with fp16) and the number of fp8 products (with fp8)."""
         scale = {"loss_scale": self._scaler.current.scale} if self._fp16 else {}
         products = {"fp8_products": float(self._products.done)} if self._fp8 else {}
         return {**scale, **products}

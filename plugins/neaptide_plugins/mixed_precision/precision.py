@@ -43,9 +43,9 @@ def resolve(precision: str, device: torch.device) -> torch.dtype:
 def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Run matrix products and convolutions in `dtype`; float32 turns autocast off.
 
-    Casts of weights are cached until this context ends. Otherwise, if the caller has an autocast
-    context around the training loop, torch would reuse the casts after an update has changed the
-    weights.
+    Casts of weights are cached only until this context ends. This matters if the caller has an
+    autocast context around the training loop: torch would keep the casts, and use them after an
+    update has changed the weights.
     """
     lowered = dtype is not torch.float32
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) -> None:
     """Raise ConfigError if fp8 cannot run, or if it is slower and `fp8_even_if_slower` is false.
 
-    `setting` is the name of a setting that is `"fp8"`, for the message.
+    The message names `setting`, which is a setting with the value `"fp8"`.
     """
     missing = fp8_missing(device)
     if missing is not None:
@@ -36,7 +36,7 @@ def check_fp8(setting: str, config: MixedPrecisionConfig, device: torch.device) 
 def check_scalable(phase: str, run: Run, store: ParameterStore) -> None:
     """Raise ConfigError if overflows are not detected or gradients cannot be unscaled exactly.
 
-    `phase` is the name of a phase that trains in fp16, for the message.
+    The message names `phase`, which is a phase that trains in fp16.
     """
     where = f"@ plugins.mixed-precision.{phase}"
     if not run.config.train.check_finite:

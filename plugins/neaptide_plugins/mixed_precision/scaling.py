@@ -19,8 +19,9 @@ scales.
 class LossScale:
     """A loss scale. Its methods return the next loss scale.
 
-    The scale and both of its factors are powers of two. So scaling and unscaling are exact for a
-    gradient that neither overflows nor underflows. `torch.amp.GradScaler` has the same rules.
+    The scale, `growth_factor` and `backoff_factor` are powers of two. So scaling and unscaling are
+    exact for a gradient that neither overflows nor underflows. `torch.amp.GradScaler` uses the same
+    rules.
     """
 
     scale: float
@@ -56,7 +57,8 @@ class LossScaler:
     def before_backward(self, *, wanted: bool) -> float:
         """Return the factor of the loss; `wanted` states whether this backward is in fp16.
 
-        The first backward of an accumulation decides whether its gradients are scaled.
+        The first backward of an accumulation decides whether all gradients of the accumulation are
+        scaled.
         """
         if self.carried is None:
             self.carried = wanted
@@ -74,7 +76,7 @@ class LossScaler:
         self.carried = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale, the number of updates since its last change, and `carried`."""
+        """Return `scale` and `clean` of the loss scale, and `carried`."""
         return {
             "scale": self.current.scale,
             "clean": self.current.clean,

@@ -38,7 +38,10 @@ def check_options(group: dict[str, Any]) -> None:
 
 
 def check_parameters(group: dict[str, Any], place: int) -> None:
-    """Raise ValueError for the first parameter that does not fit the kind of group `place`."""
+    """Raise ValueError for the first parameter that does not fit its group's kind.
+
+    `place` is the index of the group, for the message.
+    """
     for index, param in enumerate(group["params"]):
         what = f"Muon: parameter {index} of group {place}, {param.dtype} {list(param.shape)},"
         if not param.is_floating_point():

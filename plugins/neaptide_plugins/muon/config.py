@@ -57,8 +57,8 @@ class MuonOptions:
     scale: Literal["match_rms_adamw", "original"] = field(
         "match_rms_adamw",
         validator=in_(("match_rms_adamw", "original")),
-        help="factor of a matrix's update: 0.2 * sqrt(max(rows, columns)), which suits AdamW's "
-        "rates, or the original sqrt(max(1, rows / columns))",
+        help="factor of a matrix's update: `match_rms_adamw` is 0.2 * sqrt(max(rows, columns)), "
+        "which suits AdamW's learning rates; `original` is sqrt(max(1, rows / columns))",
     )
     weight_decay: float = field(
         0.1, validator=FACTOR, help="decoupled weight decay, multiplied by the learning rate"
@@ -78,8 +78,8 @@ class MuonOptions:
     )
     adamw: tuple[str, ...] = field(
         NOT_HIDDEN,
-        help="name patterns of weights that AdamW updates: embeddings and heads; parameters that "
-        "are not matrices are AdamW's in any case",
+        help="name patterns of weights that AdamW updates: embeddings and heads; AdamW also "
+        "updates all parameters that are not matrices",
     )
     split: dict[str, tuple[int, ...]] = field(
         attrs.Factory(FUSED.copy),

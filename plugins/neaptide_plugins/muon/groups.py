@@ -29,14 +29,15 @@ def parameter_groups(
 
     Muon updates weights of two dimensions, `stacked` weights of three dimensions and, with
     `convolutions`, the weights of convolutions that are not grouped. AdamW updates embeddings,
-    weights whose name matches a pattern of `adamw`, and all other parameters. AdamW updates a tied
-    weight if AdamW updates any of the names or modules that share this weight.
+    weights whose name matches a pattern of `adamw`, and all other parameters. A tied
+    weight has several names or modules. AdamW updates it if one of these names or modules alone
+    would select AdamW.
 
     Args:
         model: the model to train.
         adamw: patterns of qualified names.
-        split: by pattern, the proportions of the rows of the matrices in a weight; the first
-            pattern that fits is used.
+        split: how to divide the rows of a weight into matrices: for each name pattern, the relative
+            numbers of rows, such as `(2, 1, 1)`. The first pattern that matches is used.
         stacked: patterns of the names of weights that are stacks of matrices.
         convolutions: whether Muon updates convolutions.
 
@@ -65,7 +66,7 @@ def parameter_groups(
 
 
 def _places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Return each parameter once, with all its pairs of a module and a qualified name."""
+    """Return each parameter once, with a pair (module, qualified name) for each of its uses."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):

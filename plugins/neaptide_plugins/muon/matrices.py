@@ -54,7 +54,7 @@ class Piece:
         return rows > columns
 
     def lying(self) -> torch.Tensor:
-        """Return the matrix to orthogonalise in `dtype`, transposed if it is tall."""
+        """Return the matrix to orthogonalise, in `dtype`, and transposed if it is tall."""
         ahead = self.momentum
         if self.ahead != 1:
             ahead = self.gradient.lerp(self.momentum, self.ahead)
@@ -68,7 +68,7 @@ class Piece:
 
 
 def rows_of(rows: int, proportions: Sequence[int]) -> list[int]:
-    """Return the rows of each part; ValueError if `rows` cannot be divided in `proportions`."""
+    """Return the number of rows of each part; ValueError if `proportions` do not divide `rows`."""
     whole = sum(proportions)
     if rows % whole:
         msg = f"{rows} rows do not divide in proportions {list(proportions)}"
@@ -77,7 +77,7 @@ def rows_of(rows: int, proportions: Sequence[int]) -> list[int]:
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield batches of pieces with equal shape of `lying()`, device, dtype and number of steps."""
+    """Yield batches of pieces whose `lying()` shape, device, dtype and number of steps agree."""
     alike: dict[tuple[object, ...], list[Piece]] = {}
     for piece in pieces:
         key = (*sorted(piece.shape), piece.weight.device, piece.dtype, piece.steps)

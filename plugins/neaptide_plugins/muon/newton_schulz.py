@@ -12,20 +12,21 @@ _OBLONG = 2
 """From this ratio of columns to rows on, the iteration on Gram matrices needs fewer operations."""
 _STABLE = 5
 """Up to this many steps, the iteration on Gram matrices is stable in float32. Rounding turns an
-eigenvalue of 0 into about -1e-7, each step multiplies it by up to 12, and at -1 it diverges."""
+eigenvalue of 0 into about -1e-7. Each step multiplies such an eigenvalue by up to 12. If an
+eigenvalue reaches -1, the iteration diverges."""
 
 
 def orthogonalised(x: torch.Tensor, steps: int) -> torch.Tensor:
     """Return matrices `[N, R, C]` with the singular vectors of `x` and singular values of about 1.
 
-    Each singular value is first divided by the Frobenius norm of its matrix. Five steps move a
-    quotient of at least 0.005 into [0.68, 1.16]. Five steps multiply a smaller quotient by about
-    485; the result is at most 1.21. A matrix with a NaN or an inf becomes NaN; this does not affect
-    the other matrices.
+    Each matrix is first divided by its Frobenius norm. Five steps then move a singular value of at
+    least 0.005 into [0.68, 1.16]. Five steps multiply a smaller singular value by 230 (near 0.005)
+    to 485 (near 0); the result is at most 1.21. A matrix with a NaN or an inf becomes NaN; this
+    does not affect the other matrices.
 
     Args:
-        x: floating `[N, R, C]`, whose dtype is also that of the arithmetic. With `R <= C` the
-            number of operations is smallest.
+        x: floating `[N, R, C]`. The arithmetic uses the dtype of `x`. With `R <= C` the number of
+            operations is smallest.
         steps: number of iterations.
     """
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
@@ -42,8 +43,8 @@ def orthogonalised(x: torch.Tensor, steps: int) -> torch.Tensor:
 def _product(gram: torch.Tensor, steps: int) -> torch.Tensor:
     """Return the matrices `[N, R, R]` by which `steps` steps multiply `x`; `gram` is `x @ x.mT`.
 
-    A step multiplies `x` by the factor `A + B gram + C gram^2`. The step multiplies `gram` by the
-    same factor from both sides. So the factors are computed without `x`.
+    A step multiplies `x` by the factor `A + B gram + C gram^2`. So it multiplies `gram` by this
+    factor from both sides, and all factors can be computed without `x`.
     """
     product = factor = _factor(gram)
     for _ in range(steps - 1):

@@ -29,7 +29,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         params: parameters or groups, dense and real. A parameter of `kind = "muon"` has at least
-            two dimensions and is the matrix `[dim 0, product of the other dims]`. A `stacked`
+            two dimensions; Muon flattens it to `[dim 0, product of the other dims]`. A `stacked`
             parameter has at least three dimensions.
         lr: learning rate, a number.
         kind: `"muon"` or `"adamw"`.
@@ -38,9 +38,9 @@ class Muon(torch.optim.Optimizer):
             `m`.
         ns_steps: number of Newton-Schulz steps.
         ns_dtype: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 on a GPU, else float32.
-        scale: factor of a matrix's update: `"match_rms_adamw"`, 0.2 * sqrt(max(rows, columns)),
-            or `"original"`, sqrt(max(1, rows / columns)).
-        split: proportions of the rows of the matrices that a weight consists of.
+        scale: name of the factor that multiplies a matrix's update. `"match_rms_adamw"` is
+            0.2 * sqrt(max(rows, columns)). `"original"` is sqrt(max(1, rows / columns)).
+        split: how to divide a weight's rows into matrices: the relative numbers of rows.
         stacked: whether a weight is a stack of matrices `[N, R, C]`.
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
         betas: decays of AdamW's first and second moment, in [0, 1).
@@ -126,7 +126,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _moved(self, params: list[torch.Tensor], group: dict[str, Any]) -> Iterator[Piece]:
-        """Apply weight decay, update the momenta and run AdamW; return the pieces for Muon."""
+        """Apply weight decay and update the momenta; return the matrices to orthogonalise."""
         if not params:
             return iter(())
         grads = [param.grad for param in params if param.grad is not None]

@@ -1,4 +1,4 @@
-"""Adds to the memory ledger the bytes of optimizer state that an eviction moves or frees."""
+"""Changes the memory ledger (a memory estimate) by the bytes that an eviction moves or frees."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def account(ledger: Ledger, owner: str, room: Room, phase: Phase, *, corrects: b
         ledger = ledger.move(_KIND, "device", None, room.leaves)
         ledger = ledger.add(owner, f"{_KIND}.codes", "device", room.codes)
         return ledger.add(owner, _KIND, "host", room.host)
-    if room.kept and phase is not WARMUP:  # The first Predict phase follows Warmup.
+    if room.kept and phase is not WARMUP:  # Warmup precedes the first Predict.
         return ledger.add(owner, _KIND, "host", room.kept)
     if phase is (CORRECT if corrects else FULL):
-        # The first step after Predict: the host buffer is in use until the update.
+        # In the first step after Predict the host buffer is in use until the update.
         return ledger.add(owner, _KIND, "host", room.host, ("forward", "backward"))
     return ledger

@@ -1,4 +1,4 @@
-"""Chooses the mechanism that evicts the state. The configured strategy determines it."""
+"""Chooses the mechanism that evicts the state, as the configured strategy says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mechanism(Protocol):
 
     @property
     def note(self) -> str | None:
-        """One line that states why the mechanism does less than configured; None if it does all."""
+        """One line that states why the mechanism does less than configured, or None."""
 
     @property
     def is_away(self) -> bool:

@@ -36,7 +36,7 @@ class StateCodes:
 
     @property
     def bytes(self) -> int:
-        """Bytes of codes and scales."""
+        """Bytes of `codes`, `scale` and `smallest`."""
         least = 0 if self.smallest is None else self.smallest.nbytes
         return self.codes.nbytes + self.scale.nbytes + least
 
@@ -44,7 +44,7 @@ class StateCodes:
 def encodable(tensor: torch.Tensor) -> bool:
     """Return whether `encode` accepts the tensor.
 
-    It must be floating and dense, with at least 2 bytes per element.
+    The tensor must be floating and dense, with at least 2 bytes per element.
 
     The elements are not read, so `encode` may still return None for the tensor.
     """
@@ -55,8 +55,9 @@ def encodable(tensor: torch.Tensor) -> bool:
 def encode(tensor: torch.Tensor) -> StateCodes | None:
     """Return the codes of a tensor that `encodable` accepts, or None for some values.
 
-    The result is None for an empty tensor, for a tensor with an inf or NaN, and for a tensor with
-    negative elements that exceeds the range of float32. The call waits for the device.
+    The result is None for an empty tensor and for a tensor with an inf or NaN. If a tensor has
+    negative elements, the result is also None if an element exceeds the range of float32. The call
+    waits for the device.
     """
     flat = _in_memory_order(tensor)
     if not flat.numel():
@@ -79,7 +80,7 @@ def decode(encoded: StateCodes) -> torch.Tensor:
         values = dequantize_int8(encoded.codes, encoded.scale, None, GROUP, wide)
     else:
         values = _powers(encoded.codes, encoded.scale, encoded.smallest.to(wide))
-    largest = torch.finfo(encoded.dtype).max  # Rounding may exceed the largest code.
+    largest = torch.finfo(encoded.dtype).max  # Rounding may exceed this limit.
     decoded: torch.Tensor = values.clamp_(-largest, largest).to(encoded.dtype)
     return decoded.as_strided(encoded.shape, encoded.strides)
 

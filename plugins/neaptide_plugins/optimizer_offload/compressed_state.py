@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from neaptide.api.spans import SharedStorage
 
 _ROUNDED = 16
-"""Two computations of one value may differ by this number of units in the last place."""
+"""Two computations of the same value may differ by this many units in the last place."""
 
 
 @attrs.frozen(eq=False)
@@ -100,7 +100,7 @@ class CompressedState:
         """Decode all tensors. A call that fails can be repeated."""
         while self._coded:
             coded = self._coded[-1]
-            if not coded.tensor.numel():  # else it has new values
+            if not coded.tensor.numel():  # else it was given new values
                 coded.tensor.data = decode(coded.codes)
             self._coded.pop()
         for above, root in self._pairs:
@@ -111,7 +111,7 @@ class CompressedState:
 
     def finish(self) -> None:
         """Make the store end the eviction."""
-        end = self._end or self.give_back  # None after an interrupted `evict`
+        end = self._end or self.give_back  # `_end` is None after an interrupted `evict`
         end()
         self._end = None
 
@@ -132,8 +132,8 @@ class CompressedState:
 def _only(shared: SharedStorage) -> torch.Tensor | None:
     """Return the storage's only tensor, or None.
 
-    The result is None if the storage has several tensors, if its tensor does not fill it, or if
-    its tensor cannot be coded.
+    The result is None if the storage has several tensors, if the tensor does not fill the storage,
+    or if the tensor cannot be coded.
     """
     tensor = shared.tensors[0]
     alone = len(shared.tensors) == 1 and tensor.nbytes == shared.bytes

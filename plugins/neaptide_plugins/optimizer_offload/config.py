@@ -20,23 +20,24 @@ class OptimizerOffloadConfig:
     strategy: StrategyName = field(
         "cpu",
         validator=in_(("none", "cpu", "pinned", "compress", "drop")),
-        help="where the state waits: `cpu` and `pinned` in host memory, `compress` as int8 on the "
-        "device; `drop` discards it, `none` does not evict it",
+        help="where the state is stored in Predict: `cpu` and `pinned` in host memory, `compress` "
+        "as int8 on the device; with `drop` the state is discarded, with `none` it is not evicted",
     )
     async_restore: bool = field(
         default=True,
-        help="copy the state back during forward and backward instead of at the update; for `cpu` "
-        "and `pinned`",
+        help="copy the state back during forward and backward instead of at the update; only used "
+        "with `cpu` and `pinned`",
     )
     lookahead: int = field(
         5,
         validator=and_(ge(0), le(10_000)),
-        help="the copy back starts this many steps before the next update; only in phases of "
-        "several steps without updates",
+        help="the copy of the state back to the device starts this number of steps before the next "
+        "update; only used in phases of several steps without updates",
     )
     discard_activations: bool = field(
         default=True,
-        help="on eviction also release the memory that reference cycles and torch's allocator hold",
+        help="when the state is evicted, also free the memory of reference cycles and of the cache "
+        "of torch's allocator",
     )
 
 

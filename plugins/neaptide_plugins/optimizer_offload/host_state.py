@@ -41,7 +41,7 @@ class HostState:
         self._slab: Slab | None = None
         self._moved: list[Moved] = []
         self._back: list[tuple[torch.Tensor, tuple[int, ...]]] = []
-        """For each entry of `_moved`: the target on the device, and the versions at `begin`."""
+        """For each entry of `_moved`: the target on the device, and tensor versions at `begin`."""
         self._lane = lane
         self._ticket: Ticket | None = None
         self._end: Callable[[], None] | None = None
@@ -131,7 +131,7 @@ class HostState:
 
     def finish(self) -> None:
         """Make the store end the eviction."""
-        end = self._end or self.give_back  # None after an interrupted `evict`
+        end = self._end or self.give_back  # `_end` is None after an interrupted `evict`
         end()
         self._end = None
 
@@ -150,9 +150,9 @@ class HostState:
 
     def _buffer(self, size: int) -> torch.Tensor:
         if self._slab is None or self._slab.size < size:
-            # The device has waited for the last copy from the old buffer; the host must wait, too.
+            # Only the device has waited for the last copy from the old buffer. Now the host waits.
             self._lanes().submit("optimizer state is back", lambda: None).finish()
-            self._slab = None  # The old buffer is freed first.
+            self._slab = None  # Free the old buffer before the new one is allocated.
             self._slab = Slab.on_host_of(self.device, size, pin=self._pin)
         return self._slab.flat
 

@@ -1,4 +1,4 @@
-"""The lane that copies optimizer state between the device and host memory."""
+"""The lane (a queue of copies) that copies optimizer state between device and host memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _NAME = "optimizer-state"
 class PageableLane:
     """A stream to which a separate thread submits copies.
 
-    A copy of pageable memory makes its caller wait; so only the thread waits.
+    A copy from or to pageable memory blocks the thread that starts the copy. Here only the separate
+    thread is blocked.
     """
 
     def __init__(self, stream: Lane) -> None:
@@ -44,7 +45,7 @@ class PageableLane:
 def copying_lane(device: torch.device, *, pinned: bool) -> Lane:
     """Return a lane for copies between `device` and host memory.
 
-    The memory is pinned or pageable.
+    The host memory is pinned if `pinned`, else pageable.
     """
     lane = lane_for(device, _NAME)
     return PageableLane(lane) if isinstance(lane, StreamLane) and not pinned else lane

@@ -53,8 +53,8 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         """Choose the mechanism for the state of the parameters on the device."""
         self._device, self._store, self._log = run.device, store, run.log
         self._corrects = run.config.phases.correct.steps > 0
-        # The choice is made once, because a plugin may evict weights in Predict and so change their
-        # tier. The state of streamed weights is on the host already.
+        # The spans are chosen once: a plugin that evicts weights in Predict changes their tier. The
+        # state of streamed weights is on the host already.
         self._spans = [span for span in store.spans() if span.tier == "device"]
         try:
             with store.compute():
@@ -114,7 +114,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Move the state in the memory ledger to the tier on which it is stored in `phase`."""
+        """Record in the memory ledger where the optimizer's state is stored in `phase`."""
         if self._mechanism is None:
             return ledger
         room = self._mechanism.room(self._store, self._spans)
@@ -158,7 +158,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         except (
             RuntimeError,
             MemoryError,
-        ) as error:  # the update tries again
+        ) as error:  # the copy is tried again at the update
             self._log.warning(f"{_NAME}.put_off", reason=str(error).partition("\n")[0])
 
     def _bring_back(self) -> None:

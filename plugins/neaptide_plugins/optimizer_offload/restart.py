@@ -1,7 +1,7 @@
-"""Tests whether an optimizer can start anew without its state, and finds the requirements.
+"""Tests whether an optimizer can start anew without its state, and finds what it needs for this.
 
-For the test a twin of the optimizer steps a matrix of four numbers. The test does not depend on
-the name of the optimizer's class.
+For the test, a second object of the optimizer's class (a twin) makes a step on a matrix of four
+numbers. The test does not depend on the name of the class.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def made_again(memory: Any) -> Any:
 
 @attrs.frozen
 class Restart:
-    """The requirements under which the optimizer can start anew with a parameter group."""
+    """What an optimizer needs to start anew with a parameter group."""
 
     counted: frozenset[str] = frozenset()
-    """Names of settings of the group that a step changes, such as a count of steps."""
+    """Names of the group's settings that a step changes, such as a count of steps."""
     needs_state: bool = False
     """True if the class can step only with the state that it creates before its first step."""
 
@@ -80,7 +80,7 @@ class Restart:
 def tried(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], first: Mapping[torch.Tensor, Any]
 ) -> Restart:
-    """Return the requirements of `group` for a new start. `first` is the state at the run's start.
+    """Return what `group` needs to start anew. `first` is the optimizer's state at the run's start.
 
     Raises ValueError, in one line, if the class cannot step without its state.
     """
@@ -180,7 +180,10 @@ def _remembered_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _small(kept: _Filled | _Copied, like: torch.Tensor) -> _Filled | _Copied:
-    """Return a stored tensor in the shape of the twin's parameter; `like` has the stored shape."""
+    """If `kept` has the shape of `like`, return it in the shape of the twin's parameter.
+
+    Otherwise return `kept`.
+    """
     shape = kept.shape if isinstance(kept, _Filled) else tuple(kept.values.shape)
     if shape != tuple(like.shape) or not shape:
         return kept
@@ -204,7 +207,7 @@ def _mapped(tree: Any, kinds: Any, change: Any) -> Any:
 
 
 def _numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    # torch's own counters for schedulers begin with an underscore.
+    # torch's own counters for schedulers begin with an underscore; they are left out.
     return {
         key: value
         for key, value in attributes.items()

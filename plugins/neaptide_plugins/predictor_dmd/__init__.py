@@ -1,4 +1,4 @@
-"""Predicts updates by dynamic mode decomposition of a window of weights."""
+"""Predicts updates by dynamic mode decomposition of samples of the weights."""
 
 from .config import SPEC
 

@@ -21,12 +21,13 @@ class PredictorDmdConfig(WindowSettings):
     damping: float = field(
         1.0,
         validator=and_(gt(0.0), le(1.0)),
-        help="largest modulus of an eigenvalue; larger ones are scaled down to it; 1 stops growth",
+        help="largest modulus of an eigenvalue; larger eigenvalues are scaled down to it; with 1 "
+        "no mode grows",
     )
     state: State = field(
         "bfloat16",
         validator=in_(("float32", "bfloat16", "int8")),
-        help="dtype of a stored snapshot; with bfloat16 or int8 the difference from the first "
+        help="dtype of a stored snapshot; in bfloat16 and int8 the difference from the first "
         "snapshot is stored",
     )
 

@@ -1,8 +1,8 @@
 """Dynamic mode decomposition by the method of snapshots. Only a Gram matrix is needed.
 
-The steps `d_i = w_{i+1} - w_i` are modelled as `d_{i+1} = A d_i`, where A has a low rank. The
-input is the Gram matrix of the steps (their inner products). The forecast is a linear combination
-of the snapshots `w_i`.
+A step is the difference `d_i = w_{i+1} - w_i` between two snapshots of the weights. The steps are
+modelled as `d_{i+1} = A d_i`, where A has a low rank. The input is the Gram matrix of the steps
+(their inner products). The forecast is a linear combination of the snapshots `w_i`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 import torch
 
 NEGLIGIBLE = 1e-10
-"""An eigenvalue below this share of the Gram matrix's largest eigenvalue is treated as noise."""
+"""An eigenvalue is noise if it is below this share of the Gram matrix's largest eigenvalue."""
 WORST_CONDITION = 1e10
-"""Largest condition number of the eigenvectors. Above it the modes are treated as not distinct."""
+"""If the condition number of the eigenvectors is higher, the modes count as not distinct."""
 
 
 def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> list[float] | None:
@@ -23,14 +23,14 @@ def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> 
     The linear combination of the snapshots with these coefficients is the predicted change of the
     weights in `ahead` steps.
 
-    The coefficients sum to zero. The result is None if all steps are zero or not finite, or if the
-    modes are not distinct.
+    The coefficients sum to zero. Return None if all steps are zero, if a value is not finite, or
+    if the modes are not distinct.
 
     Args:
         gram: float64 `[m, m]` inner products of the m steps, m >= 2.
         rank: largest number of modes.
-        ahead: number of steps, not necessarily whole.
-        damping: largest modulus of an eigenvalue.
+        ahead: number of steps to predict; it need not be an integer.
+        damping: largest modulus of an eigenvalue; larger eigenvalues are scaled down to it.
     """
     if not gram.isfinite().all():
         return None
@@ -40,8 +40,8 @@ def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> 
     if squares[-1] <= 0.0 or not kept.any():
         return None
     squares, basis = squares[kept][-rank:], basis[:, kept][:, -rank:]
-    # A is projected to the orthonormal basis U = X V / sigma. X has all steps except the last one,
-    # X' all steps except the first one.
+    # A is projected to the orthonormal basis U = X V / sigma. The columns of X are all steps except
+    # the last step. The columns of X' are all steps except the first step.
     scaled = basis / squares.sqrt()
     reduced = scaled.T @ shifted @ scaled
     last = scaled.T @ gram[:-1, -1]
@@ -58,7 +58,7 @@ def forecast(gram: torch.Tensor, *, rank: int, ahead: float, damping: float) -> 
 def _series(
     matrix: torch.Tensor, vector: torch.Tensor, ahead: float, damping: float
 ) -> torch.Tensor | None:
-    """Return `(1 + A + ... + A**(ahead - 1)) v`. Eigenvalues of A are scaled down to `damping`."""
+    """Return `(1 + A + ... + A**(ahead - 1)) v`. Eigenvalues above `damping` are scaled down."""
     values, vectors = torch.linalg.eig(matrix)
     if not torch.linalg.cond(vectors) < WORST_CONDITION:
         return None

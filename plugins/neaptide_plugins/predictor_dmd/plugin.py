@@ -16,7 +16,7 @@ from .modes import forecast
 
 @attrs.define(eq=False)
 class PredictorDmd(WindowPredictor[PredictorDmdConfig]):
-    """Stores each sample as a row of the window."""
+    """Stores every sample of the window: each row of the window is one sample."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
@@ -31,9 +31,9 @@ class PredictorDmd(WindowPredictor[PredictorDmdConfig]):
         return tuple(float(index == row) for row in range(samples))
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
-        """Extrapolate the modes over `scale` times the horizon.
+        """Extrapolate the modes over `scale` times `horizon` updates.
 
-        Return None if there are no modes.
+        Return None if there are no distinct modes.
         """
         updates, config = reach(horizon, scale), self.config
         found = forecast(

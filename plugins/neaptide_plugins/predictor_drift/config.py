@@ -25,7 +25,7 @@ class PredictorDriftConfig(WindowSettings):
     scale: float = field(
         0.5,
         validator=and_(gt(0.0), le(1.0)),
-        help="length of a jump, as a share of the distance between the two halves' means",
+        help="length of a jump, as a share of the distance between the means of the two halves",
     )
 
     @max_window.validator

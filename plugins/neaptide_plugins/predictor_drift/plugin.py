@@ -16,7 +16,7 @@ from .drift_coefficients import half_at, reach, share_of
 
 @attrs.define(eq=False)
 class PredictorDrift(WindowPredictor[PredictorDriftConfig]):
-    """Accumulates mean(second half) - mean(first half) in one row. No sample is stored."""
+    """Accumulates one weighted sum: mean(second half) - mean(first half) of a window's samples."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)

@@ -1,4 +1,4 @@
-"""Predicts updates by a line or a parabola through a window of weights."""
+"""Predicts updates by a line or a parabola fitted to samples of the weights."""
 
 from .config import SPEC
 

@@ -17,10 +17,12 @@ class PredictorExtrapolateConfig(WindowSettings):
     order: int = field(
         1,
         validator=in_((1, 2)),
-        help="degree of the fitted polynomial: `1` is a line, `2` a parabola",
+        help="degree of the fitted polynomial: `1` is a line, `2` is a parabola",
     )
     samples: int = field(
-        20, validator=ge(2), help="samples in a window; 2 with order 1 is a line through two points"
+        20,
+        validator=ge(2),
+        help="samples in a window; with order 1 and 2 samples, the line goes through both samples",
     )
 
     @samples.validator

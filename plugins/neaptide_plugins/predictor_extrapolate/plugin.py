@@ -16,7 +16,7 @@ from .fit import ahead, coefficients
 
 @attrs.define(eq=False)
 class PredictorExtrapolate(WindowPredictor[PredictorExtrapolateConfig]):
-    """Accumulates the slope of the fit in one row and the bend in another. No sample is stored."""
+    """Accumulates the slope and the bend of the fit as two weighted sums of the samples."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
@@ -27,11 +27,11 @@ class PredictorExtrapolate(WindowPredictor[PredictorExtrapolateConfig]):
         return WindowPlan(self.config.samples, max(1, round(self.config.sample_every * stretch)))
 
     def coefficients(self, index: int, samples: int) -> tuple[float, ...]:
-        """Return the coefficients of the sample in slope and bend."""
+        """Return the coefficients of the sample in the slope and, for order 2, in the bend."""
         return coefficients(index, samples, self.config.order)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Extrapolate the fit from the window's end by `scale` times the horizon."""
+        """Extrapolate the fit from the window's end by `scale` times `horizon` updates."""
         updates = reach(horizon, scale)
         plan = window.plan
         return Gains(ahead(plan.samples, updates / plan.every, self.config.order), round(updates))

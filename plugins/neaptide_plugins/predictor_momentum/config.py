@@ -17,8 +17,9 @@ class PredictorMomentumConfig(WindowSettings):
     decay: float = field(
         0.9,
         validator=and_(ge(0.0), lt(1.0)),
-        help="the weight of a difference in the average is multiplied by this for each newer "
-        "sample; `0` uses the last difference alone",
+        help="decay of the average of the differences between consecutive samples: each difference "
+        "counts `decay` times as much as the difference after it; with `0` only the newest "
+        "difference counts",
     )
     samples: int = field(20, validator=ge(2), help="samples in a window")
 

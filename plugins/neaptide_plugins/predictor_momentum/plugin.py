@@ -16,7 +16,7 @@ from .velocity import coefficient
 
 @attrs.define(eq=False)
 class PredictorMomentum(WindowPredictor[PredictorMomentumConfig]):
-    """Accumulates the velocity in one row. No sample is stored."""
+    """Accumulates the velocity as one weighted sum of the samples, instead of storing them all."""
 
     name = SPEC.name
     ops = WindowOps(quantize_int8, dequantize_int8, apply_delta)
@@ -31,6 +31,6 @@ class PredictorMomentum(WindowPredictor[PredictorMomentumConfig]):
         return (coefficient(index, samples, self.config.decay),)
 
     def predict(self, window: Window, horizon: int, scale: float) -> Gains:
-        """Move the weights further at the velocity, for `scale` times the horizon."""
+        """Return a jump of `scale` times `horizon` updates at the average velocity of `window`."""
         updates = reach(horizon, scale)
         return Gains((updates / window.plan.every,), round(updates))

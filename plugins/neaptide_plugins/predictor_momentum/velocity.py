@@ -1,16 +1,18 @@
-"""The exponential moving average of the differences between samples.
+"""The velocity of the weights: the exponential moving average of the differences between samples.
 
-It is computed as a sum of the samples with known coefficients.
+The average is computed as a weighted sum of the samples. The coefficients of the sum depend only on
+the number of samples and on the decay.
 """
 
 from __future__ import annotations
 
 
 def coefficient(index: int, samples: int, decay: float) -> float:
-    """Return the coefficient of sample `index` in the velocity per sample at the window's end.
+    """Return the coefficient of sample `index` in the velocity at the window's end.
 
-    The velocity is the weighted mean of the differences between neighbouring samples. The weights
-    are `decay**age`.
+    The unit of the velocity is the change of the weights from one sample to the next. The velocity
+    is the weighted mean of the differences between neighbouring samples. A difference
+    has the weight `decay**age`; the age of the newest difference is 0.
     """
     return _weight(index, samples, decay) - _weight(index + 1, samples, decay)
 

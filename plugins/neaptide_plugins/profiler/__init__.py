@@ -1,4 +1,4 @@
-"""Samples memory per step, phase and moment."""
+"""Samples memory at several moments of each step."""
 
 from .config import SPEC
 

@@ -29,7 +29,8 @@ class ProfilerConfig:
     )
     nvml: bool = field(
         default=True,
-        help="read the GPU's utilization, and its memory in use by all processes, from the driver",
+        help="read two values from the GPU's driver: the GPU's utilization, and the GPU memory "
+        "that all processes use together",
     )
     csv: bool = field(default=True, help="write every sample to plugins/profiler/memory.csv")
     plot: bool = field(
@@ -41,10 +42,13 @@ class ProfilerConfig:
     snapshot_on_spike: bool = field(default=False, help="write a memory snapshot at a spike")
     snapshot_history: bool = field(
         default=False,
-        help="record CUDA allocations with their stacks from the start, for requested snapshots",
+        help="record CUDA allocations and their Python stacks from the start, for requested "
+        "snapshots",
     )
     max_snapshots: int = field(
-        5, validator=ge(0), help="largest number of snapshots per run, requested ones included"
+        5,
+        validator=ge(0),
+        help="largest number of snapshots per run, including requested snapshots",
     )
     trace: tuple[int, ...] = field(
         (), validator=_window, help="updates to trace for Perfetto, as `[first, last]`"

@@ -22,7 +22,7 @@ def findings() -> Iterator[Finding]:
         advice = f"pip uninstall pynvml && {_INSTALL}"
         yield Finding("warning", "NVML", detail, advice)
     try:
-        import pynvml  # noqa: PLC0415 - optional: only this plugin knows it
+        import pynvml  # noqa: PLC0415 - optional: only this plugin uses it
     except ImportError:
         detail = "not installed: GPU memory of other processes is not measured"
         yield Finding("note", "NVML", detail, _INSTALL)
@@ -30,7 +30,7 @@ def findings() -> Iterator[Finding]:
     binding = f"nvidia-ml-py {_version('nvidia-ml-py') or 'of unknown version'}"
     try:
         pynvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 - NVML raises one class a return code
+    except Exception as error:  # noqa: BLE001 - NVML has an error class for each return code
         yield Finding("note", "NVML", f"{binding}, but no driver: {_reason(error)}")
         return
     try:

@@ -39,7 +39,7 @@ class Listing:
     entries: list[AlikeStorages]
     """Sorted by bytes, the largest first."""
     left_out: dict[str, int]
-    """Number of tensors whose memory is not visible, by kind: fake, meta, sparse, wrapper."""
+    """Number of tensors without visible memory, by kind: fake, meta, sparse or wrapper tensors."""
 
 
 @attrs.frozen
@@ -51,9 +51,9 @@ class _Seen:
     dtype: str
     shape: list[int]
     rank: tuple[bool, int]
-    """Sort key among the tensors of a storage.
+    """Sort key among the tensors of one storage; the tensor with the largest key is listed.
 
-    Expanded and overlapping tensors are sorted first.
+    Tensors that are larger than the storage (expanded or overlapping) have the smallest keys.
     """
 
 
@@ -109,8 +109,8 @@ def _place(tensor: torch.Tensor) -> Storage | None:
 
     Raises RuntimeError if the tensor has no memory.
 
-    A fake tensor may state the CPU as its device, but the device of its storage is meta. A read of
-    that storage's address warns or raises.
+    A fake tensor may state the CPU as its device, but the device of its storage is meta. Reading
+    the address of a storage on meta raises an error or a warning.
     """
     storage = tensor.untyped_storage()
     if storage.device.type != "meta":
@@ -124,7 +124,10 @@ def _place(tensor: torch.Tensor) -> Storage | None:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Return the kind of a tensor without visible memory."""
+    """Return the kind of a tensor without visible memory.
+
+    The kind is the name of a subclass or of a layout, or `meta` or `wrapper`.
+    """
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
         return type(tensor).__name__
     if tensor.is_meta:

@@ -1,4 +1,4 @@
-"""Reads one GPU's memory and utilization from the driver through NVML."""
+"""Reads one GPU's memory and utilization through NVML, the library of NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reading:
     used_bytes: int
     """GPU memory in use by all processes."""
     utilization: int | None
-    """Percent of the driver's last period in which a kernel ran; None if it is unknown."""
+    """Percentage of time with a running kernel, in the driver's last period; None if unknown."""
 
 
 class Nvml:
@@ -48,7 +48,7 @@ class Nvml:
         self._asked = 0.0
         self._thread: threading.Thread | None = None
         try:
-            import pynvml  # noqa: PLC0415 - optional: only this plugin knows it
+            import pynvml  # noqa: PLC0415 - optional: only this plugin uses it
         except ImportError:
             self.problem = 'not installed: pip install "neaptide[nvml]"'
             return
@@ -64,8 +64,8 @@ class Nvml:
         """Return the latest reading, at most `interval` old; None after a problem or `close`."""
         if self.problem is not None or self._stop.is_set():
             return None
-        # The process may have prevented the thread from running. Give the thread time before the
-        # driver is reported as hanging.
+        # Perhaps the thread could not run, because the process was busy. Give the thread time
+        # before the driver is reported as hanging.
         late = time.monotonic() - self._asked > self._patience and not self._idle.is_set()
         if late and not self._idle.wait(self._patience / 10):
             self.problem = self._silence()
@@ -84,7 +84,7 @@ class Nvml:
     def _watch(self, nvml: Any, uuid: str) -> None:
         try:
             nvml.nvmlInit()
-        except Exception as error:  # noqa: BLE001 - NVML raises one class a return code
+        except Exception as error:  # noqa: BLE001 - NVML has an error class for each return code
             self._give_up(_reason(error))
             return
         try:

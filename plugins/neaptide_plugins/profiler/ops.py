@@ -18,7 +18,7 @@ TAKEN = "torch.profiler is recording already, so the trace has no operators"
 
 
 class Operators:
-    """Records from `start` to `stop`. A named span contains the operators that run inside it."""
+    """Records from `start` to `stop`. Operators that run inside a named span belong to the span."""
 
     def __init__(self, device: torch.device) -> None:
         activities = [ProfilerActivity.CPU]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POINTS = 2000
-"""Largest number of points in a line of the plot. It is more than a screen can show."""
+"""Largest number of points in a line of the plot: more than a screen can show."""
 _LINES = {
     "rss_bytes": "RSS (host)",
     "rss_peak_bytes": "RSS, high-water mark",
@@ -41,7 +41,7 @@ def problem(*, has_rows: bool) -> str | None:
 def draw(source: Path, target: Path) -> None:
     """Plot the samples in `source`, a memory.csv, as the PNG `target`.
 
-    matplotlib's global state does not change: no figure in pyplot, no choice of a backend.
+    matplotlib's global state does not change: pyplot gets no figure, and no backend is chosen.
     """
     # Imported here because plots are rare and matplotlib takes half a second to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see above
@@ -96,7 +96,8 @@ def bands(rows: Iterable[Row]) -> Iterator[tuple[str, float, float]]:
     """Yield phase, start and end of each band.
 
     A band begins half a step before its first step and ends half a step after its last step. A
-    jump is not a separate step; its band is the half step before the next update.
+    jump (predicted update) is not a separate step. The band of a jump is the half step before the
+    next update.
     """
     steps = ((int(row["step"]), row["phase"]) for row in rows)
     for phase, stretch in groupby(steps, key=lambda pair: pair[1]):

@@ -63,7 +63,7 @@ class Profiler(Plugin[ProfilerConfig]):
     def on_phase_exit(self, phase: Phase, step: int) -> None:
         """End the phase.
 
-        At the end of a Predict step, also take a sample: no other hook runs there.
+        At the end of a Predict step, also take a sample, because no other hook runs at this time.
         """
         if phase.applies_prediction:
             self._sample(step + 1, phase, "step")
@@ -82,10 +82,7 @@ class Profiler(Plugin[ProfilerConfig]):
 
     @hookimpl
     def after_step(self, step: int, phase: Phase, result: StepResult) -> None:
-        """Sample between two steps.
-
-        If they are due, write snapshots, and start or end the trace.
-        """
+        """Sample between two steps. If due, write a snapshot, and start or end the trace."""
         deferred = result.outcome is Outcome.DEFERRED
         self._sample(step + deferred, phase, "step")
         if self._session is not None:
@@ -99,7 +96,7 @@ class Profiler(Plugin[ProfilerConfig]):
         try:
             self._session.sample(step, phase.name, moment)
         except BaseException:
-            self._session.abandon_trace()  # the plugin is removed and cannot end it later
+            self._session.abandon_trace()  # the plugin is removed and cannot end the trace later
             raise
 
     @hookimpl

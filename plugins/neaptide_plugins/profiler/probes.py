@@ -23,9 +23,9 @@ class ByteSample(NamedTuple):
     allocated_bytes: int | None
     """Bytes of live tensors on the accelerator. torch's allocator counts these bytes."""
     peak_bytes: int | None
-    """The allocator's high-water mark.
+    """The allocator's high-water mark (largest value so far) of `allocated_bytes`.
 
-    The profiler never resets it, because other code reads it.
+    The profiler never resets this mark, because other code reads it.
     """
     reserved_bytes: int | None
     """Device memory that the allocator has reserved."""
@@ -36,10 +36,10 @@ class ByteSample(NamedTuple):
     nvml_bytes: int | None
     """Device memory that all processes use. The driver reports this number."""
     gpu_utilization: int | None
-    """Percent of the driver's last period in which a kernel ran."""
+    """Percentage of time with a running kernel, in the driver's last period."""
 
     def tiers(self) -> tuple[tuple[str, int, int], ...]:
-        """Return, for each tier: its name, the bytes in use now and the high-water mark."""
+        """Return for each tier (`device`, `host`): name, bytes in use now, high-water mark."""
         host = ("host", self.rss_bytes, max(self.rss_bytes, self.rss_peak_bytes or 0))
         if self.allocated_bytes is None:
             return (host,)
@@ -63,7 +63,7 @@ class ResidentSet:
             self._descriptor = os.open(path, os.O_RDONLY)
 
     def read(self) -> tuple[int, int | None]:
-        """Return the resident bytes, and the high-water mark of the resident bytes or None."""
+        """Return the resident bytes, and their high-water mark (None if it cannot be read)."""
         if self._descriptor < 0:
             return int(self._process.memory_info().rss), None
         now = int(os.pread(self._descriptor, 128, 0).split()[1]) * self._page
@@ -83,7 +83,7 @@ class Probe:
 
     Args:
         device: the run's device.
-        nvml: reads the same device if it is CUDA.
+        nvml: reads the same device from the driver, if the device is CUDA.
         host_bytes: the host memory that the process may use; None if it may use all memory of the
             machine.
     """
@@ -105,7 +105,7 @@ class Probe:
         return capacities
 
     def sample(self) -> ByteSample:
-        """Return a sample; does not wait for the device."""
+        """Return a sample without waiting for the device."""
         rss, rss_peak = self._resident.read()
         if self._device.type != "cuda":
             return ByteSample(None, None, None, rss, rss_peak, None, None)
@@ -125,7 +125,7 @@ class Probe:
         )
 
     def close(self) -> None:
-        """Close the descriptor of the process's file; idempotent."""
+        """Close the descriptor of /proc/self/statm; idempotent."""
         self._resident.close()
 
 

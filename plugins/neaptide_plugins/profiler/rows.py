@@ -1,4 +1,4 @@
-"""A CSV file to which rows are appended, and which a resumed run continues."""
+"""A CSV file to which rows are appended. A resumed run appends to the same file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DIGITS = 15  # the most digits of a step; a longer number is damaged
 class Rows:
     """Appends rows whose first column is a step. Rows are flushed after `delay` seconds.
 
-    If the file exists, the first new row removes old rows from the file: damaged rows, and rows
-    whose step is not before the new row's step. So a new run begins a new file, and a resumed run
-    continues the old file. Call `flush` before a checkpoint is saved; otherwise rows are missing
-    after a kill.
+    If the file exists, the first new row removes two kinds of old rows from the file: damaged rows,
+    and rows whose step is not before the new row's step. So a new run begins a new file, and a
+    resumed run continues the old file. Call `flush` before a checkpoint is saved. Otherwise, if the
+    process is killed, rows from before the checkpoint may be missing.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], delay: float = 1.0) -> None:
@@ -46,7 +46,7 @@ class Rows:
         whole = self.path.with_suffix(".partial")
         text = "".join([",".join(self._columns) + "\n", *kept])
         whole.write_text(text, encoding="utf-8", errors="surrogateescape")
-        whole.replace(self.path)  # a kill before this leaves the older file as it was
+        whole.replace(self.path)  # if the process is killed before, the old file is unchanged
         file = self.path.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(file, lineterminator="\n")
         return file
@@ -60,7 +60,7 @@ class Rows:
         return [row for row in rows if self._is_complete(row) and int(row.split(",")[0]) < step]
 
     def _is_complete(self, row: str) -> bool:
-        """Return whether this is a data row that is neither damaged nor cut off by a kill."""
+        """Return whether `row` is a data row that is neither damaged nor cut off by a kill."""
         step, *others = row.split(",")
         whole = step.isdecimal() and len(step) <= _DIGITS
         return whole and len(others) == len(self._columns) - 1 and row.endswith("\n")

@@ -86,13 +86,13 @@ class ProfilingSession:
         self.account.start(self._probe.sample().tiers())
 
     def sample(self, step: int, phase: str, moment: str) -> None:
-        """Sample at a moment of update `step`, if `every` selects this update."""
+        """Sample at the moment `moment` of update `step`, if `every` selects this update."""
         if (step - 1) % self._config.every:
             return
         self._unsettled.append((step, phase, moment, self._probe.sample()))
-        # Code that last ran a step ago is no longer in the caches and is ten times as slow. So the
-        # samples of a step are processed together, unless a trace or a snapshot needs each sample
-        # at once.
+        # Code that last ran one step ago is no longer in the CPU's caches, and so runs ten times
+        # slower. Therefore the samples of a step are processed together, unless a trace or a
+        # snapshot needs each sample at once.
         if moment == "step" or self._trace is not None or self._config.snapshot_on_spike:
             self._settle()
 

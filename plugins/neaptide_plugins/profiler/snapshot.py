@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 REQUEST = "snapshot.request"
-"""A file of this name in the directory of the snapshots requests a snapshot from a running process.
-"""
+"""To request a snapshot from a running process, create a file of this name in the directory of the
+snapshots."""
 HISTORY_EVENTS = 100_000
-"""Number of latest allocations and frees in torch's history."""
+"""Largest number of allocations and frees that torch's history keeps."""
 
 
 class Snapshots:
@@ -65,8 +65,9 @@ class Snapshots:
             step: the current update.
             phase: the current phase.
             moment: the moment within the step.
-            reason: the reason for the snapshot, as a text for its reader.
-            rss: resident set size in bytes, for comparison with the listing.
+            reason: the reason for the snapshot; it is written into the file.
+            rss: resident set size in bytes; it is written into the file, to compare it with the
+                listed bytes.
         """
         if self._left == 0:
             return None

@@ -56,7 +56,10 @@ class PhaseBytes:
 
 @attrs.define
 class ByteCourse:
-    """First, last and highest value of a stream of byte counts with a high-water mark."""
+    """First, last and highest value of a stream of byte counts, and the last high-water mark.
+
+    A high-water mark is the largest count since the mark was last reset.
+    """
 
     initial: int
     final: int
@@ -64,10 +67,10 @@ class ByteCourse:
     _mark: int
 
     def add(self, now: int, mark: int) -> int:
-        """Add a count and the current mark; return the peak since the previous count.
+        """Add the bytes `now` and the high-water mark `mark`; return the peak since the last call.
 
-        The mark may have been reset. If the mark is unchanged, it belongs to an older peak, and
-        `now` is returned.
+        If the mark has not changed, it belongs to an older peak, so `now` is returned.
+        The mark can be lower than at the last call, because other code may reset it.
         """
         self.final = now
         high = now if mark == self._mark else max(now, mark)
@@ -78,10 +81,10 @@ class ByteCourse:
 
 @attrs.define
 class Rises:
-    """Detects a step whose highest count exceeds that of the previous sampled step by a threshold.
+    """Detects a rise of the bytes in use above the highest value of the previous sampled step.
 
-    Counts of the same step, from its micro-batches, are not compared with each other, because
-    gradients are allocated within every step.
+    A step with several micro-batches has several values. The values of one step are not compared
+    with each other, because gradients are allocated within every step.
     """
 
     threshold: float
@@ -91,9 +94,9 @@ class Rises:
     _told: bool = False
 
     def add(self, step: int, value: int) -> int | None:
-        """Add a count.
+        """Add the bytes in use.
 
-        Return the rise in bytes if it reaches the threshold, at most once per step.
+        If the rise in bytes reaches the threshold, return the rise, at most once per step.
         """
         if step != self._step:
             self._before = self._highest if self._step >= 0 else None
@@ -137,7 +140,7 @@ class Account:
     threshold: float
     """Least rise in bytes that is a spike."""
     courses: dict[str, ByteCourse] = attrs.field(factory=dict)
-    """The course of the bytes, by tier."""
+    """First, last and highest byte count, by tier (`device` or `host`)."""
     moments: dict[tuple[str, str, str], PhaseBytes] = attrs.field(factory=dict)
     """Statistics by tier, phase and moment."""
     spikes: list[Spike] = attrs.field(factory=list)
@@ -148,7 +151,7 @@ class Account:
     def start(self, tiers: Iterable[tuple[str, int, int]]) -> None:
         """Set the memory before the first step.
 
-        Each entry is a tier, its bytes now, its high-water mark.
+        Each entry has a tier, its bytes in use now, and its high-water mark.
         """
         self.courses = {tier: ByteCourse(now, now, now, mark) for tier, now, mark in tiers}
 
@@ -157,7 +160,7 @@ class Account:
     ) -> list[Spike]:
         """Add a sample and return the spikes in the sample.
 
-        For each tier, the sample has the present bytes and the high-water mark.
+        For each tier, the sample has the bytes in use now and the high-water mark.
         """
         found = []
         for tier, now, mark in tiers:

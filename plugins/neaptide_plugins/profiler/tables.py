@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _MIB = 2**20
 WHOLE_PHASE = "all"
-"""Entry of the column `moment` for all moments of the phase together."""
+"""Entry in the column `moment` of a row for all moments of a phase together."""
 
 
 def render(
@@ -20,9 +20,10 @@ def render(
     notes: Iterable[str],
     written: Iterable[str] = (),
 ) -> str:
-    """Return the table of a run, in MiB. `capacities` has the bytes of each tier.
+    """Return the table of a run, in MiB. `capacities` has the capacity of each tier in bytes.
 
-    The table begins with the lines `notes` and ends with `written`, the names of other files.
+    `notes` are lines of text put before the table. `written` are names of other files, listed after
+    the table.
     """
     lines = [
         *notes,

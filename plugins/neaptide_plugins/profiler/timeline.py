@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PHASES = 1 << 30
-"""Thread id of the track of phases, higher than any real thread id."""
+"""Thread id under which phases are shown. It is higher than any real thread id."""
 LIMIT = 1_000_000
-"""Largest number of events of a timeline: 100 to 200 MB."""
+"""Largest number of events of a timeline. They take 100 to 200 MB."""
 
 Event = dict[str, Any]
 
 
 @attrs.define(eq=False)
 class TraceSpan:
-    """A context that records one event, from entry to exit."""
+    """A context manager that records one event, from entry to exit."""
 
     _timeline: TraceTimeline
     name: str
@@ -60,7 +60,7 @@ class TraceTimeline:
         self.started = self._epoch + time.perf_counter_ns()
 
     def span(self, name: str, category: str) -> TraceSpan:
-        """Return the context of a span, on the track of the thread that enters it."""
+        """Return a context manager for a span; the thread that enters it is recorded, too."""
         return TraceSpan(self, name, category)
 
     def begun(self, span: TraceSpan) -> None:
@@ -104,7 +104,7 @@ class TraceTimeline:
         self._events.append((span.name, span.category, span.thread, span.started, length))
 
     def events(self, base: int) -> list[Event]:
-        """Return the trace events in order, times in microseconds from `base` (ns of the epoch)."""
+        """Return the trace events in order, times in microseconds after `base` (epoch, in ns)."""
         process, offset = os.getpid(), self._epoch - base
         common = {"pid": process, "tid": PHASES}
         events: list[Event] = [
@@ -121,5 +121,5 @@ class TraceTimeline:
         return events
 
     def _in_order(self) -> list[tuple[str, str, int, int, int]]:
-        """Return the spans by start time, an outer span before its inner ones."""
+        """Return the spans sorted by start time; an outer span is before its inner spans."""
         return sorted(self._events, key=lambda event: (event[3], -event[4]))

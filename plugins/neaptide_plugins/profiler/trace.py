@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Listen = Callable[[Opener], Callable[[], None]]
 
 BETWEEN_STEPS = ("step", "core")
-"""Categories of spans. A span of these categories begins after all hooks of the last step."""
+"""Categories of spans. The next span of these categories begins after all hooks of a step."""
 
 
 class StepTrace:
@@ -32,7 +32,7 @@ class StepTrace:
         directory: the directory of `trace-<first>-<last>.json`.
         listen: `listen(opener)` enters the context `opener(name, category)` around each named part
             of the run, and returns a function that removes the listener. It raises RuntimeError if
-                there is a listener already.
+            there is a listener already.
         device: the device whose operators are recorded, too; None records no operators.
         warn: called with a line when the trace is missing or incomplete.
     """
@@ -77,7 +77,7 @@ class StepTrace:
             self._timeline.phase(None if self._ending else name)
 
     def memory(self, tiers: Iterable[tuple[str, int, int]]) -> None:
-        """Record the bytes held by tier: `(tier, now, mark)`."""
+        """Record the bytes `now` of each tier; an entry is `(tier, now, mark)`."""
         if self._timeline is not None:
             self._timeline.counter("memory, MiB", {tier: now / 2**20 for tier, now, _ in tiers})
 

@@ -1,4 +1,4 @@
-"""Converts DeepSpeed's `tensorboard` section to settings of tensorboard."""
+"""Converts DeepSpeed's `tensorboard` section to settings of this plugin."""
 
 from __future__ import annotations
 

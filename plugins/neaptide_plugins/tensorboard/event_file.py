@@ -1,6 +1,6 @@
-"""Writes TensorBoard's event file in the caller's thread. Therefore errors reach the caller.
+"""Writes TensorBoard's event file in the caller's thread, so that errors reach the caller.
 
-The writers of TensorBoard use another thread. This thread hangs when the disk fails.
+TensorBoard's own writers use another thread, which hangs when the disk fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EventFile:
     Args:
         directory: created if it is missing. TensorBoard reads all files of the directory as one
             run.
-        flush_seconds: the file is flushed at an event if more than this number of seconds passed
+        flush_seconds: an event flushes the file if at least this number of seconds has passed
             since the last flush.
     """
 

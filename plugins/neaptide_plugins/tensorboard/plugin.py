@@ -78,7 +78,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
 
     @hookimpl
     def after_step(self, step: int, result: StepResult) -> None:
-        """Add points for a jump: the confidence, and by verdict the number of replaced updates."""
+        """Add a jump's confidence, and its horizon as `jump/accepted` or `jump/refused`."""
         jump, events = result.jump, self._events
         if jump is not None and events is not None:
             verdict = "accepted" if jump.accepted else "refused"
@@ -116,7 +116,7 @@ def _check(directory: Path) -> None:
 
 
 def _points(record: StepRecord) -> dict[str, float]:
-    """Return the points of a record by tag; for a jump, only the loss after the jump."""
+    """Return the points of a record by tag. A record of a jump has only the loss after the jump."""
     points: dict[str, float | None] = {f"loss/{record.phase}": record.loss}
     if not record.was_predicted:
         points |= {

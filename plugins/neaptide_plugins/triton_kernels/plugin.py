@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class TritonKernels(Plugin[TritonKernelsConfig]):
-    """Adds providers; the registry chooses one for each call, see `neaptide kernels explain`."""
+    """Adds Triton providers of ops; `neaptide kernels explain` shows the provider of each call."""
 
     @hookimpl
     def register_kernels(self, kernels: KernelScope) -> None:
-        """Add the kernels, and require the configured providers."""
+        """Add the Triton kernels, and set the configured provider of each op."""
         for provider in triton_providers():
             kernels.add(provider)
         try:
@@ -38,7 +38,7 @@ class TritonKernels(Plugin[TritonKernelsConfig]):
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
-        """If Triton cannot run, log a warning; the reference implementations run instead."""
+        """If Triton cannot run, log a warning that other implementations run instead."""
         reason = _problem(run.device)
         if reason:
             run.log.warning("triton_kernels.not_used", reason=reason)

@@ -118,9 +118,9 @@ def _backward_of(
 
 
 def _as_before(call: Call, outputs: list[torch.Tensor]) -> bool:
-    """Return whether the outputs agree with the samples of the forward's outputs.
+    """Return True if a sample of the outputs is close to the sample that the forward stored.
 
-    The result is true if the forward took no samples.
+    Also return True if the forward stored no sample, or if the batch is split.
     """
     if call.watched is None or call.batch is not None:
         return True

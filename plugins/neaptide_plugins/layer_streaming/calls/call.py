@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from .untracked_state import UntrackedState
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"
-"""Part of the error that torch.func raises in a forward while hooks on saved tensors are set."""
+"""Part of the error text of torch.func in a forward while hooks on saved tensors are set."""
 
 
 @attrs.define(eq=False)
 class Waiting:
-    """An input in RAM that waits for its backward; several blocks may share it."""
+    """An input that is stored in RAM until the backward; several blocks may share the input."""
 
     host: torch.Tensor
-    """uint8, with at least the bytes of the tensor."""
+    """A uint8 buffer with at least as many bytes as the input."""
     like: torch.Tensor
     """A meta tensor with the shape, strides and dtype of the input."""
     left: Ticket
-    """The copy of the input to RAM."""
+    """Ticket (handle) of the copy of the input to RAM."""
     device: torch.Tensor | None = None
     arrival: Ticket = DONE
-    """The copy of the input back to the device."""
+    """Ticket of the copy of the input back to the device."""
 
 
 @attrs.define(eq=False)
@@ -56,14 +56,14 @@ class Call:
     """The distinct tensors in the arguments, including those inside containers."""
     shared: list[nn.Parameter]
     weights: tuple[int, ...]
-    """Version of the weights of each needed block."""
+    """Version of the weights of each block whose parameters the call uses."""
     kept: list[KeptArgument] = attrs.field(init=False)
     contexts: list[CallContext] = attrs.field(factory=list)
-    """One per micro-batch."""
+    """One context per micro-batch."""
     untracked: list[UntrackedState] = attrs.field(factory=list)
-    """One per micro-batch."""
+    """One state per micro-batch."""
     waiting: list[tuple[KeptArgument, Waiting]] = attrs.field(factory=list)
-    """The inputs that wait in RAM."""
+    """The inputs that are stored in RAM."""
     whole: Batch | None = None
     """The batch in one piece; None if no argument has a batch."""
     batch: Batch | None = None
@@ -71,12 +71,12 @@ class Call:
     random: bool = False
     """True if the forward drew random numbers."""
     outside: GraphOutside | None = None
-    """The graph before the call; None unless this call is checked."""
+    """The autograd graph before the call; None if the call is not checked."""
     result: Any = None
     came: list[torch.Tensor] = attrs.field(factory=list)
     """The distinct tensors that the forward returned or changed."""
     watched: list[torch.Tensor] | None = None
-    """Samples of the values of `came`; None unless the backward compares them."""
+    """Some elements of the tensors in `came`; None if the backward does not compare them."""
 
     def __attrs_post_init__(self) -> None:
         self.kept = [kept for _, _, kept in self.arguments.passed if isinstance(kept, KeptArgument)]
@@ -102,7 +102,7 @@ class Call:
         return result, found.tensors
 
     def finish(self, outputs: tuple[torch.Tensor, ...]) -> Any:
-        """Return the block's result with its tensors replaced by `outputs`, those in the graph."""
+        """Replace the result's tensors by `outputs`, which are in the graph; return the result."""
         others = {id(old): new for old, new in zip(self.came, outputs, strict=True)}
         result = replaced(self.result, others)
         known = {id(tensor) for tensor in self.inputs}
@@ -138,9 +138,11 @@ class Call:
 
 
 def tried(action: Callable[[], None]) -> str | None:
-    """Run `action`; return None or, after an out-of-memory error, its message.
+    """Run `action`; return None, or the text of an error after which the caller can try again.
 
-    The frames of the error hold tensors. Both are released on return.
+    Such errors are out-of-memory errors and the error of torch.func that contains `WITHOUT_HOOKS`.
+    All other errors are raised. The stack frames of the error hold tensors. The error and these
+    tensors are released on return.
     """
     try:
         action()

@@ -35,8 +35,8 @@ def forward(call: Call) -> list[torch.Tensor]:
         call.batch = Batch.of(call.inputs, unit.micro_batches)
         probe(call)
     unit.seen += 1
-    # A later call may be the first to use an outer tensor, or a random generator outside of
-    # torch. Therefore calls 1, 2, 4, 8 and so on are checked.
+    # A later call may be the first to use a tensor from outside of the block, or a random
+    # generator other than torch's. Therefore calls 1, 2, 4, 8 and so on are checked.
     looked_at = unit.seen.bit_count() == 1
     call.outside = GraphOutside(call.inputs) if looked_at else None
     before = CallContext.now(unit.buffers.before())

@@ -59,7 +59,7 @@ class Preserved:
     residency: Residency
     gradients: Gradients
     hooked: dict[nn.Parameter, RemovableHandle]
-    """The gradient hooks of the parameters. All units (blocks) share this dict."""
+    """The gradient hooks of the parameters. All blocks share this dict."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's result.
@@ -94,7 +94,8 @@ class Preserved:
 
     def _begin(self, _: torch.Tensor) -> None:
         self.gradients.resume(self.block)
-        # Gradients of earlier backwards are on the host. This backward's gradients are added there.
+        # Gradients of earlier backwards are on the host. Later, this backward's gradients are added
+        # to them.
         for owner in self.block.needs:
             for parameter in owner.parameters:
                 parameter.grad = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GraphOutside:
-    """The autograd graph before a block is called with `inputs`."""
+    """The autograd graph as it is before a block is called with `inputs`."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         self._edges = {(tensor.grad_fn, tensor.output_nr) for tensor in inputs if tensor.grad_fn}
@@ -34,8 +34,8 @@ class GraphOutside:
     ) -> None:
         """Raise RuntimeError if `outputs` depend on a tensor of this graph other than the inputs.
 
-        Parameters outside of blocks are allowed. Parameters of other blocks are not allowed; for
-        these `streams` is true.
+        A parameter that is outside of all blocks is allowed. A parameter of another block, for
+        which `streams(parameter)` is true, is not allowed.
         """
         own = self._leaves | {id(parameter) for parameter in known}
         waiting: list[tuple[Any, int]] = [

@@ -1,6 +1,6 @@
 """Stores the inputs of blocks in RAM until the backward.
 
-The inputs are copied back to the device while the backward of the next block still runs.
+A block's inputs are copied back to the device while the backward of the following block still runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Inputs:
 
     Args:
         device: the device of the blocks.
-        inwards: the lane of copies to the device.
+        inwards: the lane (queue) of copies to the device.
         outwards: the lane of copies to the host.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
     """
@@ -49,7 +49,7 @@ class Inputs:
         """Bytes allocated on the host so far."""
 
     def leave(self, call: Call) -> None:
-        """Start to move a call's inputs that require gradients to RAM."""
+        """For the inputs of a call that require gradients, start the copies to RAM."""
         self._calls = [reference for reference in self._calls if reference() is not None]
         for tensor, version, kept in call.arguments.passed:
             here = tensor.device.type == self._device.type
@@ -114,7 +114,7 @@ class Inputs:
         def copy() -> None:
             device.copy_(place, non_blocking=True)
 
-        self._inwards.hold(device)  # the memory may be freed without a wait for the copy
+        self._inwards.hold(device)  # its memory must not be reused before the copy ends
         after = (computed(self._device), waiting.left)
         waiting.arrival = self._inwards.submit("inputs return", copy, after)
         waiting.device = device

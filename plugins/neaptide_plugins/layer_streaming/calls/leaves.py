@@ -33,16 +33,17 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return a dict that hooks fill with gradients whose strides differ from the leaf's strides.
+    """Register hooks that put gradients of leaves into a dict; return this dict.
 
-    Autograd gives `.grad` the strides of the leaf. For other strides kernels sum in another order.
-    If the gradient were passed on with the strides of the leaf, the bits of the next backward would
-    change.
+    The key is the index of a leaf. The dict gets a gradient only if the strides of the gradient
+    differ from the strides of the leaf, or if the gradient is sparse. Autograd gives `.grad`
+    the strides of the leaf. Kernels sum in an order that depends on the strides. If the gradient
+    were passed on with the strides of the leaf, the bits of the next backward would change.
     """
     found: dict[int, torch.Tensor] = {}
     for index, leaf in enumerate(leaves):
         if leaf.requires_grad:
-            # Pass the strides only: a hook that holds its leaf would be a reference cycle.
+            # Pass the strides only: a hook that refers to its leaf would be a reference cycle.
             look = partial(_noted, found, index, leaf.stride())
             leaf.register_hook(look)  # type: ignore[no-untyped-call]  # torch leaves it so
     return found

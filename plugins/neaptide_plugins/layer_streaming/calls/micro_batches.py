@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Batch:
     """A batch of samples along dim 0.
 
-    It is split into `count` pieces whose sizes differ by at most one.
+    The batch is split into `count` pieces whose sizes differ by at most one.
     """
 
     size: int
@@ -27,8 +27,8 @@ class Batch:
     def of(cls, tensors: Sequence[torch.Tensor], pieces: int) -> Batch | None:
         """Return the batch of the first tensor that requires grad, else of the first tensor.
 
-        Tensors without a dimension are ignored. The result is None without other tensors, or for
-        an empty batch.
+        0-dim tensors are ignored. The result is None if all tensors are 0-dim, or if the batch is
+        empty.
         """
         sized = [tensor for tensor in tensors if tensor.ndim > 0]
         first = next((tensor for tensor in sized if tensor.requires_grad), None)
@@ -44,7 +44,7 @@ class Batch:
         return start, (piece + 1) * self.size // self.count - start
 
     def piece(self, tensors: Sequence[torch.Tensor], piece: int) -> list[torch.Tensor]:
-        """Return the tensors of one piece; a tensor whose dim 0 is the batch is narrowed to it."""
+        """Return the tensors of one piece; only tensors whose dim 0 is the batch are cut."""
         start, length = self.bounds(piece)
         return [
             tensor.narrow(0, start, length)

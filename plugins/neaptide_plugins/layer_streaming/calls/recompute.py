@@ -121,7 +121,7 @@ class _Function(torch.autograd.Function):
 class _Once(torch.autograd.Function):
     """Returns gradients that raise RuntimeError when they are differentiated.
 
-    This is also true of constant gradients.
+    The error is also raised for gradients that depend on no tensor.
     """
 
     @staticmethod
@@ -145,4 +145,4 @@ def _once(name: str, gradients: list[torch.Tensor | None]) -> list[torch.Tensor 
 
 
 def _nowhere(_: torch.Tensor) -> None:
-    """Return None. This is the answer for a tensor that no earlier block has returned."""
+    """Return None, which means that no earlier block has returned the tensor."""

@@ -23,7 +23,7 @@ _SAMPLE = 4096
 
 
 def probe(call: Call) -> None:
-    """Compare the block's result for the pieces with the result for the whole batch, only once.
+    """Once per block, compare its result for the pieces with its result for the whole batch.
 
     Raises RuntimeError if they differ.
     """
@@ -79,7 +79,7 @@ def _evaluated(call: Call) -> Iterator[None]:
 
 
 def ways_out(block: str) -> str:
-    """Return the end of an error text: the way out for a batch that cannot be split."""
+    """Return the end of an error text: what to do if the batch cannot be split."""
     return f"set micro_batches = 1, or exclude {block!r} from layer streaming"
 
 
@@ -97,8 +97,8 @@ def is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if not (one.is_floating_point() or one.is_complex()):
         return torch.equal(one, other)
-    # For other shapes kernels sum in another order; the results then differ by up to a few
-    # hundred units in the last place.
+    # Kernels sum in an order that depends on the shapes. So the results for pieces may differ by up
+    # to a few hundred units in the last place.
     tolerance = 512 * torch.finfo(one.dtype).eps
     scale = float(one.abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

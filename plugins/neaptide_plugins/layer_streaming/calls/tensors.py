@@ -45,7 +45,7 @@ class FoundTensors:
                 self._seen[id(value)] = value
                 self.tensors.append(value)
         elif not isinstance(value, _PLAIN) and id(value) not in self._seen:
-            self._seen[id(value)] = value  # a reference, so that its id is not reused
+            self._seen[id(value)] = value  # keep `value` alive, so that its id is not reused
             for part in _parts(value):
                 self.look(part)
         return self

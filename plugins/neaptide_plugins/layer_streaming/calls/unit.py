@@ -42,13 +42,13 @@ class Unit:
     hooked: bool = True
     """True if hooks drop the tensors that autograd saves in the forward.
 
-It is false for a forward that uses torch.func, which supports no hooks.
+    False for a forward that uses torch.func, which does not support such hooks.
     """
     seen: int = 0
     """Number of calls with gradients so far."""
 
     def weights(self) -> tuple[int, ...]:
-        """Return the current version number of the weights of each needed block."""
+        """Return, for each block whose parameters are used, the version of its weights."""
         return tuple(owner.changes for owner in self.block.needs)
 
     def check_weights(self, before: tuple[int, ...]) -> None:
@@ -97,7 +97,10 @@ It is false for a forward that uses torch.func, which supports no hooks.
 
 
 def apart(returned: Any, residency: Residency) -> Any:
-    """Return `returned` with tensors in a slot replaced by copies: the slot will be overwritten."""
+    """Return `returned`, with copies instead of tensors that are views of weight buffers.
+
+    A buffer is overwritten when it is used for another block.
+    """
     others = {
         id(tensor): tensor.clone()
         for tensor in FoundTensors().look(returned).tensors

@@ -24,7 +24,7 @@ class UntrackedState:
     """A copy of the attributes of a block's modules and of Python's and numpy's random state."""
 
     attributes: list[tuple[dict[str, Any], dict[str, Any]]]
-    """For each module: its `__dict__`, and a copy of the former content, containers included."""
+    """For each module: its `__dict__`, and a copy of the content. Lists, dicts, sets are copied."""
     rng_state: Any
     numpy_rng_state: Any
 

@@ -21,14 +21,14 @@ Clip = Literal["per_tensor", "lagged", "none"]
 
 
 class BackwardUpdate:
-    """Steps each block whose gradients are complete, and records the stepped parameters.
+    """Updates each block whose gradients are complete, and records the updated parameters.
 
     Args:
-        updates: makes the steps.
+        updates: runs the optimizer's step for a block.
         device: the device of the gradients.
-        clip: the mode. `lagged` scales by the norm of the previous update; the first update is
-            clipped per tensor.
-        max_norm: the largest norm; None if `clip` is `none`.
+        clip: how to clip. `lagged` uses the norm of all gradients in the previous update. The first
+            update has no such norm; it is clipped per tensor.
+        max_norm: the largest norm after clipping; None if `clip` is `none`.
         check_finite: skip a block that has a gradient with an inf or NaN. The check waits for the
             device.
     """
@@ -46,7 +46,7 @@ class BackwardUpdate:
         self.left_out: list[str] = []
         """Names of the blocks that were skipped in this update."""
         self.stepped: set[nn.Parameter] = set()
-        """Parameters that were stepped in this update."""
+        """Parameters that were changed in this update."""
         self._updates = updates
         self._max_norm = max_norm
         self._check_finite = check_finite
@@ -62,7 +62,7 @@ class BackwardUpdate:
         return self._updates.using(block)
 
     def __call__(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Step a block that is on the device. Skip the block if a gradient is not finite."""
+        """Update a block that is on the device. Skip the block if a gradient is not finite."""
         given = [gradient for gradient in gradients if gradient is not None]
         finite = add_squares(self._squares, given)
         if self._check_finite and not finite:
@@ -77,7 +77,7 @@ class BackwardUpdate:
         )
 
     def clip_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Clip gradients of this update in place, by the mode `clip`."""
+        """Clip gradients of this update in place, as the setting `clip` says."""
         if self._max_norm is None or self.clip == "none":
             return
         if self.clip == "lagged" and self._last_norm is not None:
@@ -102,7 +102,7 @@ class BackwardUpdate:
         self.left_out = []
 
     def state_dict(self) -> dict[str, torch.Tensor | None]:
-        """Return the gradient norm of the last update. Lagged clipping uses this norm."""
+        """Return the norm that lagged clipping uses next: the last finite norm of an update."""
         return {"last_norm": self._last_norm}
 
     def load_state_dict(self, state: dict[str, torch.Tensor | None]) -> None:

@@ -51,14 +51,14 @@ class _StateSlot:
 
 
 class Updates:
-    """Steps blocks by the user's optimizer class.
+    """Updates blocks with the user's optimizer class.
 
     The results are bitwise equal to the results of `optimizer.step()`.
 
     Args:
         optimizer: an optimizer that `stepping.adoptable` accepts.
         residency: the device slots of the blocks' weights.
-        inwards: the lane of copies to the device.
+        inwards: the lane (queue) of copies to the device.
         outwards: the lane of copies to the host.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
         split: store the lower half of a float32 master for bfloat16 parameters.
@@ -103,7 +103,7 @@ class Updates:
         return self._residency.use(block, "update")
 
     def prefetch_next(self, block: Block) -> None:
-        """If a slot is free, start to copy the state of the next block to the device."""
+        """If there are several slots, start to copy the state of the next block to the device."""
         if len(self._slots) > 1:
             self.prefetch(block)
 
@@ -126,9 +126,9 @@ class Updates:
         )
 
     def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Step a block that is on the device.
+        """Run the optimizer's step for a block that is on the device.
 
-        Then start to copy its weights and state to the host.
+        Then start to copy the block's weights and state to the host.
         """
         self.prefetch(block)
         home = self._homes[block.index]
@@ -224,9 +224,10 @@ def state_tensors(
 ) -> tuple[list[tuple[nn.Parameter, str]], list[torch.Tensor], list[torch.dtype]]:
     """Return descriptions of the state tensors that the optimizer will have for `parameters`.
 
-    The result is three lists with one entry per state tensor. The first list has the parameter and
-    the name, the second a tensor of the state tensor's shape, the third the dtype. With `split`,
-    the lists also describe the lower half of each bfloat16 parameter's float32 master.
+    The result is three lists with one entry per state tensor. An entry of the first list is the
+    parameter and the name. An entry of the second list is a tensor of the state tensor's shape. An
+    entry of the third list is the dtype. With `split`, the lists also describe the lower half of
+    each bfloat16 parameter's float32 master.
     """
     groups = {
         id(parameter): group for group in optimizer.param_groups for parameter in group["params"]

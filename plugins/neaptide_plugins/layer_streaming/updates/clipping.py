@@ -26,12 +26,12 @@ def clip_per_tensor(gradients: Iterable[torch.Tensor], max_norm: float) -> None:
 
 
 def coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """Return the factor, at most 1, that scales `norm` to `max_norm`, as in `clip_grad_norm_`.
+    """Return the factor by which `clip_grad_norm_` would multiply gradients of norm `norm`.
 
     Args:
         norm: 0-dim; the factor has the dtype and device of the norm. For lagged clipping pass the
             norm of an earlier step (`latest_finite`).
-        max_norm: not negative.
+        max_norm: not negative. If `norm` is smaller, the factor is 1.
     """
     return (max_norm / (norm + _EPSILON)).clamp(max=1.0)
 
@@ -59,8 +59,8 @@ def add_squares(total: torch.Tensor, gradients: Iterable[torch.Tensor]) -> torch
         gradients: tensors of any floating or complex dtype.
 
     Returns:
-        0-dim bool on the device of `total`: whether every norm is finite. Then every element is
-        finite, too. The result is true if there are no gradients.
+        0-dim bool on the device of `total`: whether every norm is finite. If every norm is finite,
+        every element is finite, too. The result is true if there are no gradients.
     """
     norms = [norm_of(gradient).to(total.dtype) for gradient in gradients]
     if not norms:
@@ -80,9 +80,9 @@ def norm_of(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def latest_finite(known: torch.Tensor | None, total: torch.Tensor) -> torch.Tensor:
-    """Return the norm by which the next step clips.
+    """Return the norm that the next step uses for clipping.
 
-    It is the norm of this step if that norm is finite, else `known`.
+    This is the norm of the current step if that norm is finite, else `known`.
 
     Args:
         known: 0-dim, the result of the previous step, or None.

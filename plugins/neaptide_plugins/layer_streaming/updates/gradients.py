@@ -1,4 +1,4 @@
-"""Gathers the gradients of a block, and stores or applies them as soon as all have arrived."""
+"""Sums the gradients of a block, and stores or applies the sums as soon as they are complete."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Apply(Protocol):
         """Hold a block's weights on the device outside of its backward."""
 
     def __call__(self, block: Block, gradients: list[Gradient]) -> None:
-        """Apply a block's gradients. They are on the device. None stands for no gradient."""
+        """Apply a block's gradients, which are on the device; None stands for no gradient."""
 
 
 class Gradients:
     """Sums the gradients of a block over all uses of the block in one backward.
 
-    Then it stores or applies the sums.
+    The complete sums are stored or applied.
 
     Args:
         blocks: all blocks.
         device: the device of the backward.
-        lane: the lane of copies to the host.
+        lane: the lane (queue) of copies to the host.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
         apply: applies complete gradients; with None, complete gradients are added to the sums on
             the host.
@@ -68,14 +68,14 @@ class Gradients:
         self._arriving: tuple[Block, list[Gradient]] | None = None
 
     def expect(self, block: Block) -> None:
-        """Count one use of the block in the graph."""
+        """Count one use of the block in the autograd graph."""
         for owner in block.needs:
             self._uses[owner.index] = self._uses.get(owner.index, 0) + 1
 
     def prepare(self, block: Block) -> None:
         """Begin a backward of the block."""
         self.resume(block)
-        self._check_outside(block.needs)  # On a GPU the backward would overwrite these gradients.
+        self._check_outside(block.needs)  # On a GPU the backward would overwrite them.
         if self._apply is not None:
             for owner in block.needs:
                 self._apply.prefetch(owner)
@@ -110,7 +110,7 @@ class Gradients:
             self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
 
     def take(self, block: Block) -> None:
-        """End a use of the block. Take the gradients of the parameters that it owns or shares."""
+        """End a use of the block. Take the gradients of the parameters that the block uses."""
         for owner in block.needs:
             found = []
             for parameter in owner.parameters:
@@ -128,9 +128,9 @@ class Gradients:
     def arrived(self, block: Block, place: int) -> None:
         """Take the gradient of one parameter, with `mode = "graph"`.
 
-        A block's gradients are gathered until a gradient of another block arrives. On a GPU, a
-        parameter that was on the host between two uses receives one gradient per use. These
-        gradients are summed.
+        A block's gradients are gathered until a gradient of another block arrives. On a GPU,
+        autograd delivers one gradient per use if the parameter was on the host between two uses.
+        These gradients are summed.
         """
         parameter = block.parameters[place]
         gradient, parameter.grad = parameter.grad, None
@@ -149,7 +149,7 @@ class Gradients:
     def flush(self) -> None:
         """End a backward: store or apply the remaining sums, and set every `.grad`.
 
-        A sum remains if another use of the block had no backward.
+        A sum remains if one of the counted uses of its block had no backward.
         """
         self._finish_arriving()
         for index, total in list(self._pending.items()):

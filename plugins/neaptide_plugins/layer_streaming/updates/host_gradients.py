@@ -40,18 +40,18 @@ class _GradientBuffer:
     present: set[int] = attrs.field(factory=set)
     """Indices of the parameters that have a gradient."""
     shown: bool = False
-    """True if the gradients were shown as `.grad` since the last backward."""
+    """True if `.grad` was set to these gradients since the last backward."""
     written: Ticket = DONE
 
 
 class HostGradients:
     """Stores the sums of gradients on the host.
 
-    Between two backwards, each parameter's `.grad` is the parameter's sum.
+    Between two backwards, the `.grad` of each parameter is the sum of its gradients.
 
     Args:
         device: the device of the backward.
-        lane: the lane of copies.
+        lane: the lane (queue) of copies.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
     """
 
@@ -89,7 +89,7 @@ class HostGradients:
         return {} if home is None else dict(zip(home.parameters, home.views, strict=True))
 
     def forget_taken(self, block: Block) -> None:
-        """Drop the gradients of parameters whose `.grad` was set to None since `show`."""
+        """Drop the gradients of parameters whose `.grad` was set to None after `show` set it."""
         home = self._homes.get(block.index)
         if home is not None and home.shown:
             gone = {place for place in home.present if home.parameters[place].grad is None}
@@ -112,7 +112,7 @@ class HostGradients:
                 parameter.grad = None
 
     def add(self, block: Block, gradients: Sequence[Gradient]) -> None:
-        """Add to the block's sums on the host the block's gradients from the device.
+        """Add a block's gradients, which are on the device, to the block's sums on the host.
 
         None stands for no gradient.
         """
@@ -140,7 +140,7 @@ class HostGradients:
         staging.free = home.written = ticket
 
     def create(self, block: Block, parameter: nn.Parameter) -> None:
-        """Set the gradient of a parameter that has none to zeros."""
+        """Create a gradient of zeros for a parameter that has no gradient."""
         home = self._home(block)
         place = [other is parameter for other in home.parameters].index(True)
         home.views[place].zero_()
@@ -150,7 +150,8 @@ class HostGradients:
     def fetched(self, block: Block) -> list[Gradient]:
         """Return a block's gradients on the device.
 
-        The second call after this call overwrites these gradients.
+        The returned tensors are views of a staging buffer. The second call after this call
+        overwrites this buffer.
         """
         home = self._home(block)
         home.written.finish()
@@ -177,7 +178,7 @@ class HostGradients:
     def _home(self, block: Block) -> _GradientBuffer:
         """Return the block's host buffer.
 
-        If more parameters are trained now, allocate a larger buffer.
+        If more parameters of the block are trainable than before, allocate a larger buffer.
         """
         old = self._homes.get(block.index)
         roomy = {} if old is None else dict(zip(old.parameters, old.views, strict=True))
@@ -201,7 +202,7 @@ class HostGradients:
     def _staged(self, home: _GradientBuffer) -> _Staging:
         """Return a free staging buffer that is large enough."""
         staging = next(self._next)
-        staging.free.wait()  # The ticket is needed even if a larger buffer replaces the memory.
+        staging.free.wait()  # Also if a larger buffer replaces this one: a copy may still read it.
         if staging.flat.nbytes < home.layout.bytes:
             staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
         return staging

@@ -1,7 +1,7 @@
 """Makes the step of AdamW on split masters with one kernel, if the run has such a kernel.
 
-A split master is a float32 weight stored as a bfloat16 weight and its lower 16 bits. Without a
-kernel the optimizer's own class makes every step.
+A split master is a float32 weight that is stored in two parts: a bfloat16 weight and the lower 16
+bits. Without a kernel the optimizer's own class makes every step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @torch.no_grad()
 def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[Item]:
-    """Step the items that a kernel of this run supports, and return the others.
+    """Update the items that a kernel of this run supports, and return the other items.
 
-    A kernel supports items that have `lo` and belong to a plain `torch.optim.AdamW`, if a provider
-    other than the reference runs `adamw_split_step`. Weights and state agree with the results of
-    `step_away` within the provider's tolerance. Hooks do not run. The optimizer's state has the
-    same entries as after `step_away`.
+    The run must have a kernel for the op `adamw_split_step`. A kernel supports an item if the item
+    has `lo` and the optimizer is a plain `torch.optim.AdamW`. Weights and state agree with the
+    results of `step_away` within the kernel's tolerance. Hooks do not run. The optimizer's state
+    has the same entries as after `step_away`.
     """
     if type(optimizer) is not optim.AdamW or not has_kernel():
         return list(items)
@@ -65,9 +65,9 @@ def _count(optimizer: optim.Optimizer, item: Item) -> float:
 def _taken(
     optimizer: optim.Optimizer, group: Mapping[str, Any], count: float, items: Sequence[Item]
 ) -> bool:
-    """Step items of one group with equal step counts, if a kernel supports them.
+    """Update `items` with a kernel, if a kernel supports them; return whether one does.
 
-    Return whether a kernel supports them.
+    All items are in the parameter group `group`, and `count` is the number of their next step.
     """
     if not items:
         return False

@@ -1,8 +1,8 @@
-"""Steps some parameters of an optimizer by the optimizer's class, on other tensors.
+"""Runs an optimizer's step for some parameters, on separate tensors with their values.
 
-The other tensors have the values of the parameters. A twin of the optimizer makes the step. The
-twin has the same options, and one proxy for each parameter. The optimizer itself is changed only
-after the step, and the optimizer's hooks do not run.
+A second object of the optimizer's class, the twin, makes the step. The twin has the same options,
+and a proxy parameter for each parameter. The optimizer itself is changed only after the step, and
+the optimizer's hooks do not run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Item:
             in the weight's dtype, or in float32 with `lo`. The optimizer's class may change the
             gradient.
         state: the tensors that `state_layout` names, with the dtypes from `state_layout` and the
-            weight's shape. Values from before the parameter's first step are ignored.
+            weight's shape. Before the parameter's first step their values are ignored.
         lo: int16, the lower bits that `split` returns. The step is then made on the float32
             weight.
         shown: by name, the tensors that the optimizer's state will contain instead of the tensors
@@ -80,8 +80,8 @@ class Item:
 def adoptable(optimizer: optim.Optimizer) -> str | None:
     """Return None if `step_away` is exact for the optimizer, else the reason in one line.
 
-    A class from outside of torch declares by `separable = True` in its own body that it meets the
-    conditions of `ADOPTED`. Subclasses do not inherit the declaration.
+    A class that is not from torch must meet the conditions of `ADOPTED`. It declares this by
+    `separable = True` in the class body. Subclasses do not inherit the declaration.
     """
     if type(optimizer) not in ADOPTED and not vars(type(optimizer)).get("separable", False):
         name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
@@ -103,8 +103,8 @@ def state_layout(
     """Return names and dtypes of the state tensors of a parameter of `group` after a step.
 
     The result has only the tensors of the parameter's shape. Other state tensors have no dimension
-    and stay in the optimizer's state. To find the names, an optimizer of the same class steps a
-    matrix of four numbers.
+    and stay in the optimizer's state. To find the names, an optimizer of the same class makes a
+    step on a matrix of four numbers.
 
     Args:
         optimizer: an optimizer that `adoptable` accepts.
@@ -130,18 +130,18 @@ def state_layout(
 
 @torch.no_grad()
 def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
-    """Step the items' tensors as `optimizer.step()` would step its parameters, bit for bit.
+    """Update the items' tensors as `optimizer.step()` would update the parameters, bit for bit.
 
     The step uses the options of the optimizer's groups. Afterwards the optimizer's state has the
-    same entries as after `optimizer.step()`. Its tensors of the parameter's shape are the tensors
-    in `shown`. If the state contains another tensor before the step, for example after
-    `load_state_dict`, the other tensor is first copied into the item's tensor. Hooks on the step do
-    not run, and wrappers of the optimizer's `step` are not called. If the class raises, groups and
-    state are unchanged.
+    same entries as after `optimizer.step()`. Its state tensors of the parameter's shape are then
+    the tensors in `shown`. If the state contains a different tensor before the step, for example
+    after `load_state_dict`, that tensor is first copied into the item's tensor. Hooks on the step
+    do not run, and wrappers of the optimizer's `step` are not called. If the class raises an error,
+    groups and state are unchanged.
 
-    Each item with `lo` needs memory for a float32 copy of its weight. Each gradient of another
-    dtype needs memory for one copy. The optimizer's class allocates more. Pass fewer items to save
-    memory.
+    Each item with `lo` needs memory for a float32 copy of its weight. A gradient whose dtype
+    differs from the dtype of the update needs memory for one copy. The optimizer's class allocates
+    additional memory. Pass fewer items to save memory.
 
     Raises:
         ValueError: a parameter is not in the optimizer, or it is twice in `items`, or the class
@@ -193,7 +193,8 @@ def adopt_lo(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> Non
 def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, Any]:
     """Return the state for the step.
 
-    It has the item's tensors with `kept`'s values, and the scalars.
+    `kept` is the optimizer's state of the parameter. The result has the same entries, except `lo`.
+    Its tensors of the parameter's shape are the item's tensors, filled with the values from `kept`.
     """
     state: dict[str, Any] = {}
     for name, value in kept.items():
@@ -211,7 +212,10 @@ def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, An
 
 
 def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state to keep after the step. New tensors are copied into the item's tensors."""
+    """Return the state to keep after the step. `state` is the state that the step has changed.
+
+    If the step created a new tensor, that tensor is copied into the item's tensor.
+    """
     kept: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and name in item.state:

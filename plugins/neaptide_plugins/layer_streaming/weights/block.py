@@ -24,9 +24,9 @@ class Slot:
     flat: torch.Tensor
     """uint8 `[bytes of the largest block]`."""
     free: Ticket = DONE
-    """The last computation that uses the slot's former content."""
+    """Ticket (handle) of the last computation that uses the slot's former content."""
     leaving: Ticket = DONE
-    """The last copy from the slot to the host."""
+    """Ticket of the last copy from the slot to the host."""
     views: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
     """The views of the parameters in `flat`, by the index of their block."""
 
@@ -39,7 +39,7 @@ class Block:
     name: str
     module: nn.Module
     parameters: list[nn.Parameter]
-    """The parameters that no earlier block owns; each is in exactly one block."""
+    """The parameters that no earlier block owns; each parameter has exactly one owner."""
     layout: BufferLayout
     host: torch.Tensor
     """uint8 `[layout.bytes]`: the weights on the host."""
@@ -52,9 +52,9 @@ class Block:
     """
     slot: Slot | None = None
     arrival: Ticket = DONE
-    """The copy of the weights into the slot."""
+    """Ticket of the copy of the weights into the slot."""
     written: Ticket = DONE
-    """The last copy of the weights back to the host."""
+    """Ticket of the last copy of the weights back to the host."""
     stale: bool = False
     """True if the weights on the host are newer than the weights in the slot."""
     evicted: frozenset[int] = frozenset()

@@ -1,6 +1,6 @@
 """Finds the parameters that stream.
 
-Only blocks use them, and the first block that uses a parameter owns it.
+A parameter streams if only blocks use it. The first block that uses a parameter owns the parameter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_blocks(
         model: the whole model.
         named: qualified name and module of each block; no block contains another.
         allocate: `allocate(bytes)` returns a uint8 tensor on the host.
-        fill: `fill(parameter, place)` writes the parameter's values to `place`.
+        fill: `fill(parameter, place)` writes the parameter's values to the tensor `place`.
 
     Raises:
         ValueError: a block contains another block, or a parameter's storage cannot be moved.
@@ -66,7 +66,7 @@ def make_blocks(
 def owned_parameters(
     named: Sequence[tuple[str, nn.Module]], outside: set[nn.Parameter]
 ) -> list[list[nn.Parameter]]:
-    """Return, for each block, its parameters outside of `outside` and of earlier blocks."""
+    """Return, for each block, its parameters that are not in `outside` or in earlier blocks."""
     seen = set(outside)
     owned = []
     for _, module in named:
@@ -108,7 +108,7 @@ def owners_of(blocks: Sequence[Block]) -> dict[nn.Parameter, tuple[Block, int]]:
 
 
 def shared_parameters(block: Block) -> list[nn.Parameter]:
-    """Return the parameters of a block that do not stream."""
+    """Return those parameters of a block that do not stream."""
     streamed = {id(parameter) for owner in block.needs for parameter in owner.parameters}
     return [p for p in block.module.parameters() if id(p) not in streamed]
 

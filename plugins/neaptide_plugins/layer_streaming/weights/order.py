@@ -12,11 +12,12 @@ Use = tuple[UseKind, int]
 class Order:
     """Predicts the next use of a block.
 
-    The prediction is the use that last followed the latest two uses. If these two uses never
-    occurred in this order, it is the use that last followed the latest use.
+    The order of uses repeats. The class looks for the last time when the two latest uses occurred
+    one after the other, and predicts the use that followed. If this pair of uses did not occur
+    before, the class looks only for the latest use.
 
     A model may skip blocks, repeat them or change their order (experts, an evaluation in between).
-    After a wrong prediction the computation waits for one fetch; the next prediction is corrected.
+    After a wrong prediction the computation waits for one fetch. `note` then records the true use.
     """
 
     def __init__(self) -> None:

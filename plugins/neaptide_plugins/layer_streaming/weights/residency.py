@@ -1,4 +1,4 @@
-"""Copies blocks' weights into a few device slots, and prefetches them in the known order."""
+"""Copies blocks' weights into a few device slots, and prefetches the blocks used next."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Residency:
         device: the device of the slots.
         slots: number of slots. At most this number of blocks can be in use at once.
         distance: number of blocks to prefetch.
-        lane: the lane of copies.
+        lane: the lane (queue) of copies to the device.
         poison: overwrite a freed slot with NaN, to find wrong reads in tests.
     """
 
@@ -96,9 +96,10 @@ class Residency:
         return self._views(block, block.slot)[place]
 
     def visit(self, block: Block, user: Block) -> torch.Tensor:
-        """Return a block's bytes on the device, for the next operation in a backward of `user`.
+        """Return the bytes of `block` on the device, for an operation in the backward of `user`.
 
-        The bytes stay valid until a block that `user` does not need is visited.
+        Copy the block to the device if needed. The bytes stay valid until the next call for a
+        block that `user` does not need.
         """
         if block.slot is None:
             self.waited_for += 1
@@ -200,7 +201,7 @@ class Residency:
     def _new_slot(self, size: int) -> Slot:
         flat = torch.empty(size, dtype=torch.uint8, device=self.device)
         # Queued kernels may still use the memory that the allocator has returned. Later kernels of
-        # the stream run after the queued kernels; a lane has to wait for the queued kernels.
+        # the stream run after the queued kernels; copies on a lane must wait for them.
         return Slot(flat, free=computed(self.device))
 
     def _is_kept(self, block: Block) -> bool:

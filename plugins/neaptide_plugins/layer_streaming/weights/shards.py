@@ -28,7 +28,7 @@ _SHOWN = 3
 class Shards:
     """The tensors of one or several safetensors files, by name. `open` creates the object.
 
-    Every error is a CheckpointError of one line.
+    Every error is a CheckpointError with a message of one line.
     """
 
     where: str
@@ -42,8 +42,8 @@ class Shards:
 
         Args:
             path: a `.safetensors` file, an index (`.json`), a directory, or a pattern such as
-                `dir/*.safetensors`. In a directory it reads `model.safetensors`, else the files in
-                `model.safetensors.index.json`, else all safetensors files.
+                `dir/*.safetensors`. In a directory the method opens `model.safetensors`, else the
+                files listed in `model.safetensors.index.json`, else all safetensors files.
 
         Raises:
             CheckpointError: no file is found, a header is damaged, a tensor is in two files, or
@@ -56,7 +56,7 @@ class Shards:
             indexed = not single and index.is_file()
             listed = _read_index(index) if indexed else {}
             paths = _listed(index, listed) if indexed else _found(path / SINGLE if single else path)
-            opened = {one: TensorFile(one.resolve()) for one in paths}  # caches hold symlinks
+            opened = {one: TensorFile(one.resolve()) for one in paths}  # may be symlinks in caches
         except OSError as error:
             msg = f"cannot read {path}: {error.strerror}; check the path and its permissions"
             raise CheckpointError(msg) from error
@@ -84,14 +84,15 @@ class Shards:
         return self._file(name).info(name)
 
     def check(self, targets: Mapping[str, torch.Tensor], ignore: Iterable[str] = ()) -> None:
-        """Raise an error if the names are not the names in `targets`, or if a tensor does not fit.
+        """Raise an error if a tensor is missing, is not in `targets` or does not fit its target.
 
-        Tied targets are one tensor with several names. The files need at least one of these names.
+        If one tensor is in `targets` under several names (tied weights), the files need only one
+        of these names.
 
         Args:
-            targets: the target of each tensor.
-            ignore: patterns of names, such as `*.inv_freq`. Tensors with these names may be
-                missing or additional.
+            targets: by name, the tensor to which the values will be copied.
+            ignore: patterns of names, such as `*.inv_freq`. A tensor with such a name may be
+                missing in the files or in `targets`.
         """
         patterns = list(ignore)
         ids = {id(target) for name, target in targets.items() if name in self._files}
@@ -130,7 +131,7 @@ class Shards:
         """
         self._check_one(name, out)
         file, (dtype, _) = self._file(name), self.info(name)
-        # The detached tensor shares the version counter, so a graph that saved it sees the change.
+        # The detached tensor shares the version counter, so graphs that saved `out` see the change.
         out = out.detach()
         if not out.numel():
             return

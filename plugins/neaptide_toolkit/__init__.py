@@ -1,1 +1,1 @@
-"""Public building blocks for plugins and verbs. Other distributions can use these blocks, too."""
+"""Public building blocks for plugins and verbs (subcommands) of this and other distributions."""

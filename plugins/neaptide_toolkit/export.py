@@ -48,13 +48,14 @@ def export(
 
     Args:
         named: the tensors, each with a unique name.
-        directory: must not exist yet, or be empty.
+        directory: a directory that does not exist yet or is empty.
         max_shard_bytes: limit of one file's tensors; a larger tensor gets its own file.
-        tied: maps further names to names in `named`. The files' metadata
-            lists these names, as the safetensors library does. Their tensors are not written again.
+        tied: maps additional names to names in `named`. The metadata of the files lists the
+            additional names, as the safetensors library does. No tensor is written twice.
 
     Raises:
-        CheckpointError: a name or dtype cannot be saved, `directory` is taken, or the disk is full.
+        CheckpointError: a name or dtype cannot be saved, `directory` is not new or empty, or the
+            disk is full.
     """
     if max_shard_bytes < 1:
         msg = f"max_shard_bytes must be at least 1 (got {max_shard_bytes})"
@@ -94,7 +95,9 @@ def export_model(
     *,
     max_shard_bytes: int = 5 * 10**9,
 ) -> list[Path]:
-    """Write a trained model's parameters and saved buffers; they may be on any tier.
+    """Write all parameters and persistent buffers of a trained model as safetensors files.
+
+    Tensors may be on the device or in RAM.
 
     Args:
         model: `trainer.model`.
@@ -103,7 +106,7 @@ def export_model(
         max_shard_bytes: see `export`.
 
     Returns:
-        The files: `model.safetensors`, or shards and their index.
+        The paths of the safetensors files. The path of the index is not included.
     """
     store.drain()
     spans = store.spans()

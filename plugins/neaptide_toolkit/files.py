@@ -1,4 +1,4 @@
-"""Write new files for verbs; existing files are never overwritten."""
+"""Write new files for verbs (subcommands); existing files are never overwritten."""
 
 from __future__ import annotations
 

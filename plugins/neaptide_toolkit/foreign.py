@@ -2,8 +2,8 @@
 
 A distribution adds a framework by an entry point of the group `neaptide.converters`. The entry
 point's name is the framework's name. The entry point's value is a `Converter`. A plugin converts
-its own keys with the function `converts` of its manifest, which takes a `Source` and returns the
-plugin's table, or None.
+its own keys with a function that its manifest names in `converts`. This function takes a `Source`
+and returns the plugin's table of the configuration, or None.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ AUTO = "auto"
 class Source:
     """The settings to convert, and a record of the keys converted so far.
 
-    Paths are dotted. The Hugging Face Trainer replaces the value `"auto"`; here this value counts
-    as absent.
+    A path is the keys to a value, joined by dots. The Hugging Face Trainer replaces the value
+    `"auto"` by a value of its own. A `Source` treats the value `"auto"` as absent.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Source:
         return called(self, f"{len(self.taken)} taken", f"{len(self.problems)} problems")
 
     def look(self, path: str, kind: type[T]) -> T | None:
-        """Return a value, or None if it is absent; record a problem if its type is wrong."""
+        """Return a value; None if it is absent or has a wrong type, which is also recorded."""
         value = self._at(path)
         if value is None or value == AUTO:
             return None
@@ -54,7 +54,7 @@ class Source:
         return None
 
     def is_auto(self, path: str) -> bool:
-        """Return whether a value, or a table on its path, is `"auto"`."""
+        """Return whether `"auto"` replaces the value, or a table that contains the value."""
         return bool(self._at(path) == AUTO)
 
     def _at(self, path: str) -> Any:
@@ -82,7 +82,7 @@ class Source:
         self.problems.append(Problem(text, tuple(path.split("."))))
 
     def note(self, path: str, text: str) -> None:
-        """Record why the result differs or has no counterpart, for a key and all keys below it."""
+        """Record why a key and all keys below it are not converted exactly."""
         self.notes[path] = text
 
 
@@ -95,7 +95,10 @@ class Converter:
     """Converts one framework's settings to a configuration."""
 
     convert: Callable[[Source], dict[str, Any]]
-    """Returns the core's sections; plugins convert their own keys."""
+    """Returns the sections of the configuration that the core reads.
+
+    Each plugin converts its own keys.
+    """
     signs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Top-level keys that identify this framework, because no other framework has these keys."""
 

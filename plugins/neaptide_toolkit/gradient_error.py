@@ -1,6 +1,7 @@
 """Measure the error of approximate gradients during a run.
 
-A middleware of `around_forward` computes the approximate and the exact gradients of a micro-batch.
+A plugin uses these functions in its hook `around_forward`. There the plugin computes the
+approximate and the exact gradients of the same micro-batch.
 """
 
 from __future__ import annotations
@@ -55,14 +56,15 @@ def sample(
 
     The choice depends only on names and shapes, so a resumed run measures the same parameters. If
     there are too many elements, the chosen parameters are spread over the depth of the model. At
-    least the smallest parameter is chosen. Parameters on another tier are excluded, because they
-    are on the device only while their block runs.
+    least the smallest parameter is chosen. Parameters in RAM are excluded, because they are on the
+    device only while their block runs.
 
     Args:
         model: the model with these parameters.
-        store: the parameter store, which states each span's tier.
-        elements: the largest total.
-        wanted: called with each trainable span; False excludes the span.
+        store: the parameter store. Its spans (the records of the parameters) state where each
+            parameter is stored.
+        elements: the largest total number of elements.
+        wanted: called with the span of each trainable parameter; False excludes the parameter.
     """
     trainable = [span for span in store.spans() if span.trainable and wanted(span)]
     known = dict(model.named_parameters())
@@ -110,9 +112,9 @@ _measured: ContextVar[bool] = ContextVar("measured", default=False)
 def is_measured() -> bool:
     """Return whether the current forward is part of a measurement.
 
-    During a measurement, a plugin that approximates must compute exactly and must not start its
-    own measurement: the measurement's backward runs outside `around_backward`, and only one
-    approximation is measured at a time.
+    During a measurement, a plugin that approximates gradients must compute exactly and must not
+    start its own measurement. There are two reasons. The measurement's backward runs outside the
+    hook `around_backward`. And only one approximation is measured at a time.
     """
     return _measured.get()
 
@@ -132,12 +134,12 @@ def gradients(
 
     Args:
         model: the model whose buffers and modes are restored.
-        store: makes its weights available during the computation.
-        call: runs model and loss, like `next` of an `around_forward`. A context active at this
-            call is active in its backward, too.
+        store: makes the weights available during the computation.
+        call: runs model and loss, like the `next` that the hook `around_forward` gets. A context
+            manager that is active around `gradients` is also active during the backward.
         parameters: as chosen by `sample`; parameters frozen since then count as unused.
-        loss_scale: multiplies the loss; the gradients are divided by it. A power of two, for
-            fp16 gradients.
+        loss_scale: for fp16 gradients, a power of two. The loss is multiplied by `loss_scale`, and
+            the gradients are divided by `loss_scale`.
 
     Returns:
         One tensor for each parameter, in its shape and dtype; None if the loss does not use it.
@@ -177,7 +179,7 @@ def _called(call: Callable[[], WeighedLoss]) -> WeighedLoss:
 
 @attrs.frozen
 class GradientError:
-    """Error of approximate gradients: norms and inner product, over all tensors together."""
+    """The error of approximate gradients: norms and inner product, over all tensors together."""
 
     squared: float
     """Squared L2 norm of the difference."""
@@ -221,9 +223,9 @@ def compare(
     Args:
         exact: one tensor, or None, for each parameter.
         approximate: one tensor, or None, for each parameter, in the same order.
-        factors: tensors by which both gradients are multiplied first. `1 / (sqrt(v) + eps)`
-            measures the error in Adam's metric. None means the factor 1; a single entry may be
-            None, too.
+        factors: one tensor, or None, for each parameter. Both gradients of the parameter are
+            first multiplied by this factor. With the factor `1 / (sqrt(v) + eps)` the error is
+            measured in Adam's metric. None means the factor 1.
 
     Raises:
         ValueError: the sequences have different lengths.

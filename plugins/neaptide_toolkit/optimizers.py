@@ -1,4 +1,7 @@
-"""Base class of plugins that build an optimizer, and validators of its options. No torch."""
+"""Base class of plugins that build an optimizer, and validators of its options.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class OptimizerPlugin(Plugin[NoConfig]):
     name."""
 
     def build(self, model: nn.Module, lr: float, options: Any) -> torch.optim.Optimizer:
-        """Return the optimizer of the trainable parameters; ValueError refuses the options."""
+        """Return the optimizer of the trainable parameters; raise ValueError for wrong options."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer: Callable[..., torch.optim.Optimizer] = self.optimizer
         return optimizer(parameters, lr=lr, **attrs.asdict(options, recurse=False))

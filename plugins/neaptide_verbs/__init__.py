@@ -1,4 +1,4 @@
-"""The verbs of the command line.
+"""The verbs (commands) of `neaptide`.
 
-Like verbs of other distributions, they are found by entry points.
+Neaptide finds them by their entry points, like the verbs of other distributions.
 """

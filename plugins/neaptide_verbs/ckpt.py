@@ -36,7 +36,10 @@ def list_(path: Path, /, *, json: AsJson = False) -> None:
 
 @app.command(name="verify")
 def verify_(*paths: Path, json: AsJson = False) -> int:
-    """Compare every file with its digest; exit code 1 if anything is damaged, 2 if not found."""
+    """Compare every file with its digest.
+
+    The exit code is 1 if a file is damaged, and 2 if a path has no checkpoint.
+    """
     if not paths:
         msg = "give a checkpoint, a folder of them or a run directory"
         raise ConfigError(msg)
@@ -45,7 +48,7 @@ def verify_(*paths: Path, json: AsJson = False) -> int:
     for path in paths:
         try:
             problems |= {str(directory): verify(directory) for directory in _found_in(path)}
-        except WrongCheckpointError as error:  # raised after the other paths are verified
+        except WrongCheckpointError as error:  # reported after the other paths are verified
             problems[str(path)] = [str(error)]
             absent.add(str(path))
     if json:
@@ -63,7 +66,7 @@ def verify_(*paths: Path, json: AsJson = False) -> int:
 
 
 def _within(checkpoint: str, problem: str) -> str:
-    """Return the problem with file names relative to the checkpoint."""
+    """Return the text `problem`, but make its file names relative to the checkpoint."""
     return problem.removeprefix(f"{checkpoint}: ").replace(f"{checkpoint}/", "")
 
 

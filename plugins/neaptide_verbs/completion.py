@@ -25,17 +25,17 @@ def completion(
     /,
     *,
     install: Annotated[
-        bool, Parameter(negative="", help="Install it for your user, and print the path.")
+        bool, Parameter(negative="", help="Install the script, and print its path.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Print the script for your shell's completion of verbs, options and names, or install it.
+    """Print or install a script that completes verbs, options and names in your shell.
 
-    Most users need only `neaptide completion --install` and a new shell. For this shell alone:
-    `source <(neaptide completion bash)`. The script completes the names of presets
-    and of the plugins that are installed now.
+    Most users need only `neaptide completion --install` and a new shell. To try it in the current
+    shell: `source <(neaptide completion bash)`. The script completes the names of presets and
+    plugins that are installed now.
     """
-    from neaptide.cli.app import build_app  # noqa: PLC0415 - it is what imports this
+    from neaptide.cli.app import build_app  # noqa: PLC0415 - it imports this module
 
     app = build_app()
     for verb in _verbs(app):
@@ -69,7 +69,7 @@ def _verbs(app: App) -> Iterator[Callable[..., Any]]:
 
 
 def _offer_words(verb: Callable[..., Any]) -> None:
-    """Attach the words of `Offers` to the types from which the completion scripts are generated."""
+    """Add the words of `Offers` to the type hints of `verb`, so that the scripts complete them."""
     for parameter, hint in get_type_hints(verb, include_extras=True).items():
         if get_origin(hint) is not Annotated:
             continue

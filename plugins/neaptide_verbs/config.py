@@ -65,7 +65,7 @@ def show(
     preset: Preset = None,
     set_: Sets = None,
     origin: Annotated[
-        bool, Parameter(negative="", help="Print the source of each value, one value a line.")
+        bool, Parameter(negative="", help="Print the source of each value, one value per line.")
     ] = False,
     format: Annotated[  # noqa: A002 - the option's name
         FormatName, Parameter(help="Format of the output.")
@@ -110,5 +110,5 @@ def _print_origins(plain: dict[str, Any], origins: Mapping[str, str], *, json: b
         keys = ("path", "value", "origin")
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
-    # TOML and JSON write these values alike.
+    # TOML and JSON write these values in the same way.
     print_table([(path, f"= {jsons.dumps(value)}", source) for path, value, source in rows])

@@ -1,4 +1,7 @@
-"""`neaptide kernels`: lists the ops, and each op's provider and speed on this machine."""
+"""`neaptide kernels`: lists the ops, and each op's provider and speed on this machine.
+
+An op is an operation. Its providers are its implementations. A sample is a set of arguments.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,14 @@ Device = Annotated[
     str | None, Parameter(help="`cpu` or `cuda`; by default the GPU if there is one.")
 ]
 SampleName = Annotated[
-    str | None, Parameter(name="--sample", help="One of the op's samples; by default the first.")
+    str | None,
+    Parameter(name="--sample", help="One of the op's sample inputs; by default the first."),
 ]
 
 
 @app.command(name="list")
 def list_(*, device: Device = None, json: AsJson = False) -> None:
-    """List the ops, and the provider chosen for each."""
+    """List the ops (operations), and the provider (implementation) chosen for each op."""
     with _kernels() as (kernels, notes):
         rows: list[dict[str, Any]] = []
         for name, op in sorted(kernels.ops.items()):
@@ -61,7 +65,7 @@ def list_(*, device: Device = None, json: AsJson = False) -> None:
 def explain(
     op: str, /, *, sample: SampleName = None, device: Device = None, json: AsJson = False
 ) -> None:
-    """Show the provider chosen for one sample of an op, and why the others are not."""
+    """Show the provider chosen for one sample of an op, and why the others were not chosen."""
     with _kernels() as (kernels, notes):
         _known(kernels, op)
         chosen = _named(_large(kernels, op, _device(device)), sample)
@@ -86,13 +90,13 @@ def explain(
 
 @app.command
 def bench(op: str | None = None, /, *, device: Device = None, json: AsJson = False) -> None:
-    """Time every provider that agrees with the reference, without saving the timings."""
+    """Time every provider whose results agree with the reference. Do not save the timings."""
     _measured(op, device, json=json, keep=False)
 
 
 @app.command
 def tune(op: str | None = None, /, *, device: Device = None, json: AsJson = False) -> None:
-    """Time every provider in every config, and save the timings for later runs."""
+    """Time every provider with each of its configs, and save the timings for later runs."""
     _measured(op, device, json=json, keep=True)
 
 
@@ -141,11 +145,12 @@ def _print_measured(
 def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
     """Yield the ops and providers of every installed plugin, and a list of notes.
 
-    When the context ends, warnings and the plugins that could not be loaded are added to the notes.
+    The notes state warnings, and plugins that could not be loaded. The list is complete when the
+    context ends.
     """
-    from neaptide.hooks.manager import HookManager  # noqa: PLC0415 - likewise
-    from neaptide.hooks.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - likewise
-    from neaptide_kernels.registry import KERNELS, KernelScope, KernelWarning  # noqa: PLC0415 - it imports torch
+    from neaptide.hooks.manager import HookManager  # noqa: PLC0415 - it imports torch
+    from neaptide.hooks.registry import disabled_plugins, installed_plugins, load_class  # noqa: PLC0415 - as above
+    from neaptide_kernels.registry import KERNELS, KernelScope, KernelWarning  # noqa: PLC0415 - as above
 
     notes: list[str] = []
     scope = KernelScope(KERNELS)
@@ -170,7 +175,7 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
 
 
 def _device(name: str | None) -> torch.device:
-    import torch  # noqa: PLC0415 - see above
+    import torch  # noqa: PLC0415 - `neaptide --help` does not need it
 
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

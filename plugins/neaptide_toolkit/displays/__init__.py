@@ -64,7 +64,7 @@ def on_stream(
 def in_notebook(
     *, config: RunConfig, style: str, stream: IO[str] | None, device: Any
 ) -> AbstractContextManager[Display] | None:
-    """Return the bar for a Jupyter notebook; None outside one, or if the style is not `auto`."""
+    """Return the bar for a Jupyter notebook; None elsewhere, or if the style is not `auto`."""
     del stream  # the bar is shown as the cell's output
     if style != "auto" or not _is_notebook():
         return None

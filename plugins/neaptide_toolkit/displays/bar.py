@@ -1,7 +1,7 @@
 """The display of a run in a Jupyter notebook: one output with a bar that changes in place.
 
-It needs no widgets: each update replaces the output's HTML, or its text in a viewer without HTML.
-The saved notebook keeps the last output.
+The display needs no widgets. Each update replaces the HTML of the output. A viewer without HTML
+shows plain text. The saved notebook keeps the last output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .figures import Figures
 
 _EVERY = 0.1
-"""Least seconds between two updates of the bar: each update sends a message to the browser."""
+"""Minimum number of seconds between two updates of the bar; an update is a message to the browser.
+"""
 _LINES = 5
 """Number of the newest jumps and evaluations that are shown below the bar."""
 

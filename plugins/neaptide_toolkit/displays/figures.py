@@ -1,4 +1,4 @@
-"""The figures of a run as text: loss, memory compared with its budget, pace, remaining time."""
+"""The figures of a run as text: loss, used and available memory, time per step, remaining time."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def evaluation(loss: float) -> str:
 
 
 def verdict(result: StepResult) -> str:
-    """Return the text about the jump that was made before a step."""
+    """Return the text about the jump (the predicted update) that was made before a step."""
     jump = result.jump
     assert jump is not None, "asked for a step with a jump"
     if jump.accepted:

@@ -27,7 +27,7 @@ class Quiet:
 class Plain:
     """A display that writes a line every `every` updates.
 
-    It also writes a line at each change of phase, at each jump and at each evaluation.
+    It also writes a line at each change of phase, each jump (predicted update) and each evaluation.
     """
 
     def __init__(self, figures: Figures, every: int, stream: Tolerant) -> None:

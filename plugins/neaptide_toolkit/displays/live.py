@@ -1,6 +1,6 @@
 """The display of a run on a terminal: one line that changes in place, a bar in the phase's colour.
 
-Each jump and each evaluation prints a permanent line above the bar.
+Each jump (predicted update) and each evaluation prints a permanent line above the bar.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ MULTIPLE = 16
 """Divisor that CUDA's kernel requires of K and N (see `fp8_product`)."""
 
 _SMALLEST = 2.0**-100
-"""If the largest magnitude of a tensor is smaller, all its codes are 0: `largest / extent` would
-overflow."""
+"""If the largest magnitude of a tensor is below this limit, all its fp8 values are 0. Otherwise
+`largest / extent` could overflow."""
 
 
 def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `x` in fp8, rounded to nearest, and the scale, 0-dim float32.
+    """Return two tensors: `x` in fp8, rounded to nearest, and its scale, 0-dim float32.
 
     The fp8 values times the scale are approximately `x`. The largest magnitude of `x` becomes the
     largest number of the fp8 dtype. Zeros stay zeros. If `x` contains inf or NaN, the scale is NaN,

@@ -24,8 +24,8 @@ def int8_slower(device: torch.device) -> str | None:
 def fp8_missing(device: torch.device) -> str | None:
     """Return why torch has no fp8 product on `device`, in one line; None if no reason is known.
 
-    torch's CUDA kernel refuses GPUs without fp8 tensor cores. On other devices torch has a slow
-    product.
+    torch's CUDA kernel raises an error on GPUs without fp8 tensor cores. On other kinds of device
+    torch has a slow fp8 product.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return None

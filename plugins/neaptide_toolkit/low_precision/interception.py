@@ -1,4 +1,4 @@
-"""Pass matrix products with weights to a handler.
+"""Pass matrix products with weights to a handler: a function that computes the product instead.
 
 The products are calls of `F.linear`, and calls of `torch.addmm` in the form that Conv1D uses. Both
 functions are replaced in torch's modules while a handler is active. A mode of `torch.overrides` is
@@ -38,7 +38,8 @@ class Product:
     bias: torch.Tensor | None
     transposed: bool
     compute: Callable[[], torch.Tensor]
-    """Computes the product, `[..., out]`, by the outer handlers; without any, by torch."""
+    """Computes the product, `[..., out]`, with the outer handlers, or with torch if there are none.
+    """
 
     __repr__ = one_line
 
@@ -68,7 +69,7 @@ def intercepting(handler: Handler) -> Iterator[None]:
     """Call `handler` for each product, on all threads; if it returns None, the next handler runs.
 
     A returned tensor must have the shape, dtype and device of torch's product. Handlers nest: the
-    innermost handler runs first, and its call of `product.compute()` runs the outer handlers.
+    innermost handler runs first. If it calls `product.compute()`, the outer handlers run.
     """
     global _handlers, _installed  # noqa: PLW0603 - a process has one torch
 
@@ -124,8 +125,8 @@ def _install() -> _StandIns:
 
 
 def _uninstall(stand_ins: _StandIns) -> None:
-    # Other code may have wrapped our function in the meantime. Then that code still calls our
-    # function, which calls torch.
+    # If other code has wrapped our function in the meantime, torch's attribute is not ours any
+    # more and stays unchanged. The wrapper still calls our function, which calls torch.
     if functional.linear is stand_ins.linear:
         functional.linear = stand_ins.original_linear
     if torch.addmm is stand_ins.addmm:
@@ -159,12 +160,12 @@ def _ask(
 
 
 def not_a_view(result: torch.Tensor) -> torch.Tensor:
-    """Return `result` in a form that an autograd.Function may return and in-place ops may change.
+    """Return `result` as a tensor that is not a view, for use as the result of a Function.
 
-    A product of more than two dimensions is a view of a matrix. torch refuses in-place writes to a
-    view that a Function returned: `ReLU(inplace=True)` would fail.
+    A matrix product of tensors with more than two dimensions is a view of a matrix. torch refuses
+    in-place writes to a view that an `autograd.Function` returned: `ReLU(inplace=True)` would fail.
     """
-    if not result._is_view():  # noqa: SLF001 - torch has no public question
+    if not result._is_view():  # noqa: SLF001 - torch has no public function for this
         return result
     whole: torch.Tensor = torch.ops.aten._unsafe_view(result, result.shape)  # noqa: SLF001 - as reshape does
     return whole

@@ -41,13 +41,15 @@ def choose_weights(
 ) -> Chosen:
     """Choose the 2-D parameters of `model` whose products are to be computed in 8 bits.
 
-    The weights of embeddings are excluded. A head may share such a weight, and the products of a
-    head are the most sensitive to rounding. Also, a part of the weight's gradient comes from the
-    lookup and not from a product. Matrices whose size no 8-bit kernel accepts are excluded, too.
+    The weights of embeddings are excluded for two reasons. An output head may share the weight of
+    an embedding, and the products of a head are the most sensitive to rounding. Also, a part of
+    the gradient of an embedding comes from the lookup and not from a product. Matrices whose size
+    no 8-bit kernel accepts are excluded, too.
 
     Args:
         model: the model with these parameters.
-        include: patterns of qualified names, such as `blocks.*.weight`; at least one must match.
+        include: patterns of qualified names, such as `blocks.*.weight`; a chosen parameter matches
+            at least one pattern.
         exclude: patterns; a parameter that matches any of these patterns is not chosen.
         min_elements: least number of elements of a chosen matrix.
 

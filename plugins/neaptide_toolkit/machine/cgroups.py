@@ -9,7 +9,7 @@ import attrs
 
 ROOT = Path("/")
 _UNLIMITED = 1 << 62
-"""cgroup v1 writes the largest multiple of a page below 2^63 to mean no limit."""
+"""Numbers from here on mean no limit: cgroup v1 writes the largest page multiple below 2^63."""
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ class Mount:
 
 
 def memory(root: Path = ROOT) -> MemoryGroup | None:
-    """Return the tightest memory limit, or None; `root` holds `proc` and `sys`."""
+    """Return the tightest memory limit, or None; `root` is the directory with `proc` and `sys`."""
     limits, rooms = [], []
     for group in _groups(root, "memory"):
         limit, room = _memory_of(group)
@@ -78,7 +78,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
 
 
 def _own_paths(root: Path) -> dict[str, str]:
-    """Return the process's group by v1 controller; the key `""` is the v2 hierarchy."""
+    """Return the path of the process's group for each v1 controller; the key `""` is for v2."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)

@@ -37,7 +37,7 @@ class Processor:
     affinity: int | None
     """Logical CPUs this process may run on."""
     quota: float | None
-    """CPU time per second that the tightest cgroup grants, in CPUs; None without a limit."""
+    """CPU time per second that the tightest cgroup allows, in CPUs; None without a limit."""
 
     @property
     def usable(self) -> float | None:
@@ -60,7 +60,7 @@ class Memory:
     locked_limit: int | None
     """Bytes a process may lock (RLIMIT_MEMLOCK); None without a limit."""
     process_room: int | None = None
-    """Bytes that RLIMIT_DATA and RLIMIT_AS still allow this process; None without these limits."""
+    """Bytes that this process may still allocate under RLIMIT_DATA and RLIMIT_AS; None if unset."""
 
     @property
     def limit(self) -> int | None:
@@ -69,14 +69,14 @@ class Memory:
 
     @property
     def room(self) -> int | None:
-        """Return the bytes this process can still allocate within its and its cgroup's limits."""
+        """Return how many bytes can still be allocated within all memory limits."""
         group = self.group.room if self.group else None
         return _smallest(self.available, group, self.process_room)
 
 
 @attrs.frozen
 class Gpu:
-    """One CUDA (or ROCm) device; `index` is torch's."""
+    """One CUDA (or ROCm) device; `index` is the device index that torch uses."""
 
     index: int
     name: str
@@ -155,7 +155,8 @@ def driver_version(root: Path = cgroups.ROOT) -> str | None:
 def torch_facts(*, initialize: bool = True) -> Torch:
     """Import torch and return facts about it; raise any error of the import.
 
-    GPUs are counted if CUDA is initialized already, or if `initialize` permits to initialize it.
+    GPUs are listed only if CUDA is initialized. If `initialize` is true, this function initializes
+    CUDA.
     """
     import torch  # noqa: PLC0415 - the other facts need no torch
 
@@ -177,8 +178,8 @@ def torch_facts(*, initialize: bool = True) -> Torch:
 def facts() -> dict[str, Any]:
     """Import torch and return the content of a run's machine.json.
 
-    The content names no host, user or path. A run on the CPU does not initialize CUDA, so its file
-    lists no GPUs.
+    The content has no name of a host or user, and no path. A run on the CPU does not initialize
+    CUDA, so the machine.json of such a run lists no GPUs.
     """
     framework = attrs.asdict(torch_facts(initialize=False))
     gpus = framework.pop("gpus")

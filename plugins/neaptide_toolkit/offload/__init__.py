@@ -1,4 +1,4 @@
-"""Host buffers for tensors evicted from the device, and lanes that copy tensors to and from it."""
+"""Host buffers for tensors evicted from the device, and lanes (queues) that copy such tensors."""
 
 from typing import TYPE_CHECKING
 

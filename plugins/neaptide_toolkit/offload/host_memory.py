@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
 PIECE = 4 * 2**30
-"""Largest number of bytes registered in one call, if there are cuts."""
+"""Largest number of bytes that one call registers with CUDA, if the buffer may be divided."""
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of the process."""
 
 
 class Cudart(Protocol):
-    """Functions of `torch.cuda.cudart()`; they return 0, or the code of an error."""
+    """Functions of `torch.cuda.cudart()`. `cudaHost*` functions return 0 or an error code."""
 
     def cudaHostRegister(self, address: int, size: int, flags: int, /) -> Any:  # noqa: N802 - CUDA's name
         """Page-lock a range and register it with the driver."""
@@ -35,23 +35,24 @@ class Cudart(Protocol):
 
 
 class Slab:
-    """A buffer in RAM of exactly `size` bytes; its pages are zero and allocated at the first write.
+    """A buffer in RAM of exactly `size` bytes; a page is zero, and is allocated at its first write.
 
-    torch's own pinned memory rounds up to the next power of two. The memory is freed once the slab
-    is closed or garbage-collected and no tensor uses it any more. Copies to or from a device must
-    have ended by then.
+    By contrast, torch rounds the size of pinned memory up to the next power of two. The memory of
+    a slab is freed when the slab is closed or garbage-collected and no tensor uses the memory. All
+    copies to or from a device must end before the memory is freed.
 
     Args:
         size: in bytes.
         cudart: registers the buffer with CUDA; None leaves it pageable.
-        cuts: offsets where a registered piece may end, such as the borders of blocks. The driver
-            refuses a copy across two pieces. Only multiples of a page count; without cuts the
-            slab is registered in one piece.
-        piece: bytes registered in one call, as far as the cuts permit.
+        cuts: offsets in bytes at which the buffer may be divided into pieces, such as the borders
+            of blocks. Each piece is registered by a separate call, and the driver refuses a copy
+            across two pieces. Offsets that are not multiples of the page size are ignored. Without
+            cuts the slab is registered in one piece.
+        piece: largest number of bytes of a piece; a piece is larger if no cut is inside it.
 
     Attributes:
         flat: uint8 `[size]`, page-aligned.
-        pinned: whether the whole slab is registered. If so, copies are asynchronous.
+        pinned: True if the whole slab is registered. Then copies are asynchronous.
         reason: why registration failed, in one line; None if it did not fail.
     """
 
@@ -83,13 +84,13 @@ class Slab:
     def on_host_of(
         cls, device: torch.device, size: int, *, pin: bool = True, cuts: Iterable[int] = ()
     ) -> Slab:
-        """Return a slab for copies to and from `device`, registered if it is a GPU and `pin`."""
+        """Return a slab for copies to and from `device`; pin it for a GPU if `pin` is true."""
         if device.type != "cuda" or not pin:
             return cls(size)
         slab = cls(size, cudart=torch.cuda.cudart(), cuts=cuts)  # type: ignore[no-untyped-call]  # torch leaves it so
         if slab.reason is not None:
-            # cudaHostRegister leaves its error as the driver's last error, which the next kernel
-            # launch would report; torch clears it when it raises.
+            # The failed cudaHostRegister set the driver's last error. The next kernel launch would
+            # report this error. The launch below makes torch raise and clear the error.
             with suppress(RuntimeError):
                 torch.ones(1, device=device)
         return slab
@@ -129,7 +130,8 @@ class _RegisteredPages(Pages):
                 )
             self._registered += (address + start,)
             start = end
-        # Like CUDA's own host memory: a forked child would copy all pinned pages.
+        # A forked child process would copy all pinned pages. CUDA's own host memory is excluded
+        # from forks, too.
         self.madvise(mmap.MADV_DONTFORK)
         return None
 
@@ -143,18 +145,18 @@ class _RegisteredPages(Pages):
 
 
 def slab_bytes(beyond: Container[object] = ()) -> int:
-    """Return the bytes of all slabs' pages that are mapped now, except those in `beyond`."""
+    """Return the bytes of all slabs that are mapped now, except the slabs in `beyond`."""
     return sum(len(pages) for pages in mapped_slabs() if pages not in beyond)
 
 
 def lies_in_slab(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory is in a slab's pages that are mapped now."""
+    """Return whether a tensor's memory is in a slab that is mapped now."""
     address = tensor.data_ptr()
     return any(pages.address <= address < pages.address + len(pages) for pages in mapped_slabs())
 
 
 def _ends(size: int, cuts: Iterable[int], piece: int) -> Iterator[int]:
-    """Yield the end of each piece: as few pieces of at most `piece` bytes as `cuts` permit."""
+    """Cut at `cuts` into the fewest pieces of at most `piece` bytes; yield each piece's end."""
     start = last = 0
     inside = sorted({cut for cut in cuts if 0 < cut < size and cut % mmap.PAGESIZE == 0})
     for cut in (*inside, size):

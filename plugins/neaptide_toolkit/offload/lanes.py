@@ -1,7 +1,8 @@
-"""Lanes that run copies in parallel with the computation: each is a CUDA stream, or a CPU thread.
+"""Lanes: queues of copies that run in parallel with the computation.
 
-`submit` returns a ticket. Later computation and other copies wait for the ticket on the device; the
-host blocks only if it must read the data. The same code serves both kinds of machine.
+A lane is a CUDA stream or, for CPU tensors, a thread. `submit` returns a ticket, the handle of the
+submitted copy. Later computation and copies can wait for the ticket on the device. The host waits
+only if it must read the data. Callers use the same code for CUDA and CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Ticket(Protocol):
 
 
 class Lane(Protocol):
-    """Runs copies in the order they were submitted."""
+    """Runs copies in the order in which they were submitted."""
 
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
@@ -79,7 +80,7 @@ class _Submitted:
 
 
 class ThreadLane:
-    """A lane for CPU tensors: a single thread runs the copies in the order they were submitted."""
+    """A lane for CPU tensors: one thread runs the copies in the order of their submission."""
 
     def __init__(self, name: str, listener: Listener | None = None) -> None:
         self._name, self._listener = name, listener
@@ -120,7 +121,7 @@ class _Recorded:
         self._event, self._device = event, device
 
     def wait(self) -> None:
-        # The lane's device, which need not be the current device.
+        # Use the lane's device, because the current device may be another device.
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def finish(self) -> None:
@@ -132,7 +133,7 @@ class StreamLane:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as above
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def __repr__(self) -> str:
         return called(self, str(self._device))

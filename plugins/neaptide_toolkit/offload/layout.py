@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Place:
-    """One tensor's place: its dtype, shape and strides, at an offset in bytes."""
+    """One tensor's place in the buffer: the offset in bytes, the dtype, the shape, the strides."""
 
     offset: int
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Place:
 
 @attrs.frozen
 class BufferLayout:
-    """The places of a group, in order, and the size of a buffer that holds them all."""
+    """The places of a group of tensors, in order, and the size of their buffer in bytes."""
 
     places: tuple[Place, ...]
     bytes: int
@@ -59,7 +59,7 @@ class BufferLayout:
         return cls(tuple(places), offset)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return a typed view of `flat` per place; `flat` is uint8 `[n]`, n at least `bytes`."""
+        """Return a typed view of `flat` for each place; `flat` is uint8 `[n]`, n >= `bytes`."""
         return [_view(flat, place) for place in self.places]
 
 

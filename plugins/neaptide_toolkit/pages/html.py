@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .svg import Series
 
 _FOLD = 12
-"""Number of rows from which a table is folded."""
+"""Largest number of rows of a table that is not folded."""
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """Return a whole document around the markup in `body`; style is inline, nothing is loaded."""
+    """Return a whole HTML document with the markup in `body`. The document loads no other file."""
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     style += _palette()
     return (
@@ -38,7 +38,7 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def _palette() -> str:
-    """Return the CSS variables of the phases' colours; charts refer to them by number."""
+    """Return the CSS variables `--c0`, `--c1`, … with the colours of the phases."""
     light = "".join(f" --c{i}: {one.light};" for i, one in enumerate(COLOURS.values()))
     dark = "".join(f" --c{i}: {one.dark};" for i, one in enumerate(COLOURS.values()))
     return (
@@ -60,7 +60,7 @@ def paragraph(text: str, kind: str = "note") -> str:
 
 
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
-    """Return key figures as tiles: each has a name, a value and a qualifying text."""
+    """Return key figures as tiles: each tile has a name, a value and a short note on the value."""
     inside = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)} <small>{escape(more)}</small></dd></div>"
         for name, value, more in figures
@@ -116,7 +116,7 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool)
 
 
-def _right(right: bool) -> str:  # noqa: FBT001 - of a table's own
+def _right(right: bool) -> str:  # noqa: FBT001 - private to tables
     return ' class="n"' if right else ""
 
 
@@ -165,5 +165,5 @@ def command(text: str) -> str:
 
 
 def folded(count: int, noun: str, inside: str) -> str:
-    """Return the markup `inside` as a folded part of the page. The part's title is a count."""
+    """Return the markup `inside` as a folded part of the page, with a title such as `2 jumps`."""
     return f"<details><summary>{escape(counted(count, noun))}</summary>\n{inside}\n</details>"

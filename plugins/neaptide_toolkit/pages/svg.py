@@ -20,7 +20,7 @@ WIDE = 1000
 """Width of the inner drawing in SVG units. The browser stretches the drawing to the page's
 width."""
 _COLOURS = 10
-_RATIO = 100  # largest to smallest value; from this ratio on the scale is logarithmic
+_RATIO = 100  # above this ratio of largest to smallest value the scale is logarithmic
 _SMALLEST = 1e-290  # powers of ten below this are too inexact for a scale
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -33,7 +33,7 @@ _SHAPES = {
 
 @attrs.frozen
 class Axis:
-    """A scale that maps values to a share of the axis, with its ticks."""
+    """A scale with ticks. It maps a value to a share of the axis, from 0 to 1."""
 
     low: float
     high: float
@@ -76,7 +76,7 @@ class Series:
 
 
 def axis(low: float, high: float, *, kind: str = "", count: int = 5) -> Axis:
-    """Return a scale from `low` to `high`, its ends widened to round numbers.
+    """Return a scale that contains `low` and `high` and ends at round numbers.
 
     Args:
         low: the least value.
@@ -129,7 +129,7 @@ def _unit(largest: float, kind: str) -> tuple[float, str]:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return a range that is not empty; if all values are equal, they lie in the middle."""
+    """Return a range that is not empty; if `low` equals `high`, this value is in the middle."""
     if high - low > 1e-9 * max(abs(low), abs(high), _SMALLEST):
         return low, high
     around = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
@@ -174,9 +174,9 @@ def chart(
         series: drawn in this order.
         x: the scale of the steps.
         y: the scale of the values.
-        height: in CSS pixels; the width is that of the page.
+        height: in CSS pixels; the chart is as wide as the page.
         bands: ranges of the x axis as (label, first, last, colour), drawn behind everything else.
-        unusual: steps marked at the upper edge because their value is not finite.
+        unusual: steps whose value is not finite; they are marked at the upper edge.
         describe: a longer description for screen readers.
         unit: unit of the x axis, one short word.
     """

@@ -54,8 +54,8 @@ def name(text: str) -> str:
 def scalar(value: Any) -> Any:
     """Return None, booleans and numbers unchanged; pass text and too large numbers to `clean`.
 
-    `json` reads NaN, Infinity and integers of thousands of digits. No number format accepts such
-    values.
+    `json` reads NaN, Infinity and integers of thousands of digits. Number formats such as `:.4f`
+    do not accept all of these values.
     """
     if value is None or isinstance(value, bool) or _is_number(value):
         return value
@@ -67,7 +67,7 @@ def _is_number(value: Any) -> bool:
 
 
 def safe(value: Any, depth: int = 6) -> Any:
-    """Return a JSON value with every scalar made safe and values nested too deep left out."""
+    """Return a JSON value in which every scalar is safe. Values nested too deep are left out."""
     if isinstance(value, dict):
         return {clean(key): safe(item, depth - 1) for key, item in value.items() if depth}
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def drawable(value: float) -> bool:
 
 
 def aligned(rows: Sequence[Sequence[Any]], *, colour: bool = False) -> str:
-    """Return rows in aligned columns, numbers to the right, with coloured phases if `colour`."""
+    """Return rows in aligned columns, with numbers aligned right; `colour` colours the phases."""
     cells = [[c if isinstance(c, str) else figure(c) for c in row] for row in rows]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -135,11 +135,11 @@ def aligned(rows: Sequence[Sequence[Any]], *, colour: bool = False) -> str:
 
 
 def bold(text: str, *, colour: bool) -> str:
-    """Return `text` in bold if `colour`."""
+    """Return `text`, in bold if `colour` is true."""
     return f"\x1b[1m{text}\x1b[0m" if colour else text
 
 
 def paint(text: str, kind: str, *, colour: bool) -> str:
-    """Return `text` in the colour of a phase or status if `colour`."""
+    """Return `text`, in the colour of the phase or status `kind` if `colour` is true."""
     code = _COLOURS.get(kind)
     return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text

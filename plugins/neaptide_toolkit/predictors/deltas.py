@@ -1,4 +1,7 @@
-"""The sum of the deltas of several jumps, stored compactly until one jump applies the sum."""
+"""The sum of several predicted changes of the weights, stored until one jump applies the sum.
+
+A predicted change is called a delta, and applying it is called a jump.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Deltas:
-    """The sum of the deltas of `count` jumps; together these jumps replace `horizon` updates."""
+    """The sum of `count` deltas for each weight. The sum replaces `horizon` updates."""
 
     storage: Storage
     state: State
@@ -28,15 +31,16 @@ class Deltas:
     horizon: int = 0
 
     def reserve(self, name: str, shape: tuple[int, ...]) -> None:
-        """Allocate the sum of a weight's deltas, again if the weight's shape has changed."""
+        """Allocate the sum of a weight's deltas, unless a sum of this shape and format exists."""
         held = self.sums.get(name)
         if held is None or not held.fits(shape, self.state):
             self.sums[name] = self.storage.zeros(shape, self.state)
 
     def add(self, name: str, delta: torch.Tensor, when: int) -> None:
-        """Add one jump's delta of a weight; in float32 this is a plain sum.
+        """Add one delta of a weight to the weight's sum.
 
-        `when` counts updates; it seeds the rounding, so each sum is rounded differently.
+        A sum in bfloat16 or int8 is rounded stochastically. The seed depends on `when`, the number
+        of updates so far, so each rounding uses other random numbers.
         """
         self.reserve(name, tuple(delta.shape))
         flat = delta.reshape(-1)
@@ -45,7 +49,7 @@ class Deltas:
             self.sums[name].add(start, part, 1.0, seed_of(when, name, "delta", start))
 
     def take(self, window: Window, gains: Sequence[float], horizon: int, when: int) -> None:
-        """Add one jump of `horizon` updates: the sum of the window's rows times `gains`."""
+        """Add one delta that replaces `horizon` updates: the sum of `gains[j] * rows[j]`."""
         for name in window.rows:
             delta = window.combined(name, gains)
             if delta is not None:

@@ -1,4 +1,7 @@
-"""Tensors stored in float32, bfloat16 or int8 on a tier; arithmetic is in float32, by pieces."""
+"""Tensors stored in float32, bfloat16 or int8, on the device or in RAM.
+
+Arithmetic is in float32. It processes a tensor piece by piece.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from .settings import State, WindowTier
 
 GROUP = 256
-"""Elements that share a scale in int8."""
+"""Number of elements that share one scale in int8."""
 PIECE = 1 << 20
 """Number of elements processed at a time. It limits the temporary float32 memory."""
 
@@ -26,30 +29,30 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.in
 
 @attrs.frozen(eq=False)
 class WindowOps:
-    """Operations with the signatures of `neaptide_kernels`."""
+    """Operations on held tensors; each has the signature of an op of `neaptide_kernels`."""
 
     quantize: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    """`quantize_int8`."""
+    """Has the signature of `quantize_int8`."""
     dequantize: Callable[..., torch.Tensor]
-    """`dequantize_int8`."""
+    """Has the signature of `dequantize_int8`."""
     add: Callable[..., None]
-    """`apply_delta`."""
+    """Has the signature of `apply_delta`."""
 
     __repr__ = one_line
 
 
 @attrs.frozen(eq=False)
 class Storage:
-    """The device, format and operations of held tensors."""
+    """The device of held tensors, and the operations on them."""
 
     ops: WindowOps
     device: torch.device
     """The device that holds the tensors."""
     locked_for: torch.device | None = None
-    """If set, memory is page-locked for copies to this device, and the device does the
-    arithmetic."""
+    """If set, memory is page-locked for copies to this device, and the arithmetic runs on this
+    device."""
     pageable: Callable[[str], None] | None = None
-    """Called with the reason, in one line, when memory could not be page-locked."""
+    """Called if memory cannot be page-locked; the argument is the reason, in one line."""
 
     def zeros(self, shape: tuple[int, ...], state: State) -> HeldTensor:
         """Return a held tensor of zeros of `shape`."""
@@ -92,16 +95,16 @@ class Storage:
 
 @attrs.frozen(eq=False)
 class HeldTensor:
-    """One tensor in flattened order; every `start` is a multiple of `GROUP`."""
+    """One stored tensor. Offsets are in flattened order; every `start` is a multiple of `GROUP`."""
 
     storage: Storage
     values: torch.Tensor
-    """The values, or int8 codes; contiguous."""
+    """The values or, in int8, the quantized values; contiguous."""
     scales: torch.Tensor | None
     """float32 `[groups]` for int8, else None."""
 
     def read(self, start: int, stop: int, on: torch.device) -> torch.Tensor:
-        """Return elements as float32 `[stop - start]` on `on`; a view if possible."""
+        """Return elements as float32 `[stop - start]` on the device `on`; a view if possible."""
         part = self.values.view(-1)[start:stop].to(on)
         if self.scales is None:
             return part.float()
@@ -109,7 +112,7 @@ class HeldTensor:
         return self.storage.ops.dequantize(part, scales, None, GROUP, torch.float32)
 
     def write(self, start: int, values: torch.Tensor, seed: int | None) -> None:
-        """Store float32 `[n]` from `start` on; rounding is stochastic unless `seed` is None."""
+        """Store float32 `[n]` at offset `start`; rounding is stochastic unless `seed` is None."""
         stop = start + len(values)
         place = self.values.view(-1)[start:stop]
         if self.scales is not None:
@@ -123,14 +126,14 @@ class HeldTensor:
             place.copy_(values)
 
     def add(self, start: int, values: torch.Tensor, share: float, seed: int) -> None:
-        """Add `share * values`, float32 `[n]`, to the elements from `start` on."""
+        """Add `share * values`, float32 `[n]`, to the `n` elements at offset `start`."""
         total = self.read(start, start + len(values), values.device)
         total.add_(values, alpha=share)
         if total.data_ptr() != self.values.view(-1)[start:].data_ptr():
             self.write(start, total, seed)
 
     def whole(self, on: torch.device) -> torch.Tensor:
-        """Return the whole tensor in float32 on `on`; a view if possible."""
+        """Return the whole tensor in float32 on the device `on`; a view if possible."""
         return self.read(0, self.values.numel(), on).view(self.values.shape)
 
     def clear(self) -> HeldTensor:
@@ -171,7 +174,7 @@ def held_bytes(shape: tuple[int, ...], state: State) -> int:
 def pieces(elements: int) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of each piece. If the last group is shorter, it is a separate piece.
 
-    So all other pieces consist of whole groups, on which operations are faster.
+    So all other pieces consist of whole groups. Operations on whole groups are faster.
     """
     whole = elements - elements % GROUP
     for start in range(0, whole, PIECE):
@@ -181,23 +184,23 @@ def pieces(elements: int) -> Iterator[tuple[int, int]]:
 
 
 def seed_of(*what: object) -> int:
-    """Return a seed for one rounding: equal in a resumed run, different for different arguments.
+    """Return a seed for one rounding: a hash of the arguments, so it is equal in a resumed run.
 
-    It has 32 bits, the limit of torch's CPU generator.
+    The seed has 32 bits, the limit of torch's CPU generator.
     """
     return zlib.crc32("/".join(map(str, what)).encode())
 
 
 def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return int16 `[n]`, uniform over all values, on the device of `like`, `[n]`."""
-    # A generator draws 64 bits almost as fast as 16, and much faster than `counter_random` does.
+    """Return random int16 `[n]`, uniform over all int16 values; `like` sets n and the device."""
+    # A generator draws 64 bits almost as fast as 16 bits, and much faster than `counter_random`.
     generator = torch.Generator(like.device).manual_seed(seed)
     words = torch.empty(-(-len(like) // 4), dtype=torch.int64, device=like.device)
     return words.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(like)]
 
 
 def _cut(values: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return float32 `[n]` that bfloat16 represents exactly, rounded up or down at random."""
+    """Round `values` up or down at random to numbers of bfloat16; return them as float32 `[n]`."""
     bits = values.contiguous().view(torch.int32) + (_noise(values, seed).int() & 0xFFFF)
     return (bits & -0x10000).view(torch.float32)
 
@@ -205,7 +208,8 @@ def _cut(values: torch.Tensor, seed: int) -> torch.Tensor:
 def _dithered(values: torch.Tensor, seed: int) -> torch.Tensor:
     """Return `values` plus noise of up to half an int8 step, so that rounding is stochastic.
 
-    The largest magnitude of a group sets the step and is exactly representable, so it is unchanged.
+    The largest magnitude of a group determines the step. int8 represents this magnitude exactly,
+    so elements of this magnitude get no noise.
     """
     missing = -len(values) % GROUP
     rows = torch.nn.functional.pad(values, (0, missing)) if missing else values

@@ -1,4 +1,7 @@
-"""A line search along a proposal, by forward passes only, starting at the averaged weights."""
+"""A line search along a proposed change of the weights. It needs forward passes only.
+
+The search starts at the averaged weights.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ if TYPE_CHECKING:
 
 FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Multiples of a proposal at which the loss is measured."""
-_FLAT = 1e-9  # least curvature of a parabola, with losses scaled to [0, 1]
+_FLAT = 1e-9  # a parabola of losses scaled to [0, 1] is convex above this curvature
 
 
 @attrs.define(eq=False)
 class LineSearch:
     """Mean losses at `FACTORS` times a proposal, over the batches measured so far.
 
-    The search starts at the averaged weights. At the current weights the noise of the last updates
-    would hide whether the slow movement lowers the loss.
+    The search starts at the averaged weights. At the current weights, the noise of the last updates
+    would hide whether the proposal lowers the loss.
     """
 
     sums: list[float] = attrs.field(factory=lambda: [0.0] * len(FACTORS))
@@ -58,8 +61,9 @@ def along(
 ) -> list[float]:
     """Return the losses of `base + factor * delta` for each of `FACTORS`.
 
-    `base(name)` and `delta(name)` are tensors of the weight's shape, or None for a weight that
-    stays as it is. The weights are restored bitwise, even if `probe` raises.
+    `base(name)` and `delta(name)` are tensors of the weight's shape. If `base(name)` is None, the
+    weight is not changed. If `delta(name)` is None, it counts as zeros. `probe` computes the loss.
+    Afterwards the weights are restored bitwise, even if `probe` raises an error.
     """
     weights = store.snapshot()
     losses = []
@@ -86,9 +90,9 @@ def _place(store: ParameterStore, base: NamedTensor, delta: NamedTensor, factor:
 def lowest(factors: Sequence[float], losses: Sequence[float]) -> float:
     """Return the factor at the minimum of a parabola fitted to the losses by least squares.
 
-    The result lies between 0 and the largest factor with a finite loss. If the parabola is not
-    convex, or fewer than three losses are finite, the result is the factor of the least finite
-    loss, or 0 if no loss is finite.
+    The result is between 0 and the largest factor with a finite loss. If the parabola is not
+    convex, or if fewer than three losses are finite, the result is the factor of the lowest finite
+    loss. If no loss is finite, the result is 0.
     """
     finite = [
         (factor, loss) for factor, loss in zip(factors, losses, strict=True) if math.isfinite(loss)
@@ -112,8 +116,8 @@ def lowest(factors: Sequence[float], losses: Sequence[float]) -> float:
 def _parabola(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return b and c of a + b * x + c * x * x, by the normal equations of least squares.
 
-    It computes in Python floats: torch's solvers round differently from call to call, and a resumed
-    run must equal the uninterrupted one bitwise.
+    The computation uses Python floats, because torch's solvers may round differently in each call.
+    A resumed run must be bitwise equal to an uninterrupted run.
     """
     middle = sum(x for x, _ in points) / len(points)
     height = sum(y for _, y in points) / len(points)

@@ -1,4 +1,4 @@
-"""Settings shared by the predictors that use a window. No torch."""
+"""Settings shared by the predictors that use a window. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ class WindowSettings:
     tier: WindowTier = field(
         "host",
         validator=in_(("device", "host", "pinned")),
-        help="where the samples are kept; `pinned` is page-locked RAM, used from the GPU",
+        help="where the samples are stored; `host` is RAM, `pinned` is page-locked RAM that the "
+        "GPU reads",
     )
     state: State = field(
         "float32",
         validator=in_(("float32", "bfloat16", "int8")),
-        help="format of the samples; below float32 they are differences from the first sample, "
-        "rounded stochastically",
+        help="format of the samples; in bfloat16 and int8 the differences from the first sample "
+        "are stored, rounded stochastically",
     )
     apply_every: int = field(
         1,
         validator=ge(1),
-        help="number of windows whose predicted updates are added to one jump",
+        help="number of windows whose predicted changes are summed and applied as one jump",
     )
     search_batches: int = field(
         0,
         validator=ge(0),
-        help="number of batches, one per update, on which the best length of the jump is searched, "
-        "up to 8 times `scale`, from the average of the window's last quarter; 0: `scale` is used "
-        "unchanged",
+        help="number of batches on which the best length of a jump is searched; the search tries "
+        "lengths from 0 to `8 * scale`; `0`: no search, the length is `scale`",
     )
     rounding: Literal["nearest", "stochastic"] = field(
         "nearest",
         validator=in_(("nearest", "stochastic")),
-        help="rounding of bfloat16 and float16 weights after a jump; with `stochastic` changes "
-        "below half of the last digit are not lost on average",
+        help="rounding when a jump is added to bfloat16 and float16 weights; `nearest` loses "
+        "changes below half of the last digit, `stochastic` keeps them on average",
     )
 
     __repr__ = one_line

@@ -1,4 +1,4 @@
-"""The line search for a window's proposal, spread over the batches after the window."""
+"""The line search for the proposal of a window: one batch per update after the window is full."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class SpreadSearch:
-    """Measures a jump's best length on `batches` batches.
+    """Measures the best length of a jump (the proposed change of the weights) on several batches.
 
-    The jump starts at the mean weights of the window's last quarter.
+    The search starts at the mean weights of the window's last quarter.
     """
 
     batches: int
@@ -34,7 +34,7 @@ class SpreadSearch:
     search: LineSearch = attrs.field(factory=LineSearch)
 
     def open(self, window: Window, storage: Storage, state: State) -> None:
-        """Start a new search for `window`; memory of the last search is reused if it fits."""
+        """Start a new search for `window`; reuse the last search's memory where the size fits."""
         sampled = [span for span in self.store.spans() if span.name in window.rows]
         self.level = Window.open(
             window.plan,
@@ -63,7 +63,7 @@ class SpreadSearch:
         return self.search.batches < self.batches
 
     def measure(self, window: Window, gains: Sequence[float] | None, batch: Any) -> None:
-        """Measure the losses on a batch not yet trained on; all losses are equal without gains."""
+        """Measure the losses on a batch before the training step; if `gains` is None, all are 0."""
         if gains is None or self.level is None:
             self.search.add([0.0] * len(self.search.sums))
             return
@@ -93,7 +93,7 @@ class SpreadSearch:
 
 
 def searching_bytes(shapes: Sequence[tuple[int, ...]], state: State) -> int:
-    """Return the bytes that a search holds for weights of these shapes."""
+    """Return the bytes of the mean weights that a search stores for weights of these shapes."""
     return sum(window_bytes(shape, state, 1) for shape in shapes)
 
 

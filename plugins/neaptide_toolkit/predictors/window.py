@@ -37,10 +37,10 @@ class WindowPlan:
 class Window:
     """For each weight: `rows[j] = sum_i coefficients(i, samples)[j] * w_i`, where i starts at 0.
 
-    If the format has fewer bits than float32, the coefficients of each row must sum to zero or
-    select one sample. Then `w_i - reference` replaces `w_i`, where the reference is the first
-    sample in int8. These differences are small and need few digits. The reference cancels in every
-    sum whose coefficients sum to zero.
+    If the rows are stored in bfloat16 or int8, `w_i - reference` replaces `w_i`. The reference is
+    the first sample, rounded to int8. The differences are small, so they need few digits. In these
+    formats the coefficients of each row must sum to 0 or 1. If they sum to 0, the reference
+    cancels. If they sum to 1, the row is a weighted mean of the samples, minus the reference.
     """
 
     plan: WindowPlan
@@ -70,7 +70,7 @@ class Window:
         began: int,
         before: Window | None = None,
     ) -> Window:
-        """Start a window over `spans`; memory of the window `before` is reused if it fits."""
+        """Start a window over `spans`; reuse the memory of `before` where the size fits."""
         width = len(coefficients(0, plan.samples))
         rows: dict[str, list[HeldTensor]] = {}
         references: dict[str, HeldTensor] = {}
@@ -102,18 +102,18 @@ class Window:
 
     @property
     def samples_next(self) -> bool:
-        """True if the coming update is to be sampled."""
+        """True if the next update is to be sampled."""
         return not self.full and (self.position + 1) % self.plan.every == 0
 
     @property
     def touched(self) -> bool:
-        """True if a weight of the current update has been sampled."""
+        """True if a weight has been sampled in the current update."""
         return bool(self._finite)
 
     def add(self, name: str, weight: torch.Tensor) -> None:
         """Add the sample of one weight after its update, before `advance`.
 
-        A weight that missed an earlier sample is left out until the next window.
+        If an earlier sample of a weight is missing, the weight is left out until the next window.
         """
         index = (self.position + 1) // self.plan.every - 1
         rows = self.rows.get(name)
@@ -152,10 +152,11 @@ class Window:
         return self.counts.get(name, 0) == self.plan.samples
 
     def combined(self, name: str, gains: Sequence[float]) -> torch.Tensor | None:
-        """Return `sum_j gains[j] * rows[j]`, float32 in the weight's shape; None if incomplete.
+        """Return `sum_j gains[j] * rows[j]`, in float32; None if samples are missing.
 
-        With several rows and gains that sum to zero, the first row is subtracted from each: large
-        common values cancel, and float32 keeps the digits of the differences.
+        The result has the weight's shape. If there are several rows and the gains sum to zero, the
+        first row is subtracted from the other rows before the sum. So large values that are common
+        to all rows cancel before float32 rounds the sum.
         """
         if not self.complete(name):
             return None
@@ -173,7 +174,7 @@ class Window:
         return total
 
     def level(self, name: str) -> torch.Tensor | None:
-        """Return the first row plus its reference, a float32 weight; None if incomplete."""
+        """Return the first row plus the reference, in float32; None if samples are missing."""
         if not self.complete(name):
             return None
         row, reference = self.rows[name][0], self.references.get(name)

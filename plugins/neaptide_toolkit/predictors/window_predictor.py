@@ -1,4 +1,4 @@
-"""Base class of predictors that sample updates in a window and propose once the window is full."""
+"""Base class of predictors that propose a jump (a change of the weights) after each full window."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class WindowPredictor(Plugin[S]):
     _searching: SpreadSearch | None = attrs.field(init=False, default=None)
     _updates: int = attrs.field(init=False, default=0)
     _proposed: bool = attrs.field(init=False, default=False)  # proposed, not yet judged
-    _poisoned: bool = attrs.field(init=False, default=False)  # last sample not finite, and logged
-    _pageable: bool = attrs.field(init=False, default=False)  # memory is pageable, and logged
+    _poisoned: bool = attrs.field(init=False, default=False)  # logged that a sample is not finite
+    _pageable: bool = attrs.field(init=False, default=False)  # logged that memory is pageable
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @abstractmethod
@@ -82,7 +82,7 @@ class WindowPredictor(Plugin[S]):
     def predict(self, window: Window, horizon: int, scale: float) -> Gains | None:
         """Return the prediction of a full window, at most `horizon` updates ahead, or None.
 
-        `scale` is the setting's value, times the pace's scale if no search measures the length.
+        `scale` is the setting `scale` times `Pace.scale`. For a search it is the setting alone.
         """
 
     @hookimpl
@@ -103,7 +103,7 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Open the first window after Warmup, and a new one after each judged proposal."""
+        """Open the first window after Warmup, and a new window after each judged proposal."""
         if phase is PREDICT:
             return
         if self._proposed or (self._window is None and phase is not WARMUP):
@@ -204,14 +204,14 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def propose_update(self, horizon: int) -> Update | None:
-        """Propose the prediction of a full window, once per window."""
+        """If the window is full, propose a jump predicted from it. Each window is used once."""
         window, deltas, pace = self._window, self._deltas, self._pace
         if window is None or not window.full:
             return None
         if self._searching is not None and self._searching.pending:
             return None
         again, self._proposed = self._proposed, True  # `again`: the previous step failed
-        # A search measured the longest good jump: the pace may only shorten it.
+        # If a search has measured the best length of the jump, the pace may only shorten the jump.
         pace_scale = pace.scale if self._searching is None else min(1.0, pace.scale)
         scale = self.config.scale * pace_scale
         gains = self._predicted(window, horizon, scale) if scale else None
@@ -247,7 +247,7 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """After Warmup, add the bytes of the window and of the weights that a search copies."""
+        """After Warmup, add the bytes of the window and of the copied weights for a search."""
         tier: Tier = "device" if self.config.tier == "device" else "host"
         held = 0 if phase is WARMUP else self._bytes()
         ledger = ledger.add(self.name, "predictor", tier, held)
@@ -268,7 +268,7 @@ class WindowPredictor(Plugin[S]):
 
     @hookimpl
     def collect_metrics(self) -> dict[str, float]:
-        """Return the window's length, its updates so far, and the number of waiting jumps."""
+        """Return the window's length, its updates so far, and the number of unapplied deltas."""
         window = self._window
         if window is None:
             return {}
@@ -279,7 +279,7 @@ class WindowPredictor(Plugin[S]):
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window, the waiting deltas, and the count of updates."""
+        """Return the window, the unapplied deltas, and the count of updates."""
         return {
             "updates": self._updates,
             "proposed": self._proposed,

@@ -1,9 +1,10 @@
 """The arguments of a block's call, kept so that the call can be repeated exactly.
 
-A tensor returned by an earlier block of the segment is kept as a reference to the block's output.
-The reference needs no memory. Every other tensor is kept detached from its graph. An object that
-the block may change, such as a key-value cache, is copied in structure: the copy shares the
-object's tensors but not its lists.
+A block is a repeated module of the model. A segment is a group of successive blocks that are
+recomputed together. If a tensor is an output of an earlier block of the segment, only a reference
+to the output is kept, which needs no memory. Every other tensor is kept detached from its graph.
+An object that the block may change, such as a key-value cache, is copied in structure: the copy
+shares the object's tensors but not its lists.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class ChangedInPlaceError(RuntimeError):
 
 @attrs.define(eq=False)
 class KeptArgument:
-    """A tensor argument, detached: a graph held here would never be freed."""
+    """A tensor argument, detached: a reference to its graph would keep the graph in memory."""
 
     tensor: torch.Tensor
     requires_grad: bool
     version: int
     copied: bool
-    """True if the kept tensor is a copy made before the call. A copy is made because the block may
-    change its input."""
+    """True if the kept tensor is a copy, made before the call because the block may change its
+    input."""
 
     __repr__ = one_line
 
@@ -64,12 +65,12 @@ class KeptArgument:
         return cls(held, tensor.requires_grad, held._version, copied)
 
     def share(self, tensor: torch.Tensor) -> None:
-        """Replace the copy by `tensor`, the original: the call did not change it."""
+        """Replace the copy by the original `tensor`, because the call did not change `tensor`."""
         self.tensor, self.copied = tensor.detach(), False
         self.version = self.tensor._version
 
     def leaf(self) -> torch.Tensor:
-        """Return the passed values as a leaf of a new graph."""
+        """Return the values of the argument as a leaf of a new graph."""
         if self.tensor._version != self.version:
             msg = "an input was changed in place between its forward and backward"
             raise ChangedInPlaceError(msg)
@@ -78,13 +79,13 @@ class KeptArgument:
     def again(self) -> torch.Tensor:
         """Return the tensor to pass to the repeated call."""
         tensor = self.leaf()
-        # A leaf that requires grad must not be changed in place; its clone may.
+        # A leaf that requires grad must not be changed in place; a clone of the leaf may.
         return tensor.clone() if self.copied else tensor
 
 
 @attrs.frozen
 class Output:
-    """Reference to leaf number `leaf` of the result of call number `call` in the segment."""
+    """Reference to one tensor: leaf number `leaf` of the output of call `call` in the segment."""
 
     call: int
     leaf: int
@@ -112,12 +113,12 @@ class Arguments:
 
     @property
     def changed(self) -> bool:
-        """True if the call has changed one of its tensors in place so far."""
+        """True if the call has changed one of its tensor arguments in place so far."""
         return any(tensor._version != version for tensor, version, _ in self.passed)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes kept; valid until `settle`."""
+        """Bytes of the kept tensors; valid until `settle`."""
         return sum(
             kept.tensor.nbytes for _, _, kept in self.passed if isinstance(kept, KeptArgument)
         )
@@ -135,9 +136,10 @@ class Arguments:
     def again(
         self, outputs: list[list[Any]], memo: dict[int, torch.Tensor] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return args and kwargs for the repeated call, given the outputs so far.
+        """Return args and kwargs for the repeated call.
 
-        `memo` maps `id(kept)` to a tensor that replaces the kept one.
+        `outputs` has the flat outputs of the repeated calls so far. `memo` maps the `id` of a
+        `KeptArgument` to the tensor that is passed in its place.
         """
         revive = partial(_revived, outputs=outputs, memo={} if memo is None else memo)
         args, kwargs = tree_unflatten([revive(leaf) for leaf in self.leaves], self.spec)
@@ -145,7 +147,7 @@ class Arguments:
 
 
 def _revived(leaf: Any, outputs: list[list[Any]], memo: dict[int, Any]) -> Any:
-    # Not a closure: a recursive one is a reference cycle, which keeps its tensors alive.
+    # Not a closure: a recursive closure is a reference cycle, which keeps its tensors alive.
     if isinstance(leaf, KeptArgument):
         if id(leaf) not in memo:
             memo[id(leaf)] = leaf.again()
@@ -160,9 +162,10 @@ def _revived(leaf: Any, outputs: list[list[Any]], memo: dict[int, Any]) -> Any:
 def record(
     args: tuple[Any, ...], kwargs: dict[str, Any], origin: Any, *, copied: bool
 ) -> tuple[Arguments, bool]:
-    """Return a call's arguments, and whether any of these is an object that the block may change.
+    """Return a call's arguments, and True if one of them is an object that the block may change.
 
-    `origin(tensor)` returns the tensor's Output, or None; `copied` keeps copies of tensors.
+    `origin(tensor)` returns the tensor's `Output`, or None. If `copied`, copies of tensors are
+    kept.
     """
     flat, spec = tree_flatten((args, kwargs))
     arguments = Arguments([], spec)

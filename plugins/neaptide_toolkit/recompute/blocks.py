@@ -19,12 +19,13 @@ def find_blocks(
 ) -> list[tuple[str, nn.Module]]:
     """Return the model's blocks in order, as (qualified name, module).
 
-    Without a `pattern`, the blocks are the children of ModuleLists and Sequentials. Such a
-    container must have at least two children of the same class that have parameters. If containers
-    are nested, only the outermost counts. A module without a forward, such as a ModuleList in a
-    ModuleList, is replaced by its children. With a `pattern`, the blocks are the modules whose
-    whole qualified name matches; `*` matches within one name. ValueError if a pattern matches
-    nothing, or a module without a forward.
+    Without a `pattern`, the blocks are children of ModuleLists and Sequentials. A child is a block
+    if at least two children of its class have parameters. If containers with blocks are nested,
+    only the outermost container is searched. A module without a forward, such as a
+    ModuleList in a ModuleList, is replaced by its children. With a `pattern`, the blocks are the
+    modules whose whole qualified name matches; `*` does not match a dot. Blocks that match a
+    pattern in `exclude` are left out. Raises ValueError if a pattern matches nothing, or if
+    `pattern` matches a module without a forward.
     """
     named = [(name, module) for name, module in model.named_modules() if name]
     if pattern is None:

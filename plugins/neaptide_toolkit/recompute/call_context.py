@@ -1,4 +1,4 @@
-"""A forward's inputs besides its arguments: buffers, random state, autocast."""
+"""The inputs of a forward that are not arguments: buffers, random state, autocast."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Buffers:
     __repr__ = one_line
 
     def before(self) -> BuffersBefore:
-        """Copy the buffers that the coming call may change.
+        """Copy the buffers that the next call may change.
 
-        Before the first call these are all buffers. Before later calls these are the small buffers,
-        and the large buffers that an earlier call changed.
+        Before the first call all buffers are copied. Before a later call only two groups are
+        copied: the small buffers, and those large buffers that the first call changed.
         """
         entries = []
         for owner in self.module.modules():
@@ -68,8 +68,9 @@ class BuffersBefore:
     def settle(self, block: str) -> None:
         """After the call, free the copies of those large buffers that the call did not change.
 
-        torch's batch norm writes its statistics without raising the buffers' version. So small
-        buffers are always copied, and large ones are compared by value after the first call.
+        torch's batch norm changes its statistics without a new version number of the buffers. So
+        small buffers are always copied, and large buffers are compared by value after the first
+        call.
         """
         for entry in self.entries:
             now = entry.owner._buffers[entry.name]
@@ -127,13 +128,13 @@ class CallContext:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Set the recorded state while the context is open; afterwards set back the old state."""
+        """Set the recorded state inside the context; at its end, restore the previous state."""
         now = CallContext.now(self.buffers)
         with ExitStack() as stack:
             stack.callback(now.set_random)
             stack.enter_context(self.buffers.swapped_in())
             for kind, enabled, dtype in self.autocast:
-                # Without autocast's cache: it would hold casts of weights beyond this replay.
+                # Without autocast's cache: the cache would keep cast weights after this context.
                 stack.enter_context(
                     torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False)
                 )

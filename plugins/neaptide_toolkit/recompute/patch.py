@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Patch:
-    """Replaces `module.forward` from `apply` until `remove`.
+    """Replaces `module.forward` from the call of `apply` until the call of `remove`.
 
-    A deep copy of the patched module runs the forward of the module's class. If the module was
-    compiled in place (`module.compile()`), the replacement calls the compiled module.
+    A deep copy of the patched module is not patched: it runs the forward of the module's class. If
+    the module was compiled in place (`module.compile()`), `forward` runs the compiled module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -30,7 +30,7 @@ class Patch:
         return called(self, brief(self.module), brief(self._call))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's original forward; the compiled one if the module was compiled."""
+        """Call the module's original forward, or the compiled module if there is one."""
         if self._compiled is None:
             return self._own(*args, **kwargs)
         self._put_back()  # compilation of the module's call needs the module's own forward

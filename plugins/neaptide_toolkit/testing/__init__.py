@@ -1,4 +1,4 @@
-"""Checks for the contract that every plugin must keep. The tests of any plugin can run them.
+"""Checks of the contract that every plugin must keep. The tests of any plugin can run the checks.
 
 from neaptide_toolkit.testing import check_plugin
 

@@ -1,4 +1,4 @@
-"""Count the memory that torch's CPU allocator allocates, for any object."""
+"""Count the memory that torch's CPU allocator allocates, whichever object uses it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class _Event(NamedTuple):
 
 @attrs.define(eq=False)
 class Allocations:
-    """Allocations, frees and marks in their order.
+    """Allocations, frees and marks, in order of time.
 
-    The calling thread and autograd's threads are counted, other threads are not. Memory allocated
-    before the count began is not counted, and neither is its release.
+    The calling thread and autograd's threads are counted; other threads are not. Memory that was
+    allocated before the count began is not counted, even when it is freed.
     """
 
     _events: list[_Event] = attrs.field(factory=list)
 
     @staticmethod
     def mark(name: str) -> None:
-        """Set a mark at this moment; several marks may share a name."""
+        """Set a mark at this moment; several marks may have the same name."""
         with record_function(_MARK + name):
             pass
 
     def at_marks(self) -> dict[str, list[int]]:
-        """Return the bytes held at each mark, by name; valid after the count has ended."""
+        """Return the bytes held at each mark, by name. Call it after `counted` has ended."""
         marks: dict[str, list[int]] = {}
         for event, held in self._followed():
             if event.mark:
@@ -48,7 +48,7 @@ class Allocations:
         return marks
 
     def peaks_after_marks(self) -> dict[str, int]:
-        """Return, for each mark, the most bytes held between that mark and the next one."""
+        """Return, by name, the most bytes held between a mark of this name and the next mark."""
         peaks: dict[str, int] = {}
         name = ""
         for event, held in self._followed():
@@ -58,7 +58,7 @@ class Allocations:
         return peaks
 
     def peak(self) -> int:
-        """Return the most bytes held at once; valid after the count has ended."""
+        """Return the most bytes held at once. Call it after `counted` has ended."""
         return max((held for _, held in self._followed()), default=0)
 
     def _followed(self) -> Iterator[tuple[_Event, int]]:
@@ -75,7 +75,7 @@ class Allocations:
 
 @contextmanager
 def counted() -> Iterator[Allocations]:
-    """Count until the context ends; only then are the results valid.
+    """Count allocated bytes until the context ends. The results are valid after the end.
 
     No other torch profiler may run at the same time.
     """

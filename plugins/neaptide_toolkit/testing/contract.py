@@ -1,4 +1,4 @@
-"""The laws for plugins, each checked by real training on a tiny task."""
+"""The laws: the rules that every plugin must keep. Most are checked by training on a tiny task."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def check_plugin(
 
     Args:
         plugin: an installed plugin's name, or a manifest.
-        settings: the plugin's settings, if its defaults have no effect on a tiny model.
+        settings: settings of the plugin, if the default settings have no effect on a tiny model.
         beside: plugins that `plugin` requires.
-        laws: names from `LAWS`; by default all of them.
+        laws: names from `LAWS`; by default all laws.
 
     Raises:
         ContractError: names the first broken law. If an exception was raised during the check,
-            it is the error's `__cause__`. KeyboardInterrupt passes through.
+            the `__cause__` of the ContractError is this exception. A KeyboardInterrupt is not
+            converted.
         ValueError: no such plugin is installed, or there is no such law.
     """
     chosen = list(laws or LAWS)
@@ -75,7 +76,7 @@ def _manifest(name: str) -> PluginSpec:
 
 
 def detach_leaves_no_trace(subject: Subject) -> None:
-    """After the run, the model's modules have the attributes, hooks and forwards from before it."""
+    """After the run, the model's modules have the same attributes and hooks as before the run."""
     task = tiny_task(steps=8)
     subject.attempt.tries("train 8 steps, close the run and look for traces in the model")
     before = _traces(task.model)
@@ -97,7 +98,7 @@ def detach_leaves_no_trace(subject: Subject) -> None:
 
 
 def resume_is_exact(subject: Subject) -> None:
-    """A run saved at any step and loaded into a new run ends with the same digest."""
+    """A run that continues from a checkpoint ends with the same digest as an uninterrupted run."""
     attempt = subject.attempt
     attempt.tries(f"train {STEPS} steps without a break")
     expected = _run(subject).digest
@@ -125,14 +126,16 @@ def resume_is_exact(subject: Subject) -> None:
 
 
 def numerics_are_as_declared(subject: Subject) -> None:
-    """Weights and buffers match a run without the plugin, bitwise or within `rtol`.
+    """The plugin changes weights and buffers at most as much as its manifest declares.
 
-    The plugin's manifest declares whether the match is bitwise or within `rtol`.
+    They are compared with a run without the plugin. The manifest declares that they are bitwise
+    equal (`exact`), equal within `rtol` (`tolerance`), or different (`changes-training`).
     """
     spec = subject.spec
     if spec.numerics == "changes-training":
         return
-    # A plugin with numerics "tolerance" may split batches: then no module may mix samples.
+    # A plugin with numerics "tolerance" may split batches. So the model of the task must not have
+    # modules that mix samples, such as batch norm.
     coupled = spec.numerics == "exact"
     without = attrs.evolve(subject, spec=STEADY_PREDICTOR, settings={}, beside=())
     subject.attempt.tries(f"train {STEPS} steps without the plugin")
@@ -161,7 +164,10 @@ def numerics_are_as_declared(subject: Subject) -> None:
 
 
 def works_on_loans_alone(subject: Subject) -> None:
-    """With HostileStore, whose weights are NaN outside their loans, results stay bitwise equal."""
+    """With HostileStore, the results are bitwise equal to the results with the default store.
+
+    HostileStore hides the weights outside `store.loan`.
+    """
     if "param.storage" in subject.spec.claims:
         return
     loans = (
@@ -251,7 +257,11 @@ def _shape(result: _SubjectRun, name: str) -> torch.Size | None:
 
 
 def _traces(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return each module's class and attributes; for a dict, such as hooks, its length."""
+    """Return each module's class and attributes.
+
+    For an attribute that is a dict, such as hooks, the value is the dict's length. For every other
+    attribute the value is True.
+    """
     return {
         name: {
             "its class": type(module),
@@ -267,7 +277,7 @@ def _traces(model: nn.Module) -> dict[str, dict[str, Any]]:
 def _differences(
     before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> Iterable[str]:
-    """Yield the differences between two traces of a module; a missing module has None."""
+    """Yield the differences between two traces of a module; None stands for a missing module."""
     if before is None or after is None:
         yield "new" if before is None else "gone"
         return

@@ -1,4 +1,4 @@
-"""The laws for `estimate_memory`: its bytes must match held tensors and allocated bytes."""
+"""The laws (rules) for `estimate_memory`: estimates must match the bytes held and allocated."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.05
 FLOOR = 8 << 10
-"""Tolerated bytes: counters of a few bytes per parameter, and slabs' rounding to 256."""
+"""Bytes of difference that are always allowed: counters of a few bytes per parameter, and the
+rounding to 256 bytes in slabs (host buffers)."""
 
 
 def estimate_is_measured(subject: Subject) -> None:
-    """The bytes stated for the time between steps match the plugin's tensors, within 5 %."""
+    """The bytes that the plugin states for the time between steps match its tensors, within 5 %."""
     task = tiny_task()
     subject.attempt.tries(
         f"train {STEPS} steps, and after each step sum the tensors that the plugin holds"
@@ -51,10 +52,10 @@ def estimate_is_measured(subject: Subject) -> None:
 
 
 def estimate_is_allocated(subject: Subject) -> None:
-    """The bytes that the estimate adds and moves match the allocators' counts in each phase.
+    """In each phase, the bytes that the plugin's estimate adds or moves match the allocated bytes.
 
     The law compares two runs, with and without the plugin. The difference in allocated bytes must
-    equal the difference in the ledgers, within 5 % and a few KiB.
+    equal the difference in the ledgers (the memory estimates), within 5 % and a few KiB.
     """
     subject.attempt.tries(
         "train with and without the plugin, and count the bytes of torch's allocators"
@@ -77,7 +78,8 @@ def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_sl
     if own.device.type == "cuda":
         pairs = {"on the device": (device, cuda), "on the host": (host, cpu + slabs)}
     else:
-        # On a CPU one allocator serves both tiers; only slabs certainly belong to the host.
+        # On a CPU one allocator serves both tiers (device and host). Only the bytes of slabs
+        # certainly belong to the host.
         pairs = {"on device and host": (device + host, cpu + slabs)}
         if with_slabs:
             outside = own.outside_slabs(key) - plain.outside_slabs(key)
@@ -96,7 +98,7 @@ def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_sl
 
 @functools.cache
 def _plain(dtype: torch.dtype) -> Observed:
-    """Return the counts of a run without plugins while `dtype` is torch's default."""
+    """Return the bytes of a run without the plugin; `dtype` must be torch's default dtype."""
     del dtype  # only a key of the cache: torch's default dtype is already set to it
     return observed(Subject(STEADY_PREDICTOR, {}, ()))
 

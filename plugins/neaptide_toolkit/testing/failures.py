@@ -1,4 +1,7 @@
-"""The error for a broken law: the attempted action, the result, the remedy and the page to read."""
+"""The error for a broken law (a rule of the contract for plugins and providers).
+
+The error states the attempted action, the result, the remedy and the page to read.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 PAGE = "docs/testing-plugins.md"
-"""The page with a section for each law, whose anchor is the law's name."""
+"""A page with a section for each law. The anchor of a section is the law's name."""
 
 
 class ContractError(AssertionError):
-    """A plugin or a provider breaks a law. An error raised by the run is the `__cause__`.
+    """A plugin or a provider breaks a law. The `__cause__` is the run's error, if any.
 
     Args:
         subject: the plugin or provider, such as `"plugin 'ema'"`.
         law: the law's name.
-        tried: the law's current action, such as `"train 8 steps"`.
-        came: the result; for an error of the run: the error's type and text, and the plugin's hook.
+        tried: what the law did when it failed, such as `"train 8 steps"`.
+        came: the result. If the run raised an error: its type, its text and the plugin's hook.
         change: the remedy.
     """
 
@@ -52,7 +55,7 @@ class ContractError(AssertionError):
 
 
 class _BrokenError(Exception):
-    """The result does not meet the law."""
+    """The result does not satisfy the law."""
 
     def __init__(self, came: str, change: str) -> None:
         super().__init__(came, change)
@@ -67,7 +70,7 @@ def require(holds: bool, came: str, change: str) -> None:  # noqa: FBT001 - read
 
 @attrs.define
 class Attempt:
-    """A law's current action, and the default remedy if it fails."""
+    """What a law (a check of a plugin or provider) is doing now, and the advice if this fails."""
 
     tried: str = "begin"
     change: str = ""
@@ -88,12 +91,12 @@ class Attempt:
 def told_as(
     law: str, subject: str, attempt: Attempt, own: str = "", beside: Collection[str] = ()
 ) -> Iterator[None]:
-    """Convert every exception raised inside, except KeyboardInterrupt, to a ContractError of `law`.
+    """Convert exceptions in the context, except KeyboardInterrupt, to a ContractError of `law`.
 
     Args:
         law: the law's name.
-        subject: the checked plugin or provider, for the text.
-        attempt: the law's current action; the law updates it.
+        subject: the checked plugin or provider, for the text of the error.
+        attempt: what the law is doing now. The law updates this object.
         own: the checked plugin's name.
         beside: the names of the other enabled plugins.
     """
@@ -110,14 +113,14 @@ def told_as(
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first error of a group. When a run ends, it groups the errors of its plugins."""
+    """Return the first error of a group. At its end, a run groups the errors of its plugins."""
     while isinstance(error, BaseExceptionGroup) and _where(error) is None:
         error = error.exceptions[0]
     return error
 
 
 def _where(error: BaseException | None) -> re.Match[str] | None:
-    """Find the core's note on the error or on one of its causes. The note names plugin and hook."""
+    """Find the note in which the core names plugin and hook, on the error or one of its causes."""
     while error is not None:
         notes = getattr(error, "__notes__", ())
         found = _RAISED_BY.search(" ".join(note for note in notes if isinstance(note, str)))
@@ -128,7 +131,7 @@ def _where(error: BaseException | None) -> re.Match[str] | None:
 
 
 _ALLOCATOR = "DefaultCPUAllocator: can't allocate"
-"""The text of torch's error for lack of memory on a CPU. This error has no special class."""
+"""Text in torch's error for lack of memory on a CPU. torch has no special class for this error."""
 _RAISED_BY = re.compile(
     r"raised by plugin '[^']*' (?:in hook '(?P<hook>\w+)'|while it was created)"
 )
@@ -149,7 +152,7 @@ def _came(error: BaseException) -> str:
 
 def _change(error: BaseException, own: str, beside: Collection[str]) -> str:
     """Return the remedy for the plugin and hook that raised the error; empty if unknown."""
-    # `said` instead of str: another package's error may raise in its __str__.
+    # `said` instead of str: the `__str__` of another package's error may raise an error.
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _ALLOCATOR in said(error):
         return "take less memory, or free some and check again"
     guilty, where = culprit(error), _where(error)

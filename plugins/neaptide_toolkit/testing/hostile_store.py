@@ -1,4 +1,4 @@
-"""A parameter store for tests, whose weights are unusable without a loan."""
+"""A parameter store for tests. Its weights are unusable outside `with store.loan(…)`: a loan."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _TIERS: tuple[Tier, ...] = ("host", "device")
 class HostileStore(ParameterStore):
     """A store whose weights, gradients and optimizer tensors are NaN outside loans and `compute()`.
 
-    A loan is a copy that becomes NaN when the loan ends. Spans are listed in reverse order, on
-    alternating tiers. If a plugin's results are bitwise equal to those with the resident store, the
-    plugin works with any store.
+    A loan gives a copy, which becomes NaN when the loan ends. The spans (the records of the
+    parameters) are in reverse order, and their tiers alternate between `host` and `device`. If a
+    plugin's results are bitwise equal to its results with the default store, the plugin works with
+    any store.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -41,7 +42,7 @@ class HostileStore(ParameterStore):
         self._hide()
 
     def spans(self) -> list[Span]:
-        """Return the spans in reverse order, on alternating tiers."""
+        """Return the spans in reverse order; their tiers alternate between `host` and `device`."""
         return [
             attrs.evolve(span, tier=tier)
             for span, tier in zip(reversed(self._inner.spans()), cycle(_TIERS), strict=False)
@@ -97,7 +98,7 @@ class HostileStore(ParameterStore):
                 _poison(copy)
 
     def has_gradient(self, span: Span) -> bool:
-        """Return whether the parameter has a gradient, whether hidden or visible."""
+        """Return whether the parameter has a gradient, hidden or not."""
         return self._inner.has_gradient(span)
 
     def zero_gradients(self) -> None:
@@ -148,7 +149,7 @@ class HostileStore(ParameterStore):
                 and tensor.numel()
                 and tensor.data_ptr() not in self._hidden
             ):
-                # Through .data, so that autograd's version counters do not change; a real store
+                # `.data` is used so that autograd's version counters do not change. A real store
                 # does the same when it fetches weights for the backward.
                 self._hidden[tensor.data_ptr()] = (tensor.data, tensor.data.clone())
                 _poison(tensor.data)
@@ -174,7 +175,7 @@ class HostileStorePlugin(Plugin[NoConfig]):
     def provide_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> ParameterStore:
-        """Return the store. From now on every tensor is NaN outside its loan."""
+        """Return the store. From now on every tensor is NaN outside a loan of the tensor."""
         self._store = HostileStore(model, optimizer)
         return self._store
 

@@ -26,17 +26,18 @@ class LyingConfig:
     lie: str = field(
         "random",
         validator=in_(LIES),
-        help="`random` directions, four times the last movement (`exaggerated`), back to the "
-        "run's first weights (`stale`), deltas that are `nan`, `infinite` or `misshapen`",
+        help="kind of the proposed delta (change of a weight): `random` direction; `exaggerated`: "
+        "four times the last movement; `stale`: back to the weights at the first proposal; `nan`; "
+        "`infinite`; `misshapen`",
     )
-    size: float = field(0.03, help="norm of a random delta, as a share of its weight's norm")
+    size: float = field(0.03, help="norm of a random delta, as a share of the norm of the weight")
 
 
 @attrs.define(eq=False)
 class LyingPredictor(Plugin[LyingConfig]):
     """A predictor that makes a bad proposal at every Predict step.
 
-    It stores two copies of the weights. Checkpoints do not contain these copies.
+    The plugin stores two copies of the weights. Checkpoints do not contain these copies.
     """
 
     _first: Snapshot | None = attrs.field(init=False, default=None)

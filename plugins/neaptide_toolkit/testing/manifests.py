@@ -1,4 +1,4 @@
-"""The laws for a plugin's manifest and settings. To check these laws, no run is needed."""
+"""The laws (rules) for a plugin's manifest and settings. Their check needs no run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def manifest_is_light(subject: Subject) -> None:
 
 
 def config_round_trips(subject: Subject) -> None:
-    """The plugin's settings survive every file format bit for bit.
+    """The plugin's settings are equal after writing and reading, in every file format.
 
     Each setting has a default and a help text.
     """

@@ -1,4 +1,4 @@
-"""Run a plugin and count held bytes, by allocator, at marked moments of each phase."""
+"""Run a plugin and count the bytes held at marked moments of each phase, for each allocator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = 22
 
 @attrs.frozen
 class HeldBytes:
-    """Bytes held at one moment, minus the bytes held before the run, by allocator."""
+    """Bytes held at one moment, minus the bytes held before the run, for each allocator."""
 
     cpu: int
     cuda: int
@@ -45,9 +45,10 @@ class HeldBytes:
 
 @attrs.frozen(eq=False)
 class Observed:
-    """The bytes that a run used, and the bytes that the run's ledgers state.
+    """The bytes that a run used, and the bytes that its ledgers (memory estimates) state.
 
-    Each figure is the maximum at one moment, from the last time that the run was in the phase.
+    If the run entered a phase several times, the figures are from the last time. If a moment was
+    marked several times in that phase, the figure is the maximum.
     """
 
     device: torch.device
@@ -63,7 +64,7 @@ class Observed:
         return ledger.total(tier="device", moment=moment), ledger.total(tier="host", moment=moment)
 
     def outside_slabs(self, key: tuple[str, Moment]) -> int:
-        """Return the bytes on the host of a CPU run that no slab holds."""
+        """Return the host bytes of a CPU run that are not in a slab (a host buffer)."""
         phase, moment = key
         state = self.ledgers[phase].total(tier="host", moment=moment, kind="optimizer.state")
         return min(self.beside_weights, state)
@@ -90,7 +91,7 @@ def observed(subject: Subject) -> Observed:
             for batch in task.batches[:STEPS]:
                 result = trainer.step(batch)
                 trainer.evaluate(task.batches[STEPS : STEPS + 1])
-                # Keep the ledger of now: the bytes that a plugin holds may grow later.
+                # Keep the current ledger, because the bytes that a plugin holds may grow later.
                 phases = [result.phase.name, *([PREDICT.name] if result.jump else [])]
                 ledgers.update((phase, trainer.estimate_memory(phase)) for phase in phases)
             beside = _state_beside_weights(trainer.store, task.model)
@@ -135,9 +136,10 @@ def _state_beside_weights(store: ParameterStore, model: nn.Module) -> int:
 
 @attrs.define(eq=False)
 class Marks(Plugin[NoConfig]):
-    """Calls `mark` inside every other plugin, just before the core's own part.
+    """Calls `mark` just before the core runs a forward, an update or an evaluation.
 
-    A mark's name states the phase, the moment, and how often the run has entered the phase.
+    At this moment the hooks of all other plugins have already begun. A mark's name states the
+    phase, the moment, and how many phases the run has entered so far.
     """
 
     mark: Callable[[str], None] = attrs.field(init=False, default=lambda _: None)
@@ -147,7 +149,7 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def on_run_start(self, store: ParameterStore) -> None:
-        """Make each update set a second mark when the optimizer starts, after a store's fetches."""
+        """In each update, set another mark when the optimizer starts, after the store's fetches."""
 
         def begins(*_: Any) -> None:
             assert self._phase is not None, "updates are made in a phase"
@@ -163,13 +165,13 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
-        """Count how often the run has entered the phase."""
+        """Count the phases that the run has entered so far."""
         self._stays += 1
         self._phase = phase
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Mark training forwards and probes."""
+        """Mark training forwards, and the probes (forwards that measure a loss)."""
 
         def forward(
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
@@ -182,7 +184,7 @@ class Marks(Plugin[NoConfig]):
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Mark updates, at which gradients exist."""
+        """Mark updates. Gradients exist at this moment."""
         return self._marking("update")
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""The law for a provider of an op, checked on the op's own samples."""
+"""The law (rule) for a provider (an implementation of an op), checked on the op's samples."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ def check_provider(provider: Provider, device: str | torch.device = "cpu") -> in
     """Check a provider against its op's reference; the provider need not be registered.
 
     The check runs every sample that the provider supports, contiguous and strided, in every
-    config. Results must be within the op's tolerances and share no memory with the arguments; only
-    arguments that the op mutates may be written; a deterministic op must return equal bits twice.
+    config. Results must be within the op's tolerances, and must share no memory with the arguments.
+    Only arguments that the op mutates may be written. If the op is deterministic, two calls must
+    return equal bits.
 
     Returns:
         The number of samples that the provider supports.
 
     Raises:
-        ContractError: names the sample and the fault, or states that no sample is supported. An
-            exception of the provider is its cause; KeyboardInterrupt passes through.
+        ContractError: names the sample and the fault, or states that no sample is supported. If the
+            provider raised an exception, the `__cause__` of the ContractError is this exception.
+            A KeyboardInterrupt is not converted.
     """
     attempt = Attempt()
     with told_as(PROVIDER_LAW, f"provider {provider.name!r} of {provider.op!r}", attempt):

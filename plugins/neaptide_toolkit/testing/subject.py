@@ -32,12 +32,12 @@ class Subject:
     settings: Mapping[str, Any]
     beside: tuple[str | PluginSpec, ...]
     may_fail: bool = False
-    """True if a run continues after an observer fails; otherwise its error ends the run."""
+    """True if the run continues after the plugin fails as an observer; otherwise the run ends."""
     attempt: Attempt = attrs.field(factory=Attempt)
-    """The current action of the law."""
+    """What the law (the check that runs) is doing now, and the advice if this fails."""
 
     def plugins(self, *more: PluginSpec) -> list[str | PluginSpec]:
-        """Return the plugins to enable; if none of them predicts, a predictor is added."""
+        """Return the plugins to enable; if none of them is a predictor, a predictor is added."""
         claims = self.spec.claims | {
             claim
             for other in self.beside

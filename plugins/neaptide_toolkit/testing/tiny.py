@@ -1,4 +1,4 @@
-"""A small task that is hard for plugins: dropout, batch norm, tied and frozen parameters."""
+"""A small task that is difficult for plugins: dropout, batch norm, tied and frozen parameters."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def tiny_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> Loss:
 
 @attrs.frozen(eq=False)
 class TinyTask:
-    """A model, its optimizer and its batches; equal seeds give equal tasks."""
+    """A model, its optimizer and its batches. `tiny_task` returns equal tasks for equal seeds."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer

@@ -1,5 +1,6 @@
 """Convert losses to backward passes: budget curves, multipliers and their intervals.
 
+A budget is the number of backward passes of a run. A side is one of the compared configurations.
 All functions are pure.
 """
 
@@ -30,7 +31,7 @@ class Worth:
     """
 
     mean: float
-    """The mean multiplier; nan if the mean loss lies outside the baseline's curve."""
+    """The mean multiplier; nan if the mean loss is outside the baseline's curve."""
     low: float | None
     """Lower end of the interval: 0 if the curve gives no lower bound, None for a single seed, which
     has no spread."""
@@ -63,9 +64,9 @@ class Worth:
 class BudgetCurve:
     """The final loss as a function of the budget. A point is a whole run with its own schedule.
 
-    Between two budgets the loss is linear in the logarithm of the budget. Noise can make a longer
-    run look worse, so neighbours are pooled until the losses are non-increasing (isotonic
-    regression by pool-adjacent-violators, Barlow et al. 1972).
+    Between two budgets the loss is linear in the logarithm of the budget. Because of noise,
+    a longer run can have a higher loss. So neighbouring points are averaged until the losses are
+    non-increasing (isotonic regression by pool-adjacent-violators, Barlow et al. 1972).
     """
 
     budgets: tuple[float, ...]
@@ -74,7 +75,7 @@ class BudgetCurve:
     """The validation loss at each budget, non-increasing."""
 
     def at(self, budget: float) -> float | None:
-        """Return the loss after `budget` passes; None if `budget` was not measured.
+        """Return the loss after `budget` passes; None outside the range of measured budgets.
 
         Losses between two measured budgets are interpolated.
         """
@@ -83,7 +84,7 @@ class BudgetCurve:
         )
 
     def reaching(self, loss: float, near: float | None = None) -> float | None:
-        """Return the number of passes that reach the loss; None outside the measured losses.
+        """Return the number of passes that reach the loss; None if the curve has no such loss.
 
         If several budgets have the same loss, the result is the number of passes closest to `near`,
         or the smallest number if `near` is None.
@@ -119,15 +120,15 @@ def curve(points: Sequence[tuple[float, float]]) -> BudgetCurve:
 
 
 def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget: float) -> Worth:
-    """Return the multiplier of a side's losses after `budget` passes, from a difference per seed.
+    """Return a side's multiplier after `budget` passes, computed from one difference for each seed.
 
-    A difference is the side's loss minus the loss of the baseline's run with the same seed. That
-    run has `at` passes, which is a budget of the curve. The difference cancels the effects of a
-    seed's data and initialisation. The mean of the differences and its Student interval are added
-    to the curve's loss at `at`, so a seed whose own loss lies outside the curve counts like every
-    other seed.
+    A difference is the side's loss minus the loss of the baseline's run with the same seed. The
+    baseline's run has `at` passes, which is a budget of the curve. The difference cancels the
+    effects of a seed's data and initialisation. The mean of the differences and its Student
+    interval are added to the curve's loss at `at`. So a seed whose own loss is outside the curve
+    counts like every other seed.
 
-    ValueError if there are no differences, or if `at` lies outside the curve.
+    ValueError if there are no differences, or if `at` is outside the curve.
     """
     middle = baseline.at(at)
     if not differences or middle is None:
@@ -154,7 +155,7 @@ def worth(baseline: BudgetCurve, at: float, differences: Sequence[float], budget
 
 
 def paired(baseline: BudgetCurve, at: float, difference: float, budget: float) -> float | None:
-    """Return the multiplier of one seed; None if the seed's loss lies outside the curve."""
+    """Return the multiplier of one seed; None if the seed's loss is outside the curve."""
     middle = baseline.at(at)
     passes = None if middle is None else baseline.reaching(middle + difference, at)
     return None if passes is None else passes / budget

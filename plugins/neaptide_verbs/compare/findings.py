@@ -47,7 +47,7 @@ def findings(found: Comparison) -> dict[str, Any]:
 
 
 def is_tuned(found: Comparison) -> bool:
-    """Return whether the baseline counts as tuned: whether every possible setting was swept."""
+    """Return whether the baseline counts as tuned: learning rate, warmup and decay were swept."""
     swept = found.tuned.get(BASELINE)
     return swept is not None and {LEARNING_RATE, "warmup", "decay"} <= set(swept.swept)
 
@@ -117,9 +117,9 @@ def _figures(found: Multiplier, factor: float) -> dict[str, Any]:
 
 
 def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
-    """Return the time of a pass of the baseline divided by that of a side.
+    """Return the baseline's time per pass, divided by the side's time per pass.
 
-    The ratio is nan in three cases: a side made no pass; the numbers of threads of the two sides
+    The ratio is nan in three cases: the side made no pass; the numbers of threads of the two sides
     differ; both sides ended with bitwise equal losses, so that times differ only by noise.
     """
     if name == BASELINE:
@@ -137,9 +137,9 @@ def _time_ratio(found: Comparison, name: str, fraction: float) -> float:
 def _seconds_a_pass(runs: Sequence[ComparedRun]) -> float:
     """Return the seconds per pass of the fastest of `runs`.
 
-    The fastest run was the least disturbed one. The two compared sides must have equally many runs,
-    because the fastest of more runs is faster by chance. All runs must have one budget, because
-    shorter runs may make fewer jumps.
+    The fastest run was least disturbed by other work. The two compared sides must have equally many
+    runs, because the fastest of more runs is faster by chance. All runs must have the same budget,
+    because shorter runs may make fewer jumps.
     """
     return min(
         (run.result.seconds / run.result.updates for run in runs if run.result.updates),

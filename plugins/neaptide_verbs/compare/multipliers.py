@@ -1,6 +1,7 @@
-"""Convert the runs of a side to multiples of the baseline's backward passes.
+"""Compute the multiplier of a side, which is one of the compared configurations.
 
-All functions are pure.
+The multiplier is the number of backward passes that the baseline needs to reach the side's loss,
+divided by the side's number of backward passes. All functions are pure.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class Multiplier:
     worth: Worth | None
     """The multiplier over all seeds; None if a run of either side diverged."""
     outside: str | None
-    """The reason why there is no mean. It is the diverged side, or `below` or `above` the
-    baseline's curve."""
+    """The reason why there is no mean multiplier: `diverged`, `baseline diverged`, or the value of
+    `Worth.outside`. None if there is a mean."""
     per_seed: Mapping[int, float | None]
-    """The multiplier of each seed; None if the seed's loss lies outside the curve."""
+    """The multiplier of each seed; None if the seed's loss is outside the curve."""
 
 
 def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[float, float]]:
@@ -50,9 +51,10 @@ def losses_of(runs: Sequence[ComparedRun], side: str, kind: str) -> list[tuple[f
 
 
 def multiplier_of(runs: Sequence[ComparedRun], side: str, fraction: float, kind: str) -> Multiplier:
-    """Return the multiplier of the runs of `side` at a budget, in passes of the baseline.
+    """Return the multiplier of a side's runs at one budget.
 
-    Each seed contributes its difference from the baseline's run of that seed at the same budget.
+    Each seed contributes the difference between its loss and the loss of the baseline's run with
+    the same seed and budget.
     """
     mine = _runs_at(runs, side, fraction)
     reference = _runs_at(runs, BASELINE, fraction) or _runs_at(runs, BASELINE, 1.0)

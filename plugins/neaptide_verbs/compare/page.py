@@ -1,4 +1,4 @@
-"""The findings of a comparison as a self-contained page with curves."""
+"""The results of a comparison as a self-contained HTML page with curves."""
 
 from __future__ import annotations
 

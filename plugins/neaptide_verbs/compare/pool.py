@@ -1,4 +1,4 @@
-"""Trains several trials in parallel worker processes, and stores the results of trials."""
+"""Trains several trials (training runs) in parallel worker processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrialError(NeaptideError):
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]  # the code of what the trial raised
+        self.exit_code = exit_code  # type: ignore[misc]  # the code of the trial's error
 
 
 @attrs.frozen

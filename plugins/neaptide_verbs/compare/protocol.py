@@ -1,7 +1,7 @@
 """The steps of a comparison.
 
-Each side is tuned, and trained with all seeds at all budgets. Then the baseline gets longer budgets
-until it reaches the candidate's loss.
+Each side (compared configuration) is tuned, and trained with all seeds at all budgets (numbers of
+updates). Then the baseline is trained with larger budgets until it reaches the candidate's loss.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def _with_common(
 ) -> Mapping[str, Any]:
     """Apply the baseline's tuned settings, except optimizer settings, to a side.
 
-    If a setting of the side differs from the configured baseline (`plain`), the side keeps its
-    value, because the comparison measures the effect of this difference. A different model keeps
-    its options.
+    The side keeps a setting that differs from the configured baseline (`plain`), because the
+    comparison measures the effect of this difference. If the side has another model, the side also
+    keeps its own model options.
     """
     if baseline is None:
         return values
@@ -111,7 +111,7 @@ def _trained(
     wanted = []
     for (
         seed
-    ) in settings.seeds:  # Sides alternate, so that a slow phase of the machine slows all sides.
+    ) in settings.seeds:  # Sides alternate, so that a slow period of the machine slows all sides.
         for side in sides:
             fractions = {
                 BASELINE: settings.budgets,
@@ -134,7 +134,7 @@ def _run(train: Train, wanted: Sequence[tuple[Side, float, int]]) -> list[Compar
 def _lies_beyond(runs: Sequence[ComparedRun], settings: ComparisonSettings) -> bool:
     """Return whether a side reaches a lower loss than the baseline's longest runs.
 
-    A lower loss in one of the two evaluations is enough.
+    It is enough that the final weights, or the averaged weights, have a lower loss.
     """
     sides = {run.side for run in runs} - {BASELINE}
     return any(

@@ -54,5 +54,5 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
 
     def of(self, side: str, fraction: float) -> list[ComparedRun]:
-        """Return the runs of a side at a budget by their seeds."""
+        """Return a side's runs at one budget, a run for each seed."""
         return [run for run in self.runs if run.side == side and run.fraction == fraction]

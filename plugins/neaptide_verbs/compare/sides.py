@@ -1,6 +1,6 @@
 """The configurations to compare, with and without prediction.
 
-The claim of a plugin shows whether the plugin predicts.
+A plugin claims roles in its manifest. These claims show whether the plugin predicts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITHOUT_JUMPS = "candidate-without-jumps"
 WITH_JUMPS = "baseline-with-jumps"
 
 AVERAGING = "evaluation.weights"
-"""The claim of plugins that evaluate other weights than the trained ones, such as their average."""
+"""The claim of plugins that evaluate the average of the weights, or other changed weights."""
 
 
 @attrs.frozen
@@ -45,13 +45,13 @@ class Side:
 
 
 def sides_of(config: RunConfig, against: RunConfig | None) -> list[Side]:
-    """Return the sides to train: the baseline, the candidate and, given two configs, two more.
+    """Return the sides to train: the baseline, the candidate and, with `against`, up to two more.
 
     Without `against`, the baseline is `config` without its predictor, so only the jumps cause the
-    candidate's gain. With `against`, the two configs may differ in anything. Two more sides then
-    separate the effects: `config` without its predictor, and `against` with the predictor of
-    `config`.
-    ConfigError if there is nothing to compare.
+    candidate's gain. With `against`, the two configurations may also differ in other settings. Then
+    two more sides separate the effects: `config` without its predictor, and `against` with the
+    predictor of `config`.
+    ConfigError if there is nothing to compare, or if the two configurations have different tasks.
     """
     candidate = Side(CANDIDATE, _prepared(config))
     if against is None:
@@ -86,9 +86,9 @@ def _train_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def without_prediction(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration without the predictor and the forecasts.
+    """Return the configuration without the plugins that predict updates or forecast losses.
 
-    Plugins that need the predictor or the forecasts are removed, too.
+    Plugins that require a removed plugin are removed, too.
     """
     predicting = _predicting(_ordered(values))
     kept = {name: table for name, table in values["plugins"].items() if name not in predicting}
@@ -97,7 +97,7 @@ def without_prediction(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_prediction(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` with the predictor, the forecasts and the phases of `other`."""
+    """Return `values` with the phases and the predicting and forecasting plugins of `other`."""
     taken = _predicting(_ordered(other))
     tables = {name: table for name, table in other["plugins"].items() if name in taken}
     plugins = {**values["plugins"], **tables}
@@ -121,9 +121,9 @@ def _predicting(ordered: Sequence[PluginSpec]) -> set[str]:
 
 
 def _prepared(config: RunConfig) -> dict[str, Any]:
-    """Return the full configuration without displays.
+    """Return the full configuration without run directory, display and periodic evaluation.
 
-    If an averaging plugin is installed, it is added.
+    If no enabled plugin averages the weights, an installed averaging plugin is added.
     """
     full, ordered = configured(config)
     if not any(AVERAGING in spec.claims for spec in ordered):
@@ -144,7 +144,7 @@ def averaging_plugins() -> list[str]:
 
 
 def _without_confidence(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove the setting that only a dynamics model accepts."""
+    """Remove the setting `confidence`, which needs a plugin that forecasts losses."""
     phases = {**values["phases"], "predict": {**values["phases"]["predict"]}}
     phases["predict"].pop("confidence", None)
     return {**values, "phases": phases}

@@ -22,10 +22,10 @@ LEARNING_RATE, INIT, WARMUP, DECAY = "learning rate", "initialisation", "warmup"
 _FACTOR = 2.0  # ratio of two neighbouring rates of the first grid
 _EDGES = 5  # how often the grid may be extended if the best rate is at its edge
 _SWEPT = "sweep"
-"""Key in a model option's metadata. Its value: the factors by which to multiply the option."""
+"""Key in a model option's metadata. The value is the factors by which to multiply the option."""
 INIT_ARGUMENT = "init_scale"
-"""Name of a model factory's argument that is swept. The sweep multiplies the argument's default by
-these factors."""
+"""Name of a model factory's argument that is swept. The sweep multiplies the argument by
+`INIT_FACTORS`."""
 INIT_FACTORS = (0.5, 2.0)
 
 
@@ -41,12 +41,13 @@ class Tuned:
 
 
 def tune(values: Mapping[str, Any], knobs: Sequence[str], ask: Ask) -> Tuned:
-    """Return the best values of `knobs`. Each knob is tuned with the best values of earlier knobs.
+    """Tune the settings `knobs` one after the other. Return the best values.
 
-    `ask` trains once with each of several changes and returns the losses; the loss of a diverged
-    run is inf. The learning rate is tried at 0.5, 1 and 2 times its value. While the best rate is
-    at the edge of the tried rates, the grid is extended. Then sqrt(2) times and 1 / sqrt(2) times
-    the best rate are tried. If another knob changed, the rate is tuned again.
+    Each knob is tuned with the best values of the earlier knobs. `ask` trains once with each of
+    several changes and returns the losses; the loss of a diverged run is inf. The learning rate is
+    tried at 0.5, 1 and 2 times its value. While the best rate is at the edge of the tried rates,
+    the grid is extended. Then sqrt(2) times and 1 / sqrt(2) times the best rate are tried. If
+    another knob changed, the rate is tuned again.
     """
     tried: list[tuple[Changes, float]] = []
 
@@ -98,8 +99,8 @@ def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
     """Return the name, the current value and the factors of each model option to sweep.
 
-    These are the options that are marked in the manifest, or the argument `init_scale` of a
-    factory.
+    For a plugin's model, these are the options whose metadata have the key `sweep`. For a factory,
+    this is the argument `init_scale`.
     """
     scheme, name = split_name(values["model"]["name"])
     if not scheme:
@@ -127,7 +128,7 @@ def _of_factory(model: Mapping[str, Any]) -> list[tuple[str, float, Sequence[flo
 
 
 def _rate(values: Mapping[str, Any], changes: Changes, measured: Ask) -> Changes:
-    """Return `changes` and the change to the best learning rate."""
+    """Return `changes` together with the best learning rate."""
     centre = overlay(dict(values), dict(changes))["optimizer"]["lr"]
     losses: dict[float, float] = {}
 

@@ -19,7 +19,7 @@ _SMALL = 0.1
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """Return tables of losses, multipliers and levels, and the verdict on each side."""
+    """Return the findings as text: tables of losses, multipliers and passes, then the verdicts."""
     kinds = [kind for kind in ("plain", "averaged") if _has(found, kind)]
     parts = [f"{_named(found)}\nseeds {_listed(found['seeds'])}{_tuning(found)}"]
     parts += [aligned(rows(found, kind)) for kind in kinds]
@@ -51,7 +51,7 @@ def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
             figures = at[kind]
             if figures is None:
                 continue
-            # At another budget the baseline's multiplier equals that budget by definition.
+            # The baseline's own multipliers follow from their definition, so they are not shown.
             worth = (
                 ("-",) * 4
                 if name == BASELINE
@@ -73,7 +73,7 @@ def rows(found: Mapping[str, Any], kind: str) -> list[tuple[str, ...]]:
 
 
 def level_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the header and a row for each loss level."""
+    """Return the header and a row for each mean loss of the baseline."""
     names = list(found["sides"])
     lines: list[tuple[str, ...]] = [("loss", *names)]
     for level in found["levels"]:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def train(trial: TrainingTrial, directory: Path) -> Result:
-    """Train `trial` in `directory`, or resume an interrupted run of it.
+    """Train `trial` in `directory`, or resume its interrupted run.
 
-    If another comparison trains the same trial at the same time, wait for the result. Raises
-    Interrupted after a signal; the training is saved before. The result is an infinite loss if the
+    If another comparison trains the same trial at the same time, wait for the result. After a
+    signal, save the training and raise Interrupted. The result is an infinite loss if the
     run diverges or if its last validation loss is not finite.
     """
     with _alone(directory):
@@ -88,7 +88,7 @@ def _trained(trainer: HybridTrainer, config: RunConfig, directory: Path) -> Resu
 def _repeatable(batches: Iterable[Any] | None) -> Iterable[Any]:
     """Return the validation batches.
 
-    DataError if the first or the second pass over these batches yields no batch.
+    DataError if there are none, or if they are an iterator, which allows only one pass.
     """
     wanted = "give a list, or another iterable that starts anew each time"
     if batches is None:

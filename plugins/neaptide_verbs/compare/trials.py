@@ -50,7 +50,7 @@ class Result:
     averaged: float | None
     """Validation loss of the weights that a plugin evaluates instead, such as the average."""
     updates: int
-    """Number of ordinary updates. An ordinary update is the backward pass of a whole batch."""
+    """Number of ordinary updates. Each makes a backward pass of a whole batch."""
     seconds: float
     """Seconds of all steps, including jumps and bookkeeping, excluding data and evaluation."""
     jumps: int
@@ -73,10 +73,10 @@ class Result:
 def trial(
     label: str, values: Mapping[str, Any], seed: int, fraction: float, changes: Mapping[str, Any]
 ) -> TrainingTrial:
-    """Return the trial of a side at a share of the configured budget. The schedule is scaled, too.
+    """Return the trial of a side with `fraction` of the configured updates and warmup.
 
-    The decay ends with the last update of the trial. The warmup takes the same share of the trial
-    as of the full run. `changes` are applied last.
+    The decay ends with the last update of the trial. The ratio of warmup updates to all updates is
+    the same as in the full run. `changes` are applied before the fraction.
     """
     values = overlay(dict(values), dict(changes))
     steps = max(1, round(values["train"]["steps"] * fraction))
@@ -87,7 +87,7 @@ def trial(
 
 
 def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
-    """Return the result of `trial`; None if there is no result, or if its configuration differs."""
+    """Return the stored result; None if it is missing, invalid or of another configuration."""
     try:
         found = json.loads((directory / RESULT).read_bytes())
         if found.pop("values") != json.loads(json.dumps(trial.values)):

@@ -36,9 +36,11 @@ def compare(
     *files: Path,
     preset: Preset = None,
     set_: Sets = None,
-    seeds: Annotated[str, Parameter(help="Reported seeds, comma-separated.")] = "10,11,12",
+    seeds: Annotated[
+        str, Parameter(help="Seeds of the reported runs, comma-separated.")
+    ] = "10,11,12",
     tuning_seeds: Annotated[
-        str, Parameter(help="Seeds on which both sides are tuned; several reduce chance.")
+        str, Parameter(help="Seeds on which both sides are tuned; several seeds reduce chance.")
     ] = "0",
     baseline: Annotated[
         Literal["tuned", "as-is"],
@@ -46,27 +48,28 @@ def compare(
     ] = "tuned",
     against: Annotated[
         Path | None,
-        Parameter(help="The baseline; by default CONFIG without its predictor."),
+        Parameter(help="File of the baseline; by default CONFIG without its predictor."),
     ] = None,
     out: Annotated[
         Path | None,
         Parameter(help="Directory of trials and findings; by default runs/NAMES-compare."),
     ] = None,
     jobs: Annotated[
-        int, Parameter(help="Trials trained at once; 0: one for each core, or one on a GPU.")
+        int, Parameter(help="Number of runs at once; 0: one for each core, or one on a GPU.")
     ] = 0,
     quiet: Annotated[bool, Parameter(negative="", help="Print the findings only.")] = False,
     json: AsJson = False,
 ) -> None:
     """Train with and without prediction on the same data and seeds, and report the speedup.
 
-    First both sides' learning rates are swept, and the baseline's initialisation, warmup and decay.
-    Then every side trains with every seed at several budgets, each with its own schedule. A loss is
-    measured by the backward passes, or the time, that the baseline needs to reach it.
-    After an interruption the same command continues. Trials of equal settings are trained once.
+    First the learning rate of every side is tuned. For the baseline, initialisation, warmup and
+    decay are tuned, too. Then every side is trained with every seed for several numbers of updates.
+    Each number of updates has its own schedule. The result is a multiplier. For example, 1.1 means
+    that the baseline needs 1.1 times the backward passes (or the time) to reach the same loss.
+    After an interruption the same command continues. Runs with equal settings are trained once.
 
-        neaptide compare my.toml                          # the jumps alone
-        neaptide compare muon.toml --against adamw.toml   # a whole stack, with its parts
+        neaptide compare my.toml                          # the effect of the jumps alone
+        neaptide compare muon.toml --against adamw.toml   # all differences, and each part alone
         neaptide compare my.toml --seeds 10 --baseline as-is
     """
     from .findings import findings  # noqa: PLC0415 - only this verb needs it
@@ -169,7 +172,7 @@ def _silent(trial: TrainingTrial, result: Result, kept: bool) -> None:  # noqa: 
 def _trains_on_cpu(device: str) -> bool:
     if device != "auto":
         return device == "cpu"
-    import torch  # noqa: PLC0415 - only `auto` asks for it
+    import torch  # noqa: PLC0415 - only `auto` needs it
 
     return not torch.cuda.is_available()
 

@@ -1,4 +1,4 @@
-"""`python -m neaptide_verbs.compare.worker`: train trials on request. A request is a JSON line.
+"""`python -m neaptide_verbs.compare.worker`: train one trial for each JSON line on stdin.
 
 A comparison starts several workers to train trials in parallel. A worker trains many trials,
 because importing torch takes longer than a small run.
@@ -56,9 +56,8 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 def stop_when_orphaned(parent: int, look: float = 1.0) -> None:
     """When the process `parent` has ended, make this process save and stop, as after a signal.
 
-    `look` is the number of seconds between two checks.
-
-    A killed comparison cannot stop its workers; without this check a trial could train for hours.
+    `look` is the number of seconds between two checks. A killed comparison cannot stop its workers,
+    so without the checks a trial could train for hours.
     """
 
     def watch() -> None:

@@ -1,1 +1,1 @@
-"""`neaptide config convert`: between formats, or from another framework's settings."""
+"""`neaptide config convert`: converts between formats, or from another framework's settings."""

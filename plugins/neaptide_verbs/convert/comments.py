@@ -1,4 +1,4 @@
-"""Tell whether a configuration file has comments, because a conversion loses comments."""
+"""Detects comments in a configuration file, because a conversion loses comments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _in_yaml(text: str) -> bool:
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.ScalarToken):
             before, begin, end = end, token.start_mark.index, token.end_mark.index
-            # After the indicator of a block scalar, its first line may have a comment only.
+            # The first line of a block scalar is an indicator, which may be followed by a comment.
             header = text[begin:end].partition("\n")[0] if token.style in {"|", ">"} else ""
             between += text[before:begin] + header
     return "#" in between + text[end:]

@@ -92,7 +92,7 @@ def _train(source: Source) -> dict[str, Any]:
 
 
 def _compare(source: Source, size: int, micro: int, parts: int | None) -> None:
-    """Compare a batch with the product of its parts. DeepSpeed divides a batch over the GPUs."""
+    """Compare the batch size with the part of one GPU (micro-batch size x accumulation steps)."""
     product = micro * (parts or 1)
     if product and size % product:
         by = f" x gradient_accumulation_steps {parts}" if parts else ""

@@ -55,10 +55,11 @@ def frameworks() -> list[str]:
 def translate(
     framework: str, settings: Mapping[str, Any], specs: Mapping[str, PluginSpec]
 ) -> Translation:
-    """Convert settings with the framework's converter and the plugins' converters for it.
+    """Convert settings with the framework's converter and with the converters of plugins.
 
     Raises:
-        ConfigError: if the framework is unknown, or if values have the wrong type; a line each.
+        ConfigError: if the framework is unknown, or if values have the wrong type. The message has
+            one line per problem.
         PluginError: if the framework's or a plugin's converter cannot be loaded.
     """
     known = shipped(GROUP)
@@ -140,6 +141,9 @@ def _remarks(source: Source) -> tuple[Remark, ...]:
 
 
 def _nearest(notes: Mapping[str, str], path: KeyPath) -> str:
-    """Return the note on a key, or on the innermost table around the key that has a note."""
+    """Return the note on a key.
+
+    If the key has none, return the note of the innermost enclosing table that has one, or "".
+    """
     prefixes = (".".join(map(str, path[:end])) for end in range(len(path), 0, -1))
     return next((notes[prefix] for prefix in prefixes if prefix in notes), "")

@@ -1,4 +1,4 @@
-"""`neaptide config convert`: between TOML, YAML and JSON, or from another framework's settings."""
+"""`neaptide config convert`: converts TOML, YAML and JSON, and other frameworks' settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INCOMPLETE = "it has no model and no data: name them in [model] and [data], or p
 
 
 def _frameworks() -> list[str]:
-    from .foreign import frameworks  # noqa: PLC0415 - asked by completion alone
+    from .foreign import frameworks  # noqa: PLC0415 - only completion calls it
 
     return frameworks()
 
@@ -52,9 +52,9 @@ def convert(
     """Convert a configuration, or a part of one, to another format.
 
     Existing files are never overwritten. Without TARGET the result is printed. With `--from`, keys
-    without a counterpart are listed on stderr.
+    without an exact counterpart are listed on stderr.
     """
-    from .comments import has_comments  # noqa: PLC0415 - the help does without
+    from .comments import has_comments  # noqa: PLC0415 - the help does not need it
 
     notation = _notation(target, to, default="toml" if from_ else None)
     with _naming(source, "@"):
@@ -67,7 +67,7 @@ def convert(
     remarks: list[dict[str, Any]] = []
     notes = [COMMENTS] if has_comments(text, read_as.name) else []
     if from_ is not None:
-        from .foreign import translate  # noqa: PLC0415 - most conversions do without
+        from .foreign import translate  # noqa: PLC0415 - most conversions do not need it
 
         translation = translate(from_, table, installed_plugins().usable())
         table = translation.table

@@ -65,7 +65,8 @@ def nearest(path: Path) -> Path:
 def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float = 0.5) -> Disk:
     """Examine the file system of the existing directory `path`. With `trial`, measure its speed.
 
-    The trial writes and reads at most `nbytes`, for about `seconds` each, in an unnamed file.
+    The trial writes at most `nbytes` to an unnamed file, and reads the file. Each takes about
+    `seconds`.
     """
     total, _, free = shutil.disk_usage(path)
     speed = problem = None

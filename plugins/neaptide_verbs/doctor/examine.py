@@ -1,4 +1,4 @@
-"""Run all examinations once; torch is imported before the first one that needs it."""
+"""Run all examinations once. torch is imported before the first examination that needs torch."""
 
 from __future__ import annotations
 

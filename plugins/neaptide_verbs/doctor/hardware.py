@@ -45,7 +45,7 @@ def _driver(torch: Torch, driver: str | None) -> Finding:
 
 
 def _gpu(gpu: Gpu) -> Finding:
-    import torch  # noqa: PLC0415 - reached only once it has been imported
+    import torch  # noqa: PLC0415 - torch is already imported here
 
     what = f"cuda:{gpu.index}"
     detail = f"{gpu.name}, {size(gpu.memory_bytes)}, compute capability {gpu.capability}"
@@ -66,8 +66,8 @@ def _gpu(gpu: Gpu) -> Finding:
 def runs_on(capability: str, built_for: Iterable[str]) -> bool:
     """Return whether kernels built for `sm_80`, `compute_90`, … run on a GPU of `capability`.
 
-    Machine code (`sm`) runs on GPUs of the same major version and an equal or higher minor version;
-    `compute` is compiled for any later GPU.
+    Machine code (`sm`) runs on GPUs of the same major version and an equal or higher minor version.
+    Code of type `compute` can be compiled for any GPU of an equal or higher version.
     """
     major, minor = map(int, capability.split("."))
     for name in built_for:

@@ -35,8 +35,8 @@ _INSTALLING = re.compile(r"""pip install (?:"[^"]+"|'[^']+'|[^\s,;]+)""")
 def findings(*, manifests_only: bool = False, patience: float = PATIENCE) -> Iterator[Finding]:
     """Yield the findings on every installed plugin, sorted by the plugins' names.
 
-    The findings that a plugin returns itself follow the finding on that plugin. If torch is
-    missing, classes cannot be imported, and only manifests are read.
+    The finding on a plugin is followed by the findings that this plugin returns itself. If torch is
+    missing, the plugins' classes cannot be imported, and only their manifests are read.
     """
     blocked = disabled_plugins()
     for found in installed_plugins().installed.values():

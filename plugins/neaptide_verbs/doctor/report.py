@@ -23,7 +23,7 @@ class Report:
 
     sections: tuple[Section, ...]
     facts: dict[str, Any]
-    """Numbers and versions behind the findings, in types of JSON. Sizes are in bytes."""
+    """Numbers and versions behind the findings, as JSON values. Sizes are in bytes."""
     device: str
     """A description of the device on which training would run."""
 

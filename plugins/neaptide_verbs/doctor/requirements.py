@@ -38,7 +38,7 @@ class Requirement:
 
 
 def requirements_of(distribution: str) -> list[Requirement]:
-    """Return the requirements of `distribution`. The result is empty if it is not installed."""
+    """Return the requirements of `distribution`, or an empty list if it is not installed."""
     try:
         lines = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
@@ -70,7 +70,7 @@ def missing_needs(distribution: str) -> list[str]:
 
 
 def is_older(version: str, versions: str) -> bool:
-    """Return whether `version` is below the least version in `versions`, such as `>=2.11`."""
+    """Return whether `version` is lower than the minimum in `versions`, such as `>=2.11`."""
     least = re.search(r">=\s*([\d.]+)", versions)
     if least is None:
         return False

@@ -29,15 +29,13 @@ _LEVEL_WIDTH = max(map(len, LEVELS))
 def doctor(
     *,
     directory: Annotated[
-        Path, Parameter(name="--dir", help="Where runs are stored; its disk is examined.")
+        Path, Parameter(name="--dir", help="Directory of runs; its disk is examined.")
     ] = Path("runs"),
-    disk: Annotated[
-        bool, Parameter(help="Measure the disk's speed: write and read for a second.")
-    ] = True,
+    disk: Annotated[bool, Parameter(help="Measure the disk's speed, for about a second.")] = True,
     json: AsJson = False,
 ) -> int:
-    """Examine machine, installation and plugins; exit code 1 if something cannot work."""
-    from .examine import examine  # noqa: PLC0415 - the other verbs do without
+    """Examine machine, installation and plugins. The exit code is 1 if there is an error."""
+    from .examine import examine  # noqa: PLC0415 - the other verbs do not need it
 
     report = examine(directory, trial=disk)
     if json:
@@ -50,7 +48,7 @@ def doctor(
 
 
 def _lines(report: Report) -> Iterator[tuple[tuple[str, int], str]]:
-    """Yield lines, each with a style and the number of its first characters in that style."""
+    """Yield lines. Each has a style and the number of leading characters with this style."""
     every = [found for part in report.sections for found in part.findings]
     width = max(len(found.what) for found in every)
     for part in report.sections:
@@ -65,7 +63,7 @@ def _lines(report: Report) -> Iterator[tuple[tuple[str, int], str]]:
 
 
 def _print_coloured(report: Report) -> None:
-    from rich.console import Console  # noqa: PLC0415 - pipes and files do without
+    from rich.console import Console  # noqa: PLC0415 - pipes and files do not need it
     from rich.text import Text  # noqa: PLC0415
 
     console = Console()

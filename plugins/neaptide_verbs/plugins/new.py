@@ -1,8 +1,8 @@
 """Create a distribution with a working plugin or verb.
 
 The distribution's files come from `templates/<kind>/` and `templates/common/`. The names of these
-templates end in `.txt`, so that tools do not treat the templates as Python. A word such as
-`@name@` is replaced by its value.
+templates end in `.txt`, so that tools do not treat the templates as Python. Placeholders such as
+`@name@` are replaced by their values.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _check_package(package: str, name: str) -> None:
 
 def _is_installed(package: str) -> bool:
     found = find_spec(package)
-    # Python imports any folder on its path as a package; one without __init__.py is ignored.
+    # Python imports any folder on its path. A folder without __init__.py does not count here.
     return found is not None and found.origin is not None
 
 

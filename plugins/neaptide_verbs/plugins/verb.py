@@ -28,7 +28,7 @@ app = App(name="plugins", help="Show the installed plugins, or create a new one.
 
 @app.command(name="list")
 def list_(*, json: AsJson = False) -> None:
-    """List the installed plugins; broken ones with their error."""
+    """List the installed plugins. A broken plugin is listed with its error."""
     installed = list(installed_plugins().installed.values())
     if json:
         print_json([_summary(found) for found in installed])
@@ -47,7 +47,7 @@ def list_(*, json: AsJson = False) -> None:
 
 @app.command
 def show(name: Annotated[str, Offers(installed_plugins)], /, *, json: AsJson = False) -> None:
-    """Show one plugin: its claims, numerics and settings."""
+    """Show one plugin: the roles that it claims, its effect on numerics, and its settings."""
     registry = installed_plugins()
     if name not in registry.installed:
         msg = (
@@ -83,7 +83,7 @@ def new(
 
     An existing directory is never overwritten.
     """
-    from .new import write_new  # noqa: PLC0415 - the other verbs do without
+    from .new import write_new  # noqa: PLC0415 - the other verbs do not need it
 
     directory = dir_ or Path(name)
     files = write_new(name, kind, directory)

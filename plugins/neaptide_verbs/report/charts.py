@@ -38,7 +38,7 @@ def loss_chart(run: RunFacts) -> str:
 
 
 def memory_charts(run: RunFacts) -> list[str]:
-    """Return a chart per tier and source.
+    """Return a chart per source and tier, such as device or host.
 
     The sources are the plugins' files, or steps.csv if there are no such files.
     """
@@ -135,7 +135,7 @@ def scales_of(
 
 
 def phase_series(track: Track, colours: dict[str, int]) -> list[Series]:
-    """Return a series for every phase of a track."""
+    """Return a series for every phase of `track` (one quantity over steps)."""
     return [
         Series(label=phase, colour=colours.get(phase, len(colours)), lines=course.lines())
         for phase, course in track.courses.items()

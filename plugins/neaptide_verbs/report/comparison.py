@@ -179,7 +179,7 @@ def _dotted(names: Sequence[str], runs: Sequence[RunFacts]) -> list[Series]:
 
 
 def comparison_json(runs: Sequence[RunFacts]) -> dict[str, Any]:
-    """Return the comparison in types of JSON."""
+    """Return the comparison as JSON values."""
     names = names_of(runs)
     return {
         "runs": [facts.as_json(run) for run in runs],

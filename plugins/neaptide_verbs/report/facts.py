@@ -30,7 +30,7 @@ JUMP_COLUMNS = (
 
 
 def key_figures(run: RunFacts) -> list[tuple[str, str, str]]:
-    """Return the key figures. Each one has a name, a value and a qualifying text."""
+    """Return the key figures. Each has a name, a value and a text, such as the value's step."""
     steps, verdicts, whole = run.steps, run.events.verdicts, run.steps.seconds.whole
     planned = run.config.get("train.steps")
     accepted = max(verdicts["accepted"], steps.predicted)
@@ -210,7 +210,7 @@ def damage_text(run: RunFacts) -> str:
 
 
 def as_json(run: RunFacts) -> dict[str, Any]:
-    """Return the facts of a run in types of JSON."""
+    """Return the facts of a run as JSON values."""
     steps, validation = run.steps, run.metrics.validation
     return {
         "run": run.name,

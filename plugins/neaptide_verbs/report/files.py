@@ -1,6 +1,6 @@
 """Read a run's files.
 
-A file may be damaged, torn or still growing, so only whole lines are used.
+A file may be damaged, incomplete or still growing, so only complete lines are used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LARGEST_FILE = 1 << 24  # bytes of a file that is read at once
-_DIGITS = 15  # largest step: floats represent integers up to here exactly
+_DIGITS = 15  # of the largest step: floats represent such integers exactly
 
 
 def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
     """Yield the complete lines of a file, one at a time; nothing if the file does not exist.
 
-    A last line without a newline is torn or still being written. Such a line is counted in `damage`
-    under the file's name, and so is a line that is longer than every line of a run.
+    A last line without a newline is incomplete. Such a line is counted in `damage` under the file's
+    name. A line that is longer than any line that a run writes is also counted there.
     """
     if not path.is_file():
         damage[path.name] += path.exists()  # for example, `path` is a folder

@@ -1,7 +1,9 @@
 """The memory of a run by tier, phase and moment, read from all files that follow a convention.
 
-A plugin's file follows the convention if it is `plugins/<name>/<file>.csv` and has columns
-`step`, `phase`, `moment` and one or more columns named `<tier>_bytes`.
+A tier is a kind of memory, such as device or host. A moment tells when in a step the memory was
+read, such as `backward`. A plugin's file follows the convention if it is
+`plugins/<name>/<file>.csv` and has columns `step`, `phase`, `moment` and one or more columns named
+`<tier>_bytes`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class MemoryTable:
         if track is None:
             track = self.tracks.setdefault(tier, Track())
         track.add(step, phase, value)
-        if abs(value) < 1e18:  # noqa: PLR2004 - an exabyte: larger ones are damage
+        if abs(value) < 1e18:  # noqa: PLR2004 - an exabyte: larger values are damaged
             group.add(value)
 
 

@@ -28,7 +28,7 @@ class RunPage:
         return self.summary
 
     def _repr_html_(self) -> str:
-        # A frame separates the page's style from the notebook's. `sandbox` forbids scripts in it.
+        # A frame separates the style of the page from the notebook. `sandbox` forbids scripts.
         return (
             f'<iframe srcdoc="{escape(self.page)}" sandbox title="{escape(repr(self))}" '
             f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
@@ -36,13 +36,13 @@ class RunPage:
 
 
 def inline(run: str | Path, *others: str | Path, height: int = 600) -> RunPage:
-    """Return the report of a run directory, or a comparison of several, for a notebook to show.
+    """Return the report of a run directory, or a comparison of several runs, for a notebook.
 
     If the call is the last line of a cell, the report is the cell's output. No file is written.
 
     Raises RunDirectoryError if a directory is not a run directory.
     """
-    from .comparison import comparison_page, comparison_summary  # noqa: PLC0415 - help does without
+    from .comparison import comparison_page, comparison_summary  # noqa: PLC0415 - the help does not need it
     from .reading import read_run  # noqa: PLC0415 - likewise
     from .single import run_page  # noqa: PLC0415 - likewise
     from .summary import run_summary  # noqa: PLC0415 - likewise

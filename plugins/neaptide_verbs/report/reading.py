@@ -1,4 +1,4 @@
-"""Read a run directory in any state, in one pass and bounded memory."""
+"""Read a run directory in any state, in one pass and with bounded memory."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ class Events:
     jumps: Ends = attrs.field(factory=lambda: Ends(500))
     verdicts: Counter[str] = attrs.field(factory=Counter)
     refused: StepSeries = attrs.field(factory=lambda: StepSeries(100))
-    """The loss before each refused jump."""
+    """The loss before each refused jump (predicted update)."""
     ending: dict[str, Any] | None = None
     skipped: tuple[int, int] = (0, 0)
-    """The last skipped update. Also counts how many updates in a row were skipped up to this
-    update."""
+    """The last skipped update, and the number of consecutive skipped updates up to this update."""
 
 
 @attrs.define
@@ -95,7 +94,7 @@ def read_run(path: Path) -> RunFacts:
         last_step=steps.last,
         summary=summary,
         ending=events.ending,
-        # A row after the last skipped update is an applied update, which ends the skipped series.
+        # A row after the last skipped update is an applied update, so no skipped update is last.
         in_a_row=events.skipped[1] if events.skipped[0] >= steps.last else 0,
         max_skipped=config.get("train.max_skipped"),
     )

@@ -63,8 +63,8 @@ class Bucket:
     low: Point
     high: Point
     begins: int
-    """Number of the stretch of the first point. `ends` is the number of the last point's
-    stretch."""
+    """Number of the first point's stretch. A stretch is a sequence of steps in one phase. `ends` is
+    the number of the last point's stretch."""
     ends: int
 
     def take(self, later: Bucket) -> None:
@@ -91,7 +91,7 @@ class StepSeries:
     buckets: dict[int, Bucket] = attrs.field(factory=dict)
 
     def add(self, step: int, value: float, stretch: int = 0) -> None:
-        """Add a finite value. A chart connects the points of one stretch by a line."""
+        """Add a finite value. A chart connects the points of one `stretch` (steps in one phase)."""
         bucket = self.buckets.get(step // self.width)
         if bucket is None:
             point = (step, value)
@@ -169,7 +169,7 @@ class Track:
         return name
 
     def lines(self) -> list[list[Point]]:
-        """Return the lines of all phases. Two lines meet where the phase changes."""
+        """Return the lines of all phases. A phase's line begins where the previous one ended."""
         return [line for course in self.courses.values() for line in course.lines()]
 
     def points(self) -> list[Point]:
@@ -196,7 +196,7 @@ class Track:
 class Stretches:
     """The phases in the order of training, with the first and the last step of each phase.
 
-    The list of phases is None if a run has too many.
+    The list is None if a run changes its phase too often.
     """
 
     limit: int = 300

@@ -34,7 +34,7 @@ class Status:
 
 
 def locked(directory: Path) -> bool:
-    """Return whether a process is training in the directory, if the system has file locks."""
+    """Return whether a process trains in the directory. False if the system has no file locks."""
     try:
         with (directory / ".lock").open("rb") as file:
             # The lock is shared, so that a report does not mistake another report for a run.
@@ -60,9 +60,9 @@ def status_of(
     Args:
         held: whether the run directory's lock is held.
         last_step: the last update that has a row, or 0 if there are no rows.
-        summary: contents of summary.json; if a resumed run continued, they are outdated.
+        summary: contents of summary.json; outdated if the run was resumed afterwards.
         ending: the last event whose name is in `ENDINGS`, or None.
-        in_a_row: the number of skipped updates in a row at the end.
+        in_a_row: the number of consecutive skipped updates at the end.
         max_skipped: the setting `train.max_skipped`.
     """
     if held:

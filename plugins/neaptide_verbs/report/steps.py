@@ -23,7 +23,8 @@ class Steps:
     """The contents of steps.csv."""
 
     loss: Track = attrs.field(factory=Track)
-    """Loss of each step: an update's training loss, or the guard's loss after a jump."""
+    """Loss of each step: an update's training loss, or the loss that the guard measured after a
+    jump."""
     seconds: Track = attrs.field(factory=Track)
     grad_norm: Track = attrs.field(factory=Track)
     jumped: StepSeries = attrs.field(factory=StepSeries)

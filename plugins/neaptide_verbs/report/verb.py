@@ -1,4 +1,4 @@
-"""`neaptide report`: a report of a run in the terminal and as a page."""
+"""`neaptide report`: a report of a run in the terminal and as an HTML page."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ def report(
     *others: Path,
     output: Annotated[
         Path | None,
-        Parameter(help="Path of the page; by default RUN/report.html, or ./ for several."),
+        Parameter(
+            help="Path of the page; by default RUN/report.html, or ./report.html for several runs."
+        ),
     ] = None,
     html: Annotated[bool, Parameter(negative="--no-html", help="Write the page.")] = True,
     json: AsJson = False,
 ) -> None:
-    """Report on a run directory in any state, or compare several.
+    """Report on a run directory in any state, or compare several run directories.
 
-    Prints a summary and writes a self-contained page.
+    Prints a summary and writes a self-contained HTML page.
     """
     if output is not None and not html:
         msg = f"--output {output} asks for a page and --no-html forbids one; give one of them"
         raise ConfigError(msg)
-    from .comparison import (  # noqa: PLC0415 - the other verbs do without
+    from .comparison import (  # noqa: PLC0415 - the other verbs do not need it
         comparison_json,
         comparison_page,
         comparison_summary,

@@ -24,7 +24,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @attrs.frozen
 class _Part:
-    """One plugin's part of the schema: the plugin's own table, and options of what it builds."""
+    """One plugin's part of the schema: its own table, and options of the objects that it builds."""
 
     table: Schema
     built: dict[tuple[str, str], Schema]
@@ -32,7 +32,7 @@ class _Part:
 
 
 def json_schema(specs: Mapping[str, PluginSpec]) -> tuple[Schema, dict[str, str]]:
-    """Return the schema of configurations, and for each left-out plugin the reason.
+    """Return the schema of configurations, and the reason for each plugin that is left out.
 
     A plugin is left out if its manifest or settings cannot be read. The schema accepts every file
     that Neaptide reads, and every effective configuration. Rules about several keys are not part of
@@ -100,11 +100,11 @@ def _merged(parts: Mapping[str, _Part]) -> Schema:
 
 
 def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
-    """Add the names of models, data and the like that plugins build."""
+    """Add the names of the models or data sets that plugins build."""
     if not cases:
         return
     name = section["properties"]["name"]
-    # A scheme with known names accepts only these; other texts are `package.module:factory`.
+    # A scheme with known names accepts only these names. Others are `package.module:factory`.
     taken = "|".join(sorted({re.escape(case.partition(":")[0]) for case in cases}))
     factory = {"type": "string", "pattern": f"^(?!({taken}):)"}
     section["properties"]["name"] = {
@@ -114,7 +114,7 @@ def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
 
 
 def _add_options(section: Schema, cases: Mapping[str, Schema]) -> None:
-    """Add the options of each name. The name's options class states their types and bounds."""
+    """Add the options that each name accepts: their types and bounds, from the options class."""
     if not cases:
         return
     section["allOf"] = [

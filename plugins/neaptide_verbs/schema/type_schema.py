@@ -30,8 +30,8 @@ _SIMPLE = {
 def class_schema(cls: type[Any]) -> Schema:
     """Return the schema of the table that a config class accepts.
 
-    Fields without a default are required. Checks that the class makes in its own functions are left
-    out, unless `field(schema=…)` describes the check.
+    Fields without a default are required. Checks in the class's own functions are left out, unless
+    `field(schema=…)` describes them.
     """
     known = [field for field in attrs.fields(attrs.resolve_types(cls)) if field.init]
     required = [field.alias for field in known if field.default is attrs.NOTHING]

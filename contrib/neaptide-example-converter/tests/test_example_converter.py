@@ -1,4 +1,4 @@
-"""Tests of the converter: it is installed, and converts a file of the Trainer."""
+"""Tests of the converter: it is installed, and converts a file of the Trainer's settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIG = {
 
 @pytest.fixture
 def convert(tmp_path: Path) -> Any:
-    """Return a function that converts the arguments, after changes, with the command line."""
+    """Return a function that converts `ARGUMENTS`, with changes, by the command line."""
 
     def call(*more: str, **changes: Any) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "training_args.json"

@@ -1,4 +1,4 @@
-"""Tests of the distribution: it is installed, listed and configured, and keeps the contract."""
+"""Tests of the distribution: it is installed, listed and configured, and passes `check_plugin`."""
 
 from __future__ import annotations
 

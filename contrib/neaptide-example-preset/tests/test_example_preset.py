@@ -14,7 +14,7 @@ NAME = "smoke-cpu"
 
 
 def neaptide(*arguments: object) -> str:
-    """Run the command line. Return the printed text."""
+    """Run `neaptide` with these arguments. Return the printed text."""
     command = [sys.executable, "-m", "neaptide", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert 0 == done.returncode, done.stderr

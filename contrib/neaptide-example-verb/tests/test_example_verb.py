@@ -1,4 +1,4 @@
-"""Tests of the distribution: it is installed, listed in the help, and reads damaged runs, too."""
+"""Tests of the verbs: they are installed, listed in the help, and report damaged runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = (
 
 
 def neaptide(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
+    """Run `neaptide` with these arguments. Return the finished process."""
     command = [sys.executable, "-m", "neaptide", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
 

@@ -1,4 +1,4 @@
-"""Convert the Trainer's `TrainingArguments`, stored as a flat JSON object. Imports no torch."""
+"""Convert the Trainer's `TrainingArguments` from a flat JSON object. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNS = {
 
 
 def convert(source: Source) -> dict[str, Any]:
-    """Return the sections of a configuration. Other keys are reported with their notes."""
+    """Return the sections of a configuration. Notes explain keys without an exact counterpart."""
     source.note("num_train_epochs", "the length of a run is train.steps; there are no epochs")
     source.note("max_steps", "without it epochs set the length; set train.steps")
     source.note("lr_scheduler_type", f"no counterpart; there are {', '.join(SHAPES)}")

@@ -1,4 +1,4 @@
-"""Adds the provider to a run."""
+"""The plugin that adds the provider to a run."""
 
 from __future__ import annotations
 

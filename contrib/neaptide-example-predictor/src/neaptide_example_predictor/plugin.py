@@ -1,4 +1,4 @@
-"""An update predictor: keeps a running mean of the updates, and proposes several such updates."""
+"""An update predictor: computes a running mean of the updates, and proposes a multiple of it."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
 
     @hookimpl
     def propose_update(self, horizon: int) -> Update | None:
-        """Propose `horizon` times the mean update.
+        """Propose up to `horizon` times the mean update.
 
-        Before `min_updates` updates, propose nothing.
+        The method proposes nothing until the mean contains `min_updates` updates.
         """
         seen = min(self._seen.values(), default=0)
         if seen < self.config.min_updates:
@@ -71,7 +71,7 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the bytes that the plugin holds between steps."""
+        """Return a copy of `ledger` (memory estimate) with the bytes that the plugin stores."""
         del phase
         held = sum(tensor.nbytes for kept in (self._last, self._mean) for tensor in kept.values())
         return ledger.add("example-predictor", "predictor", "host", held)

@@ -1,7 +1,7 @@
-"""`neaptide losses`: the losses of a run as one line of blocks."""
+"""`neaptide losses`: the losses of a run as one line of block characters."""
 
-# The command line evaluates the annotations when the verb is called. So their names must be
-# imported here, and not under TYPE_CHECKING.
+# The command line evaluates the annotations when the verb is called. So the names in the
+# annotations must be imported here, and not under TYPE_CHECKING.
 
 import csv
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def losses(
     width: Annotated[int, Parameter(validator=Number(gte=1), help="Most blocks to draw.")] = 60,
     json: AsJson = False,
 ) -> None:
-    """Draw the training losses of a run as a line of blocks, each the mean of its updates."""
+    """Draw the training losses of a run as a line. Each block shows the mean of some updates."""
     means = _means(_read(run / "steps.csv"), width)
     if json:
         print_json({"run": str(run), "losses": means})

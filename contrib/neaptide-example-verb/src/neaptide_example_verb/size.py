@@ -1,4 +1,4 @@
-"""`neaptide ckpt size`: the bytes of each file, summed over a run's checkpoints."""
+"""`neaptide ckpt size`: the bytes of files of the same name, summed over a run's checkpoints."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,7 +8,7 @@ from neaptide.cli.output import AsJson, print_json, print_table
 
 
 def size(run: Path, /, *, json: AsJson = False) -> None:
-    """Sum the bytes of a run's checkpoints by file, the largest first."""
+    """Sum the bytes of a run's checkpoints by file name; print the largest sum first."""
     found = Counter[str]()
     for path in run.glob("checkpoints/step-*/*"):
         found[path.name] += path.stat().st_size

@@ -1,0 +1,83 @@
+// The host's own operations: they take time, and they may touch pinned memory that a copy still uses.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+
+#include <unordered_set>
+
+#include "device.h"
+
+namespace simulated_gpu {
+namespace {
+
+struct Seen {
+  bool counts = false;       // it reads or writes elements
+  std::vector<bool> writes;  // by argument
+};
+
+Seen look_at(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> touches_nothing{
+      "aten::empty_like", "aten::resize_", "aten::set_", "aten::detach_", "aten::requires_grad_",
+      "aten::_resize_output_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
+      "aten::as_strided_", "aten::is_pinned", "aten::_copy_from", "aten::record_stream", "aten::new_empty",
+      "aten::new_empty_strided", "aten::new_zeros", "aten::zeros_like", "aten::ones_like", "aten::full_like",
+      "aten::retain_grad", "aten::is_same_size", "aten::_has_compatible_shallow_copy_type", "aten::lift_fresh",
+      "aten::result_type"};
+  Seen found;
+  bool writes = false, views = false;
+  for (auto& argument : op.schema().arguments()) {
+    auto* alias = argument.alias_info();
+    found.writes.push_back(alias && alias->isWrite());
+    writes |= found.writes.back();
+    views |= alias && !alias->isWrite();
+  }
+  bool composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  found.counts = (writes || !views) && !composed && !touches_nothing.count(op.schema().name());
+  return found;
+}
+
+const Seen& seen(const c10::OperatorName& name) {
+  static std::mutex lock;
+  static auto* known = new std::unordered_map<c10::OperatorName, Seen>();
+  std::lock_guard<std::mutex> guard(lock);
+  auto [found, is_new] = known->try_emplace(name);
+  if (is_new)
+    if (auto op = c10::Dispatcher::singleton().findSchema(name)) found->second = look_at(*op);
+  return found->second;
+}
+
+std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& call) {
+  auto name = call.operator_name();
+  if (!name) return nullptr;
+  const Seen& says = seen(*name);
+  if (!says.counts) return nullptr;
+  auto inputs = call.inputs();
+  std::vector<std::pair<at::Tensor, bool>> tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    bool write = i < says.writes.size() && says.writes[i];
+    if (inputs[i].isTensor()) {
+      tensors.emplace_back(inputs[i].toTensor(), write);
+    } else if (inputs[i].isTensorList()) {
+      for (const at::Tensor& one : inputs[i].toTensorVector()) tensors.emplace_back(one, write);
+    }
+  }
+  auto& m = machine();
+  double bytes = 0;
+  for (auto& [tensor, write] : tensors)
+    if (is_gpu(tensor)) return nullptr;  // a kernel or a copy: noted where it is enqueued
+  for (auto& [tensor, write] : tensors) {
+    if (!tensor.defined() || !tensor.device().is_cpu() || !tensor.has_storage()) continue;
+    if (tensor.layout() != at::kStrided || !tensor.numel()) continue;
+    bytes += static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
+    for (auto& range : ranges_of(tensor))
+      if (m.pinning(range) != Machine::Pinning::pageable) m.host_touch(name->name, {range, write});
+  }
+  m.host_work(bytes / m.device(0).profile.host_bandwidth);
+  note_places();
+  return nullptr;
+}
+
+const auto handle = at::addGlobalCallback(
+    at::RecordFunctionCallback(&on_operation).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+
+}  // namespace
+}  // namespace simulated_gpu

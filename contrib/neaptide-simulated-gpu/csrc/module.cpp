@@ -1,0 +1,170 @@
+// The Python module: settings, findings, and what torch.cuda needs that torch has no interface for.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include "device.h"
+
+namespace py = pybind11;
+
+namespace simulated_gpu {
+namespace {
+
+PyObject* place_of_call = nullptr;  // a function: the lines of the program that are being run
+
+void configure(int device, const py::dict& given) {
+  auto& m = machine();
+  Machine::Guard guard(m.lock);
+  auto& profile = m.device(device).profile;
+  const std::unordered_map<std::string, double*> rates{
+      {"flops_half", &profile.flops_half},         {"flops_single", &profile.flops_single},
+      {"bandwidth", &profile.bandwidth},           {"to_device", &profile.to_device},
+      {"to_host", &profile.to_host},               {"peer", &profile.peer},
+      {"host_bandwidth", &profile.host_bandwidth}, {"launch_host", &profile.launch_host},
+      {"launch_device", &profile.launch_device},   {"copy_latency", &profile.copy_latency}};
+  for (auto& [key, value] : given) {
+    auto name = key.cast<std::string>();
+    if (name == "capacity")
+      m.device(device).memory->capacity = value.cast<size_t>();
+    else if (name == "expandable_segments")
+      m.device(device).memory->expandable = value.cast<bool>();
+    else if (auto rate = rates.find(name); rate != rates.end())
+      *rate->second = value.cast<double>();
+    else
+      throw py::key_error(name);
+  }
+}
+
+py::dict statistics() {
+  auto& m = machine();
+  Machine::Guard guard(m.lock);
+  py::dict found, busy, streams, operations;
+  for (size_t i = 0; i < ENGINES; ++i) {
+    double total = 0;
+    for (int device = 0; device < m.device_count; ++device) total += m.device(device).engines[i].total();
+    busy[ENGINE_NAMES[i]] = total;
+  }
+  for (size_t i = 0; i < m.stream_count(); ++i) {
+    auto& one = m.stream(static_cast<int>(i));
+    if (one.operations) streams[py::str(one.name)] = py::make_tuple(one.operations, one.time, one.busy);
+  }
+  for (auto& [name, total] : m.by_operation) operations[py::str(name)] = py::make_tuple(total.first, total.second);
+  found["seconds"] = m.host_time();
+  found["host_waited"] = m.host_waited;
+  found["host_worked"] = m.host_worked;
+  found["busy"] = busy;
+  found["streams"] = streams;
+  found["operations"] = operations;
+  found["launches"] = m.launches;
+  found["shadow"] = m.shadow_size();
+  return found;
+}
+
+py::list trace() {
+  auto& m = machine();
+  Machine::Guard guard(m.lock);
+  py::list found;
+  for (auto& one : m.trace)
+    found.append(py::make_tuple(one.name, m.stream(one.stream).name, ENGINE_NAMES[static_cast<size_t>(one.engine)],
+                                one.start, one.end, one.bytes));
+  return found;
+}
+
+void set_fake(bool on, double value) {
+  for (int device = 0; device < machine().device_count; ++device)
+    TORCH_CHECK(machine().fake == on || !machine().device(device).memory->statistics.allocations.of[0].current,
+                "tensors are on the device: real and fake ones do not mix");
+  machine().fake = on;
+  set_fake_value(value);
+}
+
+}  // namespace
+
+void note_places() {
+  auto& m = machine();
+  if (!m.has_news || !place_of_call) return;
+  m.has_news = false;
+  py::gil_scoped_acquire gil;
+  auto place = py::reinterpret_borrow<py::object>(place_of_call)().cast<std::string>();
+  Machine::Guard guard(m.lock);
+  if (!m.races.empty()) m.races.back() += place;
+}
+
+PYBIND11_MODULE(_C, module) {
+  auto& m = machine();
+  c10::SetAllocator(GPU, device_allocator());
+  at::setHostAllocator(GPU, host_allocator());
+
+  module.def("configure", &configure);
+  module.def("set_device_count", [&m](int count) {
+    TORCH_CHECK(1 <= count && count <= MAX_DEVICES, "from 1 to ", MAX_DEVICES, " devices, not ", count);
+    m.device_count = count;
+  });
+  module.def("device_count", [&m] { return m.device_count; });
+  module.def("capacity", [&m](int device) { return m.device(device).memory->capacity; });
+  module.def("set_fake", &set_fake);
+  module.def("is_fake", [&m] { return m.fake; });
+  module.def("set_tell_races", [&m](bool on) { m.tell_races = on; });
+  module.def("set_tracing", [&m](bool on) { m.tracing = on; });
+  module.def("reset", [&m] { m.reset(); });
+  module.def("races", [&m] { return m.races; });
+  module.def("take_races", [&m](size_t from) {
+    Machine::Guard guard(m.lock);
+    auto first = m.races.begin() + static_cast<std::ptrdiff_t>(std::min(from, m.races.size()));
+    std::vector<std::string> taken(first, m.races.end());
+    m.races.erase(first, m.races.end());
+    return taken;
+  });
+  module.def("statistics", &statistics);
+  module.def("trace", &trace);
+  module.def("set_place_of_call", [](py::object function) { place_of_call = function.release().ptr(); });
+  module.def("name_range", [&m](uintptr_t address, size_t size, const std::string& name) {
+    Machine::Guard guard(m.lock);
+    m.name_range({address, address + size}, name);
+  });
+  module.def("name_stream", [&m](int64_t id, int device, const std::string& name) {
+    Machine::Guard guard(m.lock);
+    m.stream(id ? static_cast<int>(id) : device).name = name;
+  });
+
+  module.def("host_work", [&m](double seconds) { m.host_work(seconds); });
+  module.def("host_touch", [&m](const std::string& name, uintptr_t address, size_t size, bool write) {
+    m.host_touch(name, {{address, address + size}, write});
+    note_places();
+  });
+  module.def("pin", [&m](uintptr_t address, size_t size) {
+    Machine::Guard guard(m.lock);
+    if (m.pinning({address, address + size}) != Machine::Pinning::pageable) return false;
+    m.pin({address, address + size});
+    return true;
+  });
+  module.def("unpin", [&m](uintptr_t address) {
+    bool known = m.unpin(address);
+    note_places();
+    return known;
+  });
+  module.def("seconds_between", [](uintptr_t first, uintptr_t second) {
+    return reinterpret_cast<Event*>(second)->time - reinterpret_cast<Event*>(first)->time;
+  });
+  module.def("exchange_device", &exchange_device);
+  module.def("current_device", &current_device);
+  module.def("exchange_stream", [](int64_t id, int device) {
+    int before = exchange_stream(id ? static_cast<int>(id) : device);
+    return before < MAX_DEVICES ? 0 : before;
+  });
+  module.def("empty_cache", [&m] {
+    for (int device = 0; device < m.device_count; ++device) m.empty_cache(device);
+  });
+  // Autograd's threads take the GIL as they end. Where Python is gone by then, the process aborts.
+  module.def("stop_autograd", [] {
+    py::gil_scoped_release no_gil;
+    torch::autograd::Engine::get_default_engine().stop();
+  });
+  module.def("default_generator", [](int device) {
+    return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(device)));
+  });
+}
+
+}  // namespace simulated_gpu

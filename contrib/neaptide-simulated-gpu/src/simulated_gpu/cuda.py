@@ -1,0 +1,247 @@
+"""`torch.cuda` for the simulated device: the functions that a build without CUDA lacks."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from simulated_gpu import _C
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Device = torch.device | str | int | None
+
+
+def _index(device: Device) -> int:
+    """Return the index that a device, a name, a number or None (the current one) stands for."""
+    if device is None:
+        return _C.current_device()
+    if isinstance(device, int):
+        return device if device >= 0 else _C.current_device()
+    index = torch.device(device).index
+    return _C.current_device() if index is None else index
+
+
+class Stream(torch.Stream):
+    """A stream of a device, of a pool of 32 as torch has it."""
+
+    def __new__(cls, device: Device = None, priority: int = 0, **given: Any) -> Stream:  # noqa: D102
+        if given:
+            return super().__new__(cls, **given)
+        return super().__new__(cls, torch.device("cuda", _index(device)), priority=priority)
+
+
+class Event(torch.Event):
+    """An event; `elapsed_time` is of the simulated clock, in milliseconds."""
+
+    def __new__(cls, enable_timing: bool = False, **given: Any) -> Event:  # noqa: D102, FBT001, FBT002
+        return super().__new__(cls, torch.device("cuda", _C.current_device()), enable_timing=enable_timing)
+
+    def elapsed_time(self, end_event: torch.Event) -> float:
+        """Return the simulated milliseconds from this event to another. Both must be recorded."""
+        if not self.event_id or not end_event.event_id:
+            raise ValueError("both events must be recorded before the time between them is asked")
+        return _C.seconds_between(self.event_id, end_event.event_id) * 1e3
+
+
+def _known(stream: torch.Stream) -> Stream:
+    return Stream(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    )
+
+
+def current_stream(device: Device = None) -> Stream:
+    return _known(torch.accelerator.current_stream(_index(device)))
+
+
+def default_stream(device: Device = None) -> Stream:
+    kind = torch.accelerator.current_stream().device_type
+    return Stream(stream_id=0, device_index=_index(device), device_type=kind)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    if stream is not None:
+        _C.exchange_device(stream.device_index)
+        _C.exchange_stream(stream.stream_id, stream.device_index)
+
+
+class StreamContext:
+    """Makes a stream, and its device, the current ones."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is None:
+            return
+        self._device = _C.exchange_device(self.stream.device_index)
+        self._before = _C.exchange_stream(self.stream.stream_id, self.stream.device_index)
+
+    def __exit__(self, *_: object) -> None:
+        if self.stream is None:
+            return
+        _C.exchange_stream(self._before, self.stream.device_index)
+        _C.exchange_device(self._device)
+
+
+class device:  # noqa: N801 - torch's name
+    """Makes a device the current one."""
+
+    def __init__(self, wanted: Device) -> None:
+        self.idx = _index(wanted)
+
+    def __enter__(self) -> device:
+        self._before = _C.exchange_device(self.idx)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _C.exchange_device(self._before)
+
+
+def set_device(wanted: Device) -> None:
+    torch.accelerator.set_device_index(_index(wanted))
+
+
+class Properties:
+    """What `get_device_properties` returns."""
+
+    major, minor = 9, 0
+    multi_processor_count = 132
+    warp_size = 32
+    max_threads_per_multi_processor = 2048
+
+    def __init__(self, index: int) -> None:
+        self.name = f"simulated GPU {index}"
+        self.uuid = uuid.UUID(int=index)
+        self.total_memory = _C.capacity(index)
+
+
+def get_device_properties(device: Device = None) -> Properties:
+    return Properties(_index(device))
+
+
+class _Error(int):
+    """A code of the driver; 0 is success."""
+
+
+class Cudart:
+    """The functions of CUDA's runtime that register host memory."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> _Error:  # noqa: N802, ARG004
+        return _Error(0 if _C.pin(address, size) else 712)
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> _Error:  # noqa: N802
+        return _Error(0 if _C.unpin(address) else 713)
+
+    @staticmethod
+    def cudaGetErrorString(error: int) -> str:  # noqa: N802
+        return {712: "already mapped", 713: "not mapped"}.get(int(error), f"error {int(error)}")
+
+    @staticmethod
+    def cudaMemGetInfo(index: int) -> tuple[int, int]:  # noqa: N802
+        return torch.accelerator.get_memory_info(index)
+
+
+def get_rng_state(device: Device = "cuda") -> torch.Tensor:
+    return _C.default_generator(_index(device)).get_state()
+
+
+def set_rng_state(state: torch.Tensor, device: Device = "cuda") -> None:
+    _C.default_generator(_index(device)).set_state(state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state(index) for index in range(_C.device_count())]
+
+
+def set_rng_state_all(states: list[torch.Tensor]) -> None:
+    for index, state in enumerate(states):
+        set_rng_state(state, index)
+
+
+def manual_seed(seed: int) -> None:
+    _C.default_generator(_C.current_device()).manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    for index in range(_C.device_count()):
+        _C.default_generator(index).manual_seed(int(seed))
+
+
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
+    index = _index(device)
+    _C.configure(index, {"capacity": int(fraction * _C.capacity(index))})
+
+
+@contextmanager
+def _as_is(*_: object, **__: object) -> Iterator[None]:
+    yield
+
+
+def _of_accelerator(name: str) -> Any:
+    function = getattr(torch.accelerator, name)
+
+    @functools.wraps(function)
+    def asked(device: Device = None) -> Any:
+        return function(_index(device))
+
+    return asked
+
+
+def _public() -> dict[str, Any]:
+    """Return what `torch.cuda` gets, by name."""
+    own = (
+        Stream, Event, StreamContext, device, current_stream, default_stream, set_stream, set_device,
+        get_device_properties, get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all,
+        manual_seed, manual_seed_all, set_per_process_memory_fraction,
+    )  # fmt: skip
+    measured = (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+        "reset_peak_memory_stats", "reset_accumulated_memory_stats", "memory_stats",
+    )  # fmt: skip
+    return {
+        **{each.__name__: each for each in own},
+        **{name: _of_accelerator(name) for name in measured},
+        "stream": StreamContext,
+        "synchronize": _of_accelerator("synchronize"),
+        "mem_get_info": _of_accelerator("get_memory_info"),
+        "empty_cache": _C.empty_cache,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": _C.device_count,
+        "current_device": _C.current_device,
+        "get_device_name": lambda device=None: Properties(_index(device)).name,
+        "get_device_capability": lambda device=None: (Properties.major, Properties.minor),
+        "get_arch_list": lambda: ["sm_90"],
+        "is_bf16_supported": lambda *_, **__: True,
+        "seed": lambda: _C.default_generator(_C.current_device()).seed(),
+        "initial_seed": lambda: _C.default_generator(_C.current_device()).initial_seed(),
+        "is_current_stream_capturing": lambda: False,
+        "cudart": lambda: Cudart,
+        "OutOfMemoryError": torch.OutOfMemoryError,
+    }
+
+
+def _new_storage(kind: type, *args: Any, device: Device = None, **given: Any) -> Any:
+    """Make a storage: torch's constructor knows a CUDA device only in a build with CUDA."""
+    if device is None or torch.device(device).type != "cuda":
+        return torch._C.StorageBase.__new__(kind, *args, device=device, **given)
+    size = args[0] if args else 0
+    return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def install() -> None:
+    """Give `torch.cuda` the functions of the simulated device."""
+    torch.UntypedStorage.__new__ = _new_storage
+    for name, value in _public().items():
+        setattr(torch.cuda, name, value)

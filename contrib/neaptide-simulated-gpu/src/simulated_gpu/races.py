@@ -1,0 +1,49 @@
+"""Races: what two streams, or a stream and the host, do to the same memory in no order."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from simulated_gpu import _C
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LINES = 5
+_INNER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+class RaceError(AssertionError):
+    """Nothing orders two operations that use the same memory: no event, wait or synchronization."""
+
+
+def races() -> list[str]:
+    """Return the races since the last `reset`, each with its lines of the program."""
+    return _C.races()
+
+
+@contextmanager
+def detect_races() -> Iterator[None]:
+    """Raise RaceError at the end for the races in between, which are then no longer in `races()`.
+
+    An exception of the block goes first.
+    """
+    before = len(races())
+    yield
+    if found := _C.take_races(before):
+        raise RaceError("\n".join(found))
+
+
+def _place_of_call() -> str:
+    """Return the last lines of the program outside torch and this package."""
+    frames = [one for one in traceback.extract_stack() if not one.filename.startswith(_INNER)]
+    lines = [f"{Path(one.filename).name}:{one.lineno} {one.name}: {one.line}" for one in frames[-_LINES:]]
+    return "".join(f"\n    {line}" for line in lines)
+
+
+_C.set_place_of_call(_place_of_call)

@@ -1,0 +1,61 @@
+"""`pytest --simulated-gpu`: the tests run with a simulated CUDA device, and a race fails its test.
+
+A module of its own, imported before anything imports torch; without the option it does nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.addoption(
+        "--simulated-gpu",
+        action="store_true",
+        help="run with a simulated CUDA device; a race fails the test that caused it",
+    )
+    parser.addoption(
+        "--simulated-gpu-capacity",
+        type=float,
+        default=8.0,
+        metavar="GIB",
+        help="memory of the simulated device (default: 8)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Import the device before a conftest imports torch."""
+    if not early_config.known_args_namespace.simulated_gpu:
+        return
+    if "torch" in sys.modules:
+        raise pytest.UsageError("--simulated-gpu: a plugin of pytest has imported torch already")
+    import simulated_gpu
+
+    capacity = early_config.known_args_namespace.simulated_gpu_capacity
+    simulated_gpu.configure(capacity=int(capacity * 2**30))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> object:
+    """Start each test with no races and the clock at 0."""
+    if item.config.option.simulated_gpu:
+        import simulated_gpu
+
+        simulated_gpu.reset()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> object:
+    """Fail a test that passed and raced."""
+    result = yield
+    if item.config.option.simulated_gpu:
+        import simulated_gpu
+
+        if found := simulated_gpu.races():
+            pytest.fail("races on the simulated device:\n" + "\n".join(found), pytrace=False)
+    return result

@@ -11,6 +11,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -18,24 +19,34 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).parent
 TRIED = "2.13.0"
 # NDEBUG as torch's own build has it: the layout of some of its classes depends on it.
-FLAGS = ["-O1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w", "-DNDEBUG", "-DTORCH_EXTENSION_NAME=_C"]
+FLAGS = [
+    "-O1",
+    "-std=c++20",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-w",
+    "-DNDEBUG",
+    "-DTORCH_EXTENSION_NAME=_C",
+]
 LIBRARIES = ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+
+
+def stop(why: str) -> NoReturn:
+    """End the installation with the reason."""
+    raise SystemExit("simulated_gpu: " + why)
 
 
 def torch_folder() -> Path:
     """Return the folder of torch. Exits with the way out where it is not one to build against."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise SystemExit(
-            "simulated_gpu: torch is not here to build against. Install torch first, "
-            "then this package with --no-build-isolation"
-        )
+        stop("torch is not here: install it first, then this package with --no-build-isolation")
     version = metadata.version("torch")
     if version.split("+")[0] != TRIED:
-        raise SystemExit(f"simulated_gpu: tried with torch {TRIED}, not with {version}")
+        stop(f"tried with torch {TRIED}, not with {version}")
     folder = Path(spec.origin).parent
     if (folder / "lib" / "libtorch_cuda.so").exists():
-        raise SystemExit(f"simulated_gpu: this torch ({version}) has CUDA; a build for the CPU is needed")
+        stop(f"this torch ({version}) has CUDA; a build for the CPU is needed")
     return folder
 
 
@@ -44,7 +55,7 @@ def compiler() -> str:
     wanted = os.environ.get("CXX", "g++")
     found = shutil.which(wanted)
     if found is None:
-        raise SystemExit(f"simulated_gpu: no C++ compiler {wanted!r} is on PATH; name one by CXX")
+        stop(f"no C++ compiler {wanted!r} is on PATH; name one by CXX")
     return found
 
 
@@ -52,7 +63,12 @@ def cached(sources: list[Path]) -> Path:
     """Return where the library of these sources, this torch, Python and compiler is kept."""
     digest = hashlib.sha256()
     version = subprocess.run([compiler(), "--version"], capture_output=True, check=True).stdout
-    facts = (metadata.version("torch"), str(torch_folder()), sysconfig.get_config_var("EXT_SUFFIX"), *FLAGS)
+    facts = (
+        metadata.version("torch"),
+        str(torch_folder()),
+        sysconfig.get_config_var("EXT_SUFFIX"),
+        *FLAGS,
+    )
     digest.update(repr(facts).encode() + version)
     for source in sources:
         digest.update(source.name.encode() + source.read_bytes())
@@ -63,7 +79,11 @@ def cached(sources: list[Path]) -> Path:
 def compile_all(sources: list[Path], folder: Path, target: Path) -> None:
     """Compile each source, as many at once as there are cores, and link them."""
     torch = torch_folder()
-    include = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    include = [
+        torch / "include",
+        torch / "include/torch/csrc/api/include",
+        sysconfig.get_paths()["include"],
+    ]
     flags = FLAGS + [f"-isystem{path}" for path in include]
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -75,14 +95,25 @@ def compile_all(sources: list[Path], folder: Path, target: Path) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(compiled, sources))
     library = torch / "lib"
-    run([compiler(), "-shared", *objects, "-o", str(target), f"-L{library}", f"-Wl,-rpath,{library}", *LIBRARIES])
+    run(
+        [
+            compiler(),
+            "-shared",
+            *objects,
+            "-o",
+            str(target),
+            f"-L{library}",
+            f"-Wl,-rpath,{library}",
+            *LIBRARIES,
+        ]
+    )
 
 
 def run(command: list[str]) -> None:
     """Run the compiler. Exits with what it says where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"simulated_gpu: {command[0]} failed\n{done.stderr[-4000:]}")
+        stop(f"{command[0]} failed\n{done.stderr[-4000:]}")
 
 
 class Build(build_ext):

@@ -27,12 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Import the device before a conftest imports torch."""
     if not early_config.known_args_namespace.simulated_gpu:
         return
     if "torch" in sys.modules:
-        raise pytest.UsageError("--simulated-gpu: a plugin of pytest has imported torch already")
+        msg = "--simulated-gpu: a plugin of pytest has imported torch already"
+        raise pytest.UsageError(msg)
     import simulated_gpu
 
     capacity = early_config.known_args_namespace.simulated_gpu_capacity

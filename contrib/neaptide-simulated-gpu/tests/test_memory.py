@@ -89,7 +89,9 @@ def test_fragments_make_a_device_full_that_expandable_segments_would_fill() -> N
 def test_the_capacity_is_a_hard_limit_of_results_too() -> None:
     simulated_gpu.configure(capacity=64 * MIB)
     kept = torch.ones(3 * MIB, device="cuda")  # 12 MiB
-    with pytest.raises(torch.OutOfMemoryError, match="capacity of 67108864 bytes, of which 12582912 are reserved"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match="capacity of 67108864 bytes, of which 12582912 are reserved"
+    ):
         kept.repeat(5)
     del kept
 
@@ -125,7 +127,17 @@ def test_nothing_is_lost_in_any_order_of_calls(seed: int, expandable: bool) -> N
         for _ in range(600):
             if draw.random() < 0.55:
                 try:
-                    kept.append(taken(draw.choice([draw.randrange(1, 4096), draw.randrange(1, 2 * MIB), draw.randrange(1, 30 * MIB)])))
+                    kept.append(
+                        taken(
+                            draw.choice(
+                                [
+                                    draw.randrange(1, 4096),
+                                    draw.randrange(1, 2 * MIB),
+                                    draw.randrange(1, 30 * MIB),
+                                ]
+                            )
+                        )
+                    )
                 except torch.OutOfMemoryError:
                     kept.clear()
             elif kept:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import simulated_gpu
 import torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NO_LATENCY = {"launch_host": 0, "launch_device": 0, "copy_latency": 0}
 SIZE = 64 << 20
@@ -37,7 +40,9 @@ def prefetched(*, streams: int, steps: int = 8) -> dict:
 
 def test_copies_overlap_with_compute_on_two_streams() -> None:
     product = 2 * 512**3  # one takes 1 ms, a copy 4 ms
-    simulated_gpu.configure(flops_half=product * 1000, to_device=SIZE * 250, bandwidth=1e15, **NO_LATENCY)
+    simulated_gpu.configure(
+        flops_half=product * 1000, to_device=SIZE * 250, bandwidth=1e15, **NO_LATENCY
+    )
     alone, beside = prefetched(streams=1), prefetched(streams=2)
     assert alone["seconds"] == pytest.approx(8 * 8e-3, rel=0.01)
     assert beside["seconds"] == pytest.approx(9 * 4e-3, rel=0.01)
@@ -58,7 +63,10 @@ def test_events_measure_simulated_milliseconds() -> None:
 
 def test_pageable_memory_halves_the_rate_and_holds_the_host() -> None:
     simulated_gpu.configure(to_device=1e9, **NO_LATENCY)
-    here, pageable = torch.empty(1_000_000, dtype=torch.uint8, device="cuda"), torch.empty(1_000_000, dtype=torch.uint8)
+    here, pageable = (
+        torch.empty(1_000_000, dtype=torch.uint8, device="cuda"),
+        torch.empty(1_000_000, dtype=torch.uint8),
+    )
     before = simulated_gpu.statistics()["seconds"]
     here.copy_(pageable, non_blocking=True)
     assert simulated_gpu.statistics()["seconds"] - before == pytest.approx(2e-3, rel=0.02)

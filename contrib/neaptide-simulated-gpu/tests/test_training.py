@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from models import Model
 from torch import nn
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
@@ -18,7 +21,9 @@ OPTIMIZERS = {
 }
 
 
-def trained(device: str, optimizer: str, *, dropout: float = 0.0, autocast: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
+def trained(
+    device: str, optimizer: str, *, dropout: float = 0.0, autocast: bool = False
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     model = Model(dropout=dropout)
     tokens = torch.randint(0, 64, (4, 2, 9))
@@ -72,7 +77,9 @@ def test_the_state_of_a_generator_is_saved_and_restored() -> None:
 def test_a_generator_of_ones_own_draws_the_cpus_numbers() -> None:
     own = torch.Generator("cuda").manual_seed(4)
     plain = torch.Generator().manual_seed(4)
-    assert torch.equal(torch.randn(3, generator=own, device="cuda").cpu(), torch.randn(3, generator=plain))
+    assert torch.equal(
+        torch.randn(3, generator=own, device="cuda").cpu(), torch.randn(3, generator=plain)
+    )
 
 
 def test_tensors_of_the_host_are_kept_out() -> None:
@@ -98,7 +105,9 @@ def test_checkpointing_runs_there_and_lowers_the_peak() -> None:
         model = Model(layers=6, width=64, hidden=256).to("cuda")
         for layer in model.layers if checkpointed else ():
             inner = layer.forward
-            layer.forward = lambda x, inner=inner: torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
+            layer.forward = lambda x, inner=inner: torch.utils.checkpoint.checkpoint(
+                inner, x, use_reentrant=False
+            )
         torch.cuda.reset_peak_memory_stats()
         model(torch.zeros(4, 128, dtype=torch.long, device="cuda")).sum().backward()
         return torch.cuda.max_memory_allocated()

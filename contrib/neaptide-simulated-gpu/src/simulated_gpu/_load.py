@@ -13,16 +13,26 @@ TRIED = ("2.13.0",)
 
 
 def library() -> None:
-    """Load the extension, then torch. Raises ImportError with the way out where it cannot be."""
+    """Load the extension. Raises ImportError with the way out where that cannot be."""
+    if problem := _problem():
+        raise ImportError(problem)
+    ctypes.CDLL(_extension(), ctypes.RTLD_GLOBAL)
+
+
+def _extension() -> str | None:
+    spec = importlib.util.find_spec("simulated_gpu._C")
+    return None if spec is None else spec.origin
+
+
+def _problem() -> str | None:
     if "torch" in sys.modules:
-        raise ImportError("torch is imported already: `import simulated_gpu` has to come before it")
+        return "torch is imported already: `import simulated_gpu` has to come before it"
     found = metadata.version("torch")
     if found.split("+")[0] not in TRIED:
-        raise ImportError(f"simulated_gpu was tried with torch {', '.join(TRIED)}, not {found}")
-    extension = importlib.util.find_spec("simulated_gpu._C")
+        return f"simulated_gpu was tried with torch {', '.join(TRIED)}, not with {found}"
+    if _extension() is None:
+        return "the extension of simulated_gpu is not built: install the package again"
     torch = importlib.util.find_spec("torch")
-    if extension is None or extension.origin is None:
-        raise ImportError("the extension of simulated_gpu is not built: install the package again")
-    if (Path(str(torch.origin)).parent / "lib" / "libtorch_cuda.so").exists():
-        raise ImportError(f"this torch ({found}) has CUDA: simulated_gpu wants a build for the CPU")
-    ctypes.CDLL(extension.origin, ctypes.RTLD_GLOBAL)
+    if torch is not None and (Path(str(torch.origin)).parent / "lib/libtorch_cuda.so").exists():
+        return f"this torch ({found}) has CUDA: simulated_gpu needs a build for the CPU"
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -30,22 +30,29 @@ def _index(device: Device) -> int:
 class Stream(torch.Stream):
     """A stream of a device, of a pool of 32 as torch has it."""
 
-    def __new__(cls, device: Device = None, priority: int = 0, **given: Any) -> Stream:  # noqa: D102
+    def __new__(cls, device: Device = None, priority: int = 0, **given: Any) -> Self:
         if given:
             return super().__new__(cls, **given)
         return super().__new__(cls, torch.device("cuda", _index(device)), priority=priority)
 
+    @property
+    def cuda_stream(self) -> int:
+        """A number that stands for the stream; 0 is the default one."""
+        return self.stream_id
+
 
 class Event(torch.Event):
-    """An event; `elapsed_time` is of the simulated clock, in milliseconds."""
+    """An event; `elapsed_time` is of the simulated clock."""
 
-    def __new__(cls, enable_timing: bool = False, **given: Any) -> Event:  # noqa: D102, FBT001, FBT002
-        return super().__new__(cls, torch.device("cuda", _C.current_device()), enable_timing=enable_timing)
+    def __new__(cls, *, enable_timing: bool = False, **_: Any) -> Self:
+        device = torch.device("cuda", _C.current_device())
+        return super().__new__(cls, device, enable_timing=enable_timing)
 
     def elapsed_time(self, end_event: torch.Event) -> float:
         """Return the simulated milliseconds from this event to another. Both must be recorded."""
         if not self.event_id or not end_event.event_id:
-            raise ValueError("both events must be recorded before the time between them is asked")
+            msg = "both events must be recorded before the time between them is asked"
+            raise ValueError(msg)
         return _C.seconds_between(self.event_id, end_event.event_id) * 1e3
 
 
@@ -95,7 +102,7 @@ class device:  # noqa: N801 - torch's name
     def __init__(self, wanted: Device) -> None:
         self.idx = _index(wanted)
 
-    def __enter__(self) -> device:
+    def __enter__(self) -> Self:
         self._before = _C.exchange_device(self.idx)
         return self
 
@@ -198,9 +205,9 @@ def _of_accelerator(name: str) -> Any:
 def _public() -> dict[str, Any]:
     """Return what `torch.cuda` gets, by name."""
     own = (
-        Stream, Event, StreamContext, device, current_stream, default_stream, set_stream, set_device,
-        get_device_properties, get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all,
-        manual_seed, manual_seed_all, set_per_process_memory_fraction,
+        Stream, Event, StreamContext, device, current_stream, default_stream, set_stream,
+        set_device, get_device_properties, get_rng_state, set_rng_state, get_rng_state_all,
+        set_rng_state_all, manual_seed, manual_seed_all, set_per_process_memory_fraction,
     )  # fmt: skip
     measured = (
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
@@ -221,7 +228,7 @@ def _public() -> dict[str, Any]:
         "device_count": _C.device_count,
         "current_device": _C.current_device,
         "get_device_name": lambda device=None: Properties(_index(device)).name,
-        "get_device_capability": lambda device=None: (Properties.major, Properties.minor),
+        "get_device_capability": lambda _=None: (Properties.major, Properties.minor),
         "get_arch_list": lambda: ["sm_90"],
         "is_bf16_supported": lambda *_, **__: True,
         "seed": lambda: _C.default_generator(_C.current_device()).seed(),
@@ -232,10 +239,13 @@ def _public() -> dict[str, Any]:
     }
 
 
+_STORAGE = torch.UntypedStorage.__new__
+
+
 def _new_storage(kind: type, *args: Any, device: Device = None, **given: Any) -> Any:
     """Make a storage: torch's constructor knows a CUDA device only in a build with CUDA."""
     if device is None or torch.device(device).type != "cuda":
-        return torch._C.StorageBase.__new__(kind, *args, device=device, **given)
+        return _STORAGE(kind, *args, device=device, **given)
     size = args[0] if args else 0
     return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Named = TypeVar("Named", torch.Tensor, torch.Stream)
 
 
-def configure(profile: str | Path | None = None, *, devices: int | None = None, **rates: Any) -> None:
+def configure(
+    profile: str | Path | None = None, *, devices: int | None = None, **rates: Any
+) -> None:
     """Be the machine of a profile (a JSON file), with some of its numbers changed.
 
     `rates` are `flops_half` and `flops_single` in FLOP/s; `bandwidth`, `to_device`, `to_host`,
@@ -79,10 +81,14 @@ def timeline(path: str | Path | None = None) -> Iterator[list[tuple[Any, ...]]]:
         _C.set_tracing(False)
         found.extend(_C.trace())
         if path is not None:
-            Path(path).write_text(json.dumps({"traceEvents": [_event(*one) for one in found]}), "utf-8")
+            Path(path).write_text(
+                json.dumps({"traceEvents": [_event(*one) for one in found]}), "utf-8"
+            )
 
 
-def _event(name: str, stream: str, engine: str, start: float, end: float, size: int) -> dict[str, Any]:
+def _event(
+    name: str, stream: str, engine: str, start: float, end: float, size: int
+) -> dict[str, Any]:
     return {
         "name": name, "ph": "X", "pid": engine, "tid": stream,
         "ts": start * 1e6, "dur": (end - start) * 1e6, "args": {"bytes": size},

@@ -42,7 +42,9 @@ def detect_races() -> Iterator[None]:
 def _place_of_call() -> str:
     """Return the last lines of the program outside torch and this package."""
     frames = [one for one in traceback.extract_stack() if not one.filename.startswith(_INNER)]
-    lines = [f"{Path(one.filename).name}:{one.lineno} {one.name}: {one.line}" for one in frames[-_LINES:]]
+    lines = [
+        f"{Path(one.filename).name}:{one.lineno} {one.name}: {one.line}" for one in frames[-_LINES:]
+    ]
     return "".join(f"\n    {line}" for line in lines)
 
 

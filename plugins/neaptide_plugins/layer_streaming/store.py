@@ -68,7 +68,7 @@ class StreamedStore(ParameterStore):
     ) -> Iterator[torch.Tensor]:
         """Lend a view of the host buffer, the parameter's own tensor, or a copy on device `on`."""
         parameter = self.parameters[span.name]
-        tensor = self._gradient(span, mode) if of == "gradient" else self._weight(parameter)
+        tensor = self._gradient(span, mode) if of == "gradient" else self._weight(parameter, mode)
         lent = tensor if on is None or on == tensor.device else tensor.to(on)
         yield lent
         if mode == "write":
@@ -77,11 +77,11 @@ class StreamedStore(ParameterStore):
             if of == "weight" and parameter in self._owners:
                 self.streaming.residency.changed(self._owners[parameter][0])
 
-    def _weight(self, parameter: nn.Parameter) -> torch.Tensor:
+    def _weight(self, parameter: nn.Parameter, mode: Mode) -> torch.Tensor:
         if parameter not in self._owners:
             return parameter.detach()
         block, place = self._owners[parameter]
-        block.written.finish()
+        block.settle() if mode == "write" else block.written.finish()
         return block.views[place]
 
     def _gradient(self, span: Span, mode: Mode) -> torch.Tensor:

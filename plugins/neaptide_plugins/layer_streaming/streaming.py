@@ -162,8 +162,8 @@ class Streaming:
     def step(self) -> None:
         """Update every parameter that has a gradient, streamed or not."""
         if self.updates is None:
-            self.optimizer.step()
-            self.residency.refresh()
+            with self.residency.host_update():
+                self.optimizer.step()
             return
         if not self.settings.in_backward:
             for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
@@ -179,6 +179,7 @@ class Streaming:
         finally:
             for parameter, gradient in zip(streamed, held, strict=True):
                 parameter.grad = gradient
+        self.gradients.host.settle()
 
     def _step(self, block: Block, following: Block | None) -> None:
         updates = self.updates

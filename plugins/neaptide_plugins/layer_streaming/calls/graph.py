@@ -79,6 +79,7 @@ class Preserved:
             self.residency.use(self.block, "forward"),
             saved_tensors_hooks(self._pack, self._unpack),
         ):
+            self.gradients.expect_arrivals(self.block)
             returned = apart(self.forward(*args, **kwargs), self.residency)
         for tensor in FoundTensors().look(returned).tensors:
             if tensor.grad_fn is not None:

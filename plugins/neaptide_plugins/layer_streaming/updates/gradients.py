@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from .host_gradients import HostGradients
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch import nn
+    from torch.autograd.graph import Node
 
     from neaptide_toolkit.offload import Lane
 
@@ -65,7 +68,9 @@ class Gradients:
         self._uses: dict[int, int] = {}
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._pending: dict[int, list[Gradient]] = {}
-        self._arriving: tuple[Block, list[Gradient]] | None = None
+        self._arriving: Block | None = None
+        self._accumulators: dict[nn.Parameter, set[Node]] = {}
+        self._arrived: Counter[nn.Parameter] = Counter()
 
     def expect(self, block: Block) -> None:
         """Count one use of the block in the autograd graph."""
@@ -124,50 +129,73 @@ class Gradients:
             else:
                 self._finished(owner, total)
 
+    def expect_arrivals(self, block: Block) -> None:
+        """Count one use of the block in the graph, with `mode = "graph"`.
+
+        On a GPU a parameter that was on the host between two uses has two accumulators.
+        """
+        self.expect(block)
+        for owner in block.needs:
+            for parameter in owner.parameters:
+                if parameter.requires_grad:
+                    node = get_gradient_edge(parameter).node
+                    self._accumulators.setdefault(parameter, set()).add(node)
+
     @torch.no_grad()
     def arrived(self, block: Block, place: int) -> None:
         """Take the gradient of one parameter, with `mode = "graph"`.
 
-        A block's gradients are gathered until a gradient of another block arrives. On a GPU,
-        autograd delivers one gradient per use if the parameter was on the host between two uses.
-        These gradients are summed.
+        The gradients of a block are stored when a gradient of another block arrives. If the block
+        was used several times and more gradients will arrive, the block's sum over all uses is
+        stored later: a resident model, too, adds the sum of one backward to `.grad`.
         """
         parameter = block.parameters[place]
         gradient, parameter.grad = parameter.grad, None
-        if self._arriving is not None and self._arriving[0] is not block:
-            self._finish_arriving()
-        if self._arriving is None:
-            self._arriving = block, [None] * len(block.parameters)
-        gathered = self._arriving[1]
+        if self._arriving is not block:
+            self._leave_arriving()
+            self._arriving = block
+        gathered = self._pending.setdefault(block.index, [None] * len(block.parameters))
         gathered[place] = _sum(gathered[place], None if gradient is None else gradient.detach())
+        self._arrived[parameter] += 1
 
-    def _finish_arriving(self) -> None:
-        if self._arriving is not None:
-            (block, gradients), self._arriving = self._arriving, None
-            self._finished(block, gradients)
+    def _leave_arriving(self) -> None:
+        block, self._arriving = self._arriving, None
+        if block is not None and not self._more_arrives(block):
+            self._finished(block, self._pending.pop(block.index))
+
+    def _more_arrives(self, block: Block) -> bool:
+        if self._uses.get(block.index, 0) < 2:  # noqa: PLR2004 - used once: what is missing never comes
+            return False
+        expected = self._accumulators
+        return any(self._arrived[one] < len(expected.get(one, ())) for one in block.parameters)
 
     def flush(self) -> None:
         """End a backward: store or apply the remaining sums, and set every `.grad`.
 
         A sum remains if one of the counted uses of its block had no backward.
         """
-        self._finish_arriving()
+        self._leave_arriving()
         for index, total in list(self._pending.items()):
             del self._pending[index]
             block = self._blocks[index]
             with nullcontext() if self._apply is None else self._apply.using(block):
                 self._finished(block, total)
-        self._uses.clear()
+        self._forget_uses()
         self._check_outside(self._blocks)
         self.host.show()
 
     def drop(self) -> None:
         """Drop all gradients, including the gradients of a failed backward."""
         self._pending.clear()
-        self._uses.clear()
+        self._forget_uses()
         self._sums.clear()
         self._arriving = None
         self.host.clear()
+
+    def _forget_uses(self) -> None:
+        self._uses.clear()
+        self._accumulators.clear()
+        self._arrived.clear()
 
     def _check_outside(self, blocks: Sequence[Block]) -> None:
         """Raise RuntimeError if a parameter has a gradient from outside its block's forward."""

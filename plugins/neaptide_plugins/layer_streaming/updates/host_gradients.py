@@ -42,6 +42,9 @@ class _GradientBuffer:
     shown: bool = False
     """True if `.grad` was set to these gradients since the last backward."""
     written: Ticket = DONE
+    """The last copy from the device."""
+    read: Ticket = DONE
+    """The last copy to the device."""
 
 
 class HostGradients:
@@ -139,6 +142,11 @@ class HostGradients:
         ticket = self._lane.submit(f"gradients of {block.name}", leave, (computed(self._device),))
         staging.free = home.written = ticket
 
+    def settle(self) -> None:
+        """Block the host until no copy reads a gradient: `zero_grad` may write it."""
+        for home in self._homes.values():
+            home.read.finish()
+
     def create(self, block: Block, parameter: nn.Parameter) -> None:
         """Create a gradient of zeros for a parameter that has no gradient."""
         home = self._home(block)
@@ -168,7 +176,8 @@ class HostGradients:
             device.copy_(host, non_blocking=True)
 
         name = f"fetch gradients of {block.name}"
-        self._lane.submit(name, fetch, (computed(self._device),)).wait()
+        home.read = self._lane.submit(name, fetch, (computed(self._device),))
+        home.read.wait()
         found: dict[int, torch.Tensor] = {}
         for place, view in enumerate(home.layout.views(device)):
             if place in home.present:

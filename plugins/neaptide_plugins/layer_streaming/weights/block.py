@@ -74,5 +74,10 @@ class Block:
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
 
+    def settle(self) -> None:
+        """Block the host until no copy reads or writes the weights on the host."""
+        self.arrival.finish()
+        self.written.finish()
+
     def __repr__(self) -> str:
         return f"<Block {self.name!r}>"

@@ -8,6 +8,9 @@ UseKind = Literal["forward", "backward", "infer", "update"]
 Use = tuple[UseKind, int]
 """A use of a block: the kind of the use, and the index of the block."""
 
+_PAUSE: Use = ("update", -1)
+"""Stands in the order for an update by the host, before which no block may be fetched."""
+
 
 class Order:
     """Predicts the next use of a block.
@@ -32,6 +35,10 @@ class Order:
             self._after[None, self._last] = use
         self._before, self._last = self._last, use
 
+    def pause(self) -> None:
+        """Record that the host changes the weights of all blocks now."""
+        self.note(_PAUSE)
+
     def ahead(self, count: int) -> list[int]:
         """Return the indices of at most `count` blocks after the current block, nearest first."""
         before, last = self._before, self._last
@@ -42,7 +49,7 @@ class Order:
         while len(found) < count and (before, last) not in seen:
             seen.add((before, last))
             following = self._after.get((before, last)) or self._after.get((None, last))
-            if following is None:
+            if following is None or following == _PAUSE:
                 break
             before, last = last, following
             if last[1] not in found and last[1] != current:

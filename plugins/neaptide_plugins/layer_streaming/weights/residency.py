@@ -161,10 +161,16 @@ class Residency:
             self._storages.discard(_storage(block.slot.flat))
             self.evict(block)
 
-    def refresh(self) -> None:
-        """Discard all copies on the device, because the weights on the host have changed."""
+    @contextmanager
+    def host_update(self) -> Iterator[None]:
+        """Let the host change the weights of all blocks; then discard the copies on the device."""
+        self.order.pause()
+        for block in self.blocks:
+            block.settle()
+        yield
         for block in self.blocks:
             self.changed(block)
+        self._fetch_ahead()
 
     def changed(self, block: Block) -> None:
         """Discard a block's copy on the device. A kept block is fetched again at its next use."""
@@ -182,7 +188,7 @@ class Residency:
         if slot is None:
             return
         assert not block.users, "a block in use cannot be evicted"
-        block.arrival.finish()  # The copies must end before the slot's memory is used again.
+        block.arrival.wait()  # Later computation, and memory that is freed, come after the copy.
         slot.views.pop(block.index, None) if slot not in self.slots else None
         if slot in self.slots:
             slot.free = computed(self.device)

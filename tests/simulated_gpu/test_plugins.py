@@ -26,7 +26,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "streaming, accumulated": {**ACCUMULATED, "layer-streaming": {}},
     "streaming, graph, accumulated": {**ACCUMULATED, "layer-streaming": {"mode": "graph"}},
     "optimizer-offload": {"optimizer-offload": {}},
-    "optimizer-offload to disk": {"optimizer-offload": {"strategy": "disk"}},
+    "optimizer-offload, pinned": {"optimizer-offload": {"strategy": "pinned"}},
     "activation-checkpointing": {"activation-checkpointing": {}},
     "profiler": {"profiler": {}},
     "delayed-verdict": {"delayed-verdict": {}},

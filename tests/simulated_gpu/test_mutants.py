@@ -5,6 +5,7 @@ A mutant lacks one of them. It is told if a scenario races, raises, or gives oth
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -70,6 +71,7 @@ def told(mutant: Mutant, expected: dict[str, Any]) -> int:
             found = scenario()
         except Exception as error:  # noqa: BLE001 - whatever the missing wait leads to
             return _tells(mutant, name, repr(error))
+        gc.collect()  # what is freed now is freed while its copies run
         if races := simulated_gpu.races():
             return _tells(mutant, name, races[0])
         if found != expected[name]:

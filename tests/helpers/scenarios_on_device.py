@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from streamed_net import WAYS, trained_net
+from streamed_net import WAYS, Net, trained_net
+from torch.nn import functional
 
 from neaptide import HybridTrainer
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
+from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_plugins.optimizer_offload.host_state import HostState
+from neaptide_toolkit.recompute import find_blocks
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
+
+DEVICE = torch.device("cuda")
 Result = tuple[list[float], str]
 
 
@@ -31,21 +40,23 @@ def digest_of(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def streamed(way: str, *, poison: bool = False, **given: Any) -> Result:
-    """Train the net by the mechanism alone."""
+    """Train the net by the mechanism alone; write the weights on the host at once."""
     settings = StreamingSettings(poison=poison, **WAYS[way])
-    losses, weights, _ = trained_net(settings, device="cuda", foreach=False, **given)
+    losses, weights, streaming = trained_net(settings, device="cuda", foreach=False, **given)
+    assert streaming is not None
+    for block in streaming.blocks:
+        block.host.add_(0)
     return losses, digest_of(weights)
 
 
-def through_the_trainer(plugins: dict[str, Any], phases: dict[str, Any] | None = None) -> Result:
-    """Train the tiny task through phases, with an evaluation and a state saved and loaded."""
+def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
+    """Train the tiny task through all phases; read losses late, write and load state between."""
     torch.manual_seed(1)
     random.seed(1)  # a digest knows the state of every generator
     np.random.seed(1)  # noqa: NPY002 - as above
-    cycle = {"warmup": {"steps": 10}, "full": {"steps": 4}, "correct": {"steps": 2}}
     config = {
-        "train": {"steps": 26, "device": "cuda"},
-        "phases": phases or cycle,
+        "train": {"steps": 26, "device": "cuda", **train},
+        "phases": {"warmup": {"steps": 10}, "full": {"steps": 4}, "correct": {"steps": 2}},
         "plugins": {"ema": {}, "predictor-drift": {"min_window": 8}, **plugins},
     }
     task = tiny_task()
@@ -54,30 +65,239 @@ def through_the_trainer(plugins: dict[str, Any], phases: dict[str, Any] | None =
     batches = [{name: value.to("cuda") for name, value in batch.items()} for batch in task.batches]
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
     with trainer:
-        losses = [trainer.step(batch).loss for batch in batches[:20]]
-        losses.append(trainer.evaluate(batches[26:]))
+        steps = [trainer.step(batch) for batch in batches[:20]]
         with trainer.store.optimizer_state() as state:
             trainer.store.load_optimizer_state_dict(state)
-        losses += [trainer.step(batch).loss for batch in batches[20:26]]
+        evaluated = trainer.evaluate(batches[26:])
+        steps += [trainer.step(batch) for batch in batches[20:26]]
         digest = trainer.digest()
-    return losses, digest
+    return [*(step.loss for step in steps), evaluated], digest
 
 
+class LastOnly(Net):
+    """The net, of which only the last block is called."""
+
+    def forward(self, tokens: torch.Tensor, skip: int | None = None) -> torch.Tensor:
+        """Return logits."""
+        del skip
+        return self.head(self.blocks[-1](self.embed(tokens))["x"])
+
+
+def stream_of(
+    model: nn.Module, **settings: Any
+) -> tuple[Streaming, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
+    """Return a streamed model, its optimizer, and a function that computes the next loss."""
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], lr=1e-2, foreach=False
+    )
+    streaming = Streaming(
+        model, find_blocks(model), optimizer, DEVICE, StreamingSettings(**settings)
+    )
+
+    def loss() -> torch.Tensor:
+        tokens = torch.randint(0, 11, (4, 6)).to(DEVICE)
+        return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+    return streaming, optimizer, loss
+
+
+def update(streaming: Streaming, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Make one update, without a wait of the host; return the loss on the device."""
+    value = loss()
+    value.backward()
+    streaming.gradients.flush()
+    streaming.step()
+    streaming.gradients.drop()
+    return value.detach()
+
+
+def ended(streaming: Streaming, model: nn.Module, losses: list[torch.Tensor]) -> Result:
+    """Close, and return losses and weights."""
+    streaming.close()
+    weights = {name: each.detach().cpu() for name, each in model.named_parameters()}
+    return [float(each) for each in losses], digest_of(weights)
+
+
+def one_block_trains() -> Result:
+    """Update the last block only, so that slots hold old tickets; read and load state at once."""
+    torch.manual_seed(2)
+    model = LastOnly()
+    streaming, optimizer, loss = stream_of(model, on_device=True)
+    losses = [update(streaming, loss) for _ in range(3)]
+    state = optimizer.state_dict()
+    digest_of({str(key): each["exp_avg"].clone() for key, each in state["state"].items()})
+    losses.append(update(streaming, loss))
+    digest_of({name: each.clone() for name, each in model.state_dict().items()})
+    assert streaming.updates is not None
+    streaming.updates.prefetch(streaming.blocks[0])
+    streaming.updates.adopt()
+    for parameter in optimizer.state:
+        optimizer.state[parameter]["exp_avg"].mul_(0.5)
+    losses += [update(streaming, loss) for _ in range(2)]
+    return ended(streaming, model, losses)
+
+
+def kept_and_let_go() -> Result:
+    """Keep all blocks on the device and let them go, in use and unused."""
+    torch.manual_seed(3)
+    model = Net()
+    streaming, _, loss = stream_of(model, on_device=True, poison=True)
+    losses = []
+    for _ in range(3):
+        losses.append(update(streaming, loss))
+        streaming.stay(whole=True)
+        losses.append(update(streaming, loss))
+        streaming.stay(whole=False)
+        streaming.stay(whole=True)
+        streaming.stay(whole=False)
+        torch.zeros(4096, device=DEVICE)
+    return ended(streaming, model, losses)
+
+
+def changed_while_kept() -> Result:
+    """The host writes weights of blocks that stay on the device and are in use."""
+    torch.manual_seed(4)
+    model = Net()
+    streaming, _, loss = stream_of(model, resident=5)
+    losses = []
+    for _ in range(3):
+        with torch.no_grad():
+            losses.append(loss())
+            for block in streaming.blocks:
+                block.settle()
+                block.host.view(torch.float32).mul_(0.9)
+                streaming.residency.changed(block)
+            losses.append(loss())
+    return ended(streaming, model, losses)
+
+
+def broken_off() -> Result:
+    """Backwards that fail midway, with inputs and gradients on their way; then train on."""
+    torch.manual_seed(5)
+    model = Net()
+    streaming, _, loss = stream_of(model, on_device=True, inputs_on_host=True)
+    failing = [False]
+
+    def fail(gradient: torch.Tensor) -> torch.Tensor:
+        if failing[0]:
+            raise RuntimeError
+        return gradient
+
+    model.blocks[2].register_forward_hook(
+        lambda _, __, returned: returned["x"].register_hook(fail) and None
+    )
+    losses = [update(streaming, loss)]
+    for _ in range(2):
+        failing[0] = True
+        with suppress(RuntimeError):
+            loss().backward()
+        failing[0] = False
+        streaming.gradients.drop()
+        for block in streaming.blocks:
+            for parameter in block.parameters:
+                if parameter.requires_grad:
+                    streaming.gradients.host.create(block, parameter)
+        streaming.gradients.drop()
+        gc.collect()
+        torch.zeros(4096, device=DEVICE)
+        losses.append(update(streaming, loss))
+    return ended(streaming, model, losses)
+
+
+def unfrozen() -> Result:
+    """Train more parameters while gradients are accumulated, so that buffers grow."""
+    torch.manual_seed(6)
+    model = Net()
+    for block in model.blocks:
+        block.up.weight.requires_grad_(False)
+    streaming, optimizer, loss = stream_of(model, on_device=True)
+    losses = []
+    for _ in range(2):
+        first = loss()
+        first.backward()
+        streaming.gradients.flush()
+        for block in model.blocks:
+            block.up.weight.requires_grad_(True)
+        losses += [first.detach(), update(streaming, loss)]
+    del optimizer
+    return ended(streaming, model, losses)
+
+
+class _Failing:
+    """A lane of which the first ticket cannot be waited for."""
+
+    def __init__(self, lane: Any) -> None:
+        self._lane, self._fails = lane, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lane, name)
+
+    def submit(self, *given: Any) -> Any:
+        """Submit the work; the first ticket fails."""
+        ticket = self._lane.submit(*given)
+        if given[0] == "optimizer state returns" and self._fails:
+            self._fails = False
+            return self
+        return ticket
+
+    def wait(self) -> None:
+        """Fail."""
+        raise RuntimeError
+
+
+def state_leaves_and_returns(*, pin: bool) -> Result:
+    """Evict optimizer state without a wait of the host; fail once; evict more than before."""
+    from neaptide.run.resident.store import ResidentStore
+    from neaptide_plugins.optimizer_offload.lanes import copying_lane
+
+    torch.manual_seed(7)
+    model = Net().to(DEVICE)
+    small, large = model.head, model.blocks
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    store = ResidentStore(model, optimizer)
+    refuge = HostState(DEVICE, pin=pin, lane=_Failing(copying_lane(DEVICE, pinned=pin)))
+    losses = []
+    for modules in (small, small, large):
+        tokens = torch.randint(0, 11, (4, 6)).to(DEVICE)
+        value = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wanted = set(modules.parameters())
+        spans = [span for span in store.spans() if store.parameters[span.name] in wanted]
+        refuge.leave(store, spans)
+        torch.zeros(4096, device=DEVICE)
+        with suppress(RuntimeError):
+            refuge.finish()
+        torch.zeros(4096, device=DEVICE)
+        refuge.finish()
+        losses.append(value.detach())
+    refuge.close()
+    named = [(name, optimizer.state[each]) for name, each in model.named_parameters()]
+    state = {name: held["exp_avg"] for name, held in named if held}
+    return [float(each) for each in losses], digest_of(state)
+
+
+STREAMING = "layer-streaming"
+OFFLOAD = "optimizer-offload"
+ON_DEVICE = {"optimizer_on": "device"}
+LAGGED = {"update": "in_backward", "clip": "lagged"}
 SCENARIOS: dict[str, Callable[[], Result]] = {
     "stored": partial(streamed, "two slots", passes=2),
     "on the device, zeroed in place": partial(streamed, "device", set_to_none=False),
     "in backward": partial(streamed, "all in backward"),
-    "poisoned": partial(streamed, "three slots, two ahead", poison=True),
-    "kept": partial(streamed, "kept, in backward"),
-    "graph": partial(streamed, "graph, device", passes=2),
-    "inputs": partial(streamed, "inputs on the host"),
-    "cpu": partial(through_the_trainer, {"layer-streaming": {"optimizer_on": "cpu"}}),
-    "some phases": partial(
-        through_the_trainer, {"layer-streaming": {"phases": ["warmup", "predict"]}}
+    "poisoned": partial(streamed, "graph, device", poison=True),
+    "one block trains": one_block_trains,
+    "broken off": broken_off,
+    "unfrozen": unfrozen,
+    "kept and let go": kept_and_let_go,
+    "changed while kept": changed_while_kept,
+    "state, pinned": partial(state_leaves_and_returns, pin=True),
+    "state": partial(state_leaves_and_returns, pin=False),
+    "trainer, device": partial(through_the_trainer, {STREAMING: ON_DEVICE}),
+    "trainer, lagged": partial(through_the_trainer, {STREAMING: LAGGED}, clip_norm=0.1),
+    "trainer, some phases": partial(
+        through_the_trainer, {STREAMING: {"phases": ["warmup", "predict"], **ON_DEVICE}}
     ),
-    "offload": partial(through_the_trainer, {"optimizer-offload": {}}),
-    "offload, at once": partial(
-        through_the_trainer, {"optimizer-offload": {"async_restore": False}}
-    ),
-    "offload, pinned": partial(through_the_trainer, {"optimizer-offload": {"strategy": "pinned"}}),
+    "trainer, offload": partial(through_the_trainer, {OFFLOAD: {"strategy": "pinned"}}),
 }

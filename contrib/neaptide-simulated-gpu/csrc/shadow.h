@@ -73,6 +73,12 @@ class Shadow {
     return touches;
   }
 
+  // Note an operation as the last one that wrote a range.
+  void mark(const Range& range, const Touch& touch) {
+    forget(range);
+    spans_.emplace(range.begin, Span{range.end, touch, {}});
+  }
+
   size_t size() const { return spans_.size(); }
 
  private:

@@ -264,7 +264,6 @@ class Streaming:
         """Stop streaming and remove all patches; the weights stay on the host."""
         with ExitStack() as stack:
             stack.callback(self._leave)
-            self.settle()
             self.residency.close()
 
     def _leave(self) -> None:

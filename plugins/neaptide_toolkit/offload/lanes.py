@@ -85,6 +85,7 @@ class ThreadLane:
     def __init__(self, name: str, listener: Listener | None = None) -> None:
         self._name, self._listener = name, listener
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"neaptide-{name}")
+        self._last: Future[None] | None = None
 
     def __repr__(self) -> str:
         return called(self, repr(self._name))
@@ -106,14 +107,18 @@ class ThreadLane:
             if self._listener is not None:
                 self._listener(self._name, what, start, time.perf_counter())
 
-        return _Submitted(self._pool.submit(run))
+        self._last = self._pool.submit(run)
+        return _Submitted(self._last)
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Do nothing: queued work holds references to its tensors."""
 
     def close(self) -> None:
-        """Wait for the queue."""
+        """Wait for the queue. Raises the error of the last work, for which nobody may wait."""
         self._pool.shutdown()
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
 
 
 class _Recorded:

@@ -30,11 +30,20 @@ WITHOUT_HOOKS = "don't yet support saved tensor hooks"
 
 
 @attrs.define(eq=False)
+class HostBuffer:
+    """A buffer in RAM for inputs, one after the other."""
+
+    flat: torch.Tensor
+    """uint8, with at least as many bytes as the input."""
+    read: Ticket = DONE
+    """Ticket (handle) of the last copy from the buffer to the device."""
+
+
+@attrs.define(eq=False)
 class Waiting:
     """An input that is stored in RAM until the backward; several blocks may share the input."""
 
-    host: torch.Tensor
-    """A uint8 buffer with at least as many bytes as the input."""
+    host: HostBuffer
     like: torch.Tensor
     """A meta tensor with the shape, strides and dtype of the input."""
     left: Ticket

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from neaptide_toolkit.offload import DONE, Lane, Ticket, computed
+from neaptide_toolkit.offload import Lane, computed
 from neaptide_toolkit.recompute import ChangedInPlaceError, KeptArgument
 
-from .call import Waiting
+from .call import HostBuffer, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class Inputs:
         self._allocate = allocate
         self._calls: list[weakref.ref[Call]] = []
         self._known = WeakTensorKeyDictionary()
-        self._pool: dict[int, list[tuple[torch.Tensor, Ticket]]] = {}
+        self._pool: dict[int, list[HostBuffer]] = {}
         self.host_bytes = 0
         """Bytes allocated on the host so far."""
 
@@ -90,17 +90,17 @@ class Inputs:
             waiting: Waiting = known[1]
             return waiting
         source = kept.tensor
-        host, free = self._buffer(source.nbytes)
+        buffer = self._buffer(source.nbytes)
         like = torch.empty_like(source, device="meta")
-        place = _shaped(host, like)
+        place = _shaped(buffer.flat, like)
 
         def copy() -> None:
             place.copy_(source, non_blocking=True)
 
         self._outwards.hold(source)
-        left = self._outwards.submit("inputs leave", copy, (computed(self._device), free))
-        waiting = Waiting(host, like, left)
-        weakref.finalize(waiting, self._returned, host, waiting.left)
+        left = self._outwards.submit("inputs leave", copy, (computed(self._device), buffer.read))
+        waiting = Waiting(buffer, like, left)
+        weakref.finalize(waiting, self._returned, buffer)
         if not kept.copied:
             self._known[tensor] = (version, waiting)
         return waiting
@@ -109,27 +109,26 @@ class Inputs:
         if waiting.device is not None:
             return
         device = torch.empty_like(waiting.like, device=self._device)
-        place = _shaped(waiting.host, waiting.like)
+        place = _shaped(waiting.host.flat, waiting.like)
 
         def copy() -> None:
             device.copy_(place, non_blocking=True)
 
         self._inwards.hold(device)  # its memory must not be reused before the copy ends
         after = (computed(self._device), waiting.left)
-        waiting.arrival = self._inwards.submit("inputs return", copy, after)
+        ticket = self._inwards.submit("inputs return", copy, after)
+        waiting.arrival = waiting.host.read = ticket
         waiting.device = device
 
-    def _buffer(self, nbytes: int) -> tuple[torch.Tensor, Ticket]:
+    def _buffer(self, nbytes: int) -> HostBuffer:
         free = self._pool.get(nbytes)
         if free:
             return free.pop()
         self.host_bytes += nbytes
-        return self._allocate(nbytes), DONE
+        return HostBuffer(self._allocate(nbytes))
 
-    def _returned(self, host: torch.Tensor, ticket: Ticket) -> None:
-        # The next copy into `host` waits for the compute stream, and this stream has already waited
-        # for all fetches from `host`.
-        self._pool.setdefault(host.nbytes, []).append((host, ticket))
+    def _returned(self, buffer: HostBuffer) -> None:
+        self._pool.setdefault(buffer.flat.nbytes, []).append(buffer)
 
 
 def _emptied(tensor: torch.Tensor) -> torch.Tensor:

@@ -147,7 +147,7 @@ class Updates:
         discarded.
         """
         for home in self._homes.values() if block is None else (self._homes[block.index],):
-            home.written.finish()
+            self._forget(home)
             for parameter, tensors in home.shown.items():
                 held = self._optimizer.state.get(parameter)
                 if not held:
@@ -162,7 +162,6 @@ class Updates:
                     elif isinstance(value, torch.Tensor) and value is not tensor:
                         tensor.copy_(value)
                         held[name] = tensor
-            self._forget(home)
 
     def settle(self) -> None:
         """Wait until all state is on the host."""
@@ -214,8 +213,10 @@ class Updates:
             slot.free = ticket
 
     def _forget(self, home: _StateBuffer) -> None:
+        """Discard the state's copy on the device; the host may then write the buffer."""
+        home.written.finish()
+        home.arrival.finish()
         if home.slot is not None:
-            home.arrival.finish()
             home.slot.home, home.slot = None, None
 
 

@@ -92,11 +92,16 @@ class HostGradients:
         return {} if home is None else dict(zip(home.parameters, home.views, strict=True))
 
     def forget_taken(self, block: Block) -> None:
-        """Drop the gradients of parameters whose `.grad` was set to None after `show` set it."""
+        """Prepare for a backward of the block.
+
+        Drop the gradients of parameters whose `.grad` was set to None since `show`. If more
+        parameters are trained now, allocate a larger buffer.
+        """
         home = self._homes.get(block.index)
         if home is not None and home.shown:
             gone = {place for place in home.present if home.parameters[place].grad is None}
             home.present, home.shown = home.present - gone, False
+            self._home(block)
 
     def show(self) -> None:
         """Wait for all copies, and set each parameter's `.grad` to its gradient on the host."""
@@ -128,7 +133,7 @@ class HostGradients:
                 device.copy_(host, non_blocking=True)
 
             name = f"fetch gradients of {block.name}"
-            self._lane.submit(name, fetch, (home.written, computed(self._device))).wait()
+            self._lane.submit(name, fetch, (computed(self._device),)).wait()
         by_parameter = dict(zip(block.parameters, gradients, strict=True))
         for place, view in enumerate(home.layout.views(device)):
             gradient = by_parameter[home.parameters[place]]
@@ -162,7 +167,6 @@ class HostGradients:
         overwrites this buffer.
         """
         home = self._home(block)
-        home.written.finish()
         for place, parameter in enumerate(home.parameters):
             if parameter.grad is None:
                 home.present.discard(place)
@@ -198,7 +202,6 @@ class HostGradients:
         flat = self._allocate(layout.bytes)
         home = self._homes[block.index] = _GradientBuffer(wanted, layout, flat, layout.views(flat))
         if old is not None:
-            old.written.finish()
             held = {old.parameters[place] for place in old.present}
             home.present = {place for place, one in enumerate(wanted) if one in held}
             for place in home.present:

@@ -157,7 +157,7 @@ class Residency:
         """Free the slot of a kept block."""
         if self._is_kept(block):
             assert block.slot is not None, "a kept block has a slot"
-            block.written.finish()
+            block.written.wait()  # the memory of the slot is freed after the copy
             self._storages.discard(_storage(block.slot.flat))
             self.evict(block)
 
@@ -194,9 +194,8 @@ class Residency:
             slot.free = computed(self.device)
             if self._poison:
                 flat = slot.flat
-                slot.free = self._lane.submit(
-                    f"poison {block.name}", lambda: _fill(flat), (slot.free, slot.leaving)
-                )
+                after = (slot.free, slot.leaving)
+                self._lane.submit(f"poison {block.name}", lambda: _fill(flat), after)
             self._free.append(slot)
 
     def close(self) -> None:

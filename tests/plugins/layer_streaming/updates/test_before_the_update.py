@@ -85,6 +85,16 @@ def thaw(model: Any, step: int) -> None:
         model.blocks[1].requires_grad_(True)
 
 
+def freeze_weights(model: Any, step: int) -> None:
+    for block in model.blocks:
+        block.linear.weight.requires_grad_(False)
+
+
+def thaw_weights(model: Any, step: int) -> None:
+    for block in model.blocks:
+        block.linear.weight.requires_grad_(True)
+
+
 def exchange(model: Any, step: int) -> None:
     weight, bias = model.blocks[1].linear.weight, model.blocks[2].linear.bias
     weight.grad = None if step == 1 else 2 * weight.grad
@@ -101,6 +111,7 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {
     "frozen between backwards": (nothing, freeze, nothing),
     "frozen before the update": (nothing, nothing, freeze),
     "thawed later": (thaw, nothing, nothing),
+    "thawed between backwards": (freeze_weights, thaw_weights, nothing),
     "gradients taken between backwards": (nothing, empty, nothing),
     "gradients exchanged": (nothing, nothing, exchange),
 }

@@ -66,10 +66,17 @@ def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
     with trainer:
         steps = [trainer.step(batch) for batch in batches[:20]]
+        span = next(span for span in trainer.store.spans() if span.trainable)
+        with trainer.store.loan(span, "write", of="state") as held:
+            held["exp_avg"].mul_(1.0)
+        steps.append(trainer.step(batches[20]))
+        with trainer.store.loan(span, "write") as weight:
+            weight.mul_(1.0)
+        steps.append(trainer.step(batches[21]))
         with trainer.store.optimizer_state() as state:
             trainer.store.load_optimizer_state_dict(state)
         evaluated = trainer.evaluate(batches[26:])
-        steps += [trainer.step(batch) for batch in batches[20:26]]
+        steps += [trainer.step(batch) for batch in batches[22:26]]
         digest = trainer.digest()
     return [*(step.loss for step in steps), evaluated], digest
 
@@ -94,8 +101,10 @@ def stream_of(
         model, find_blocks(model), optimizer, DEVICE, StreamingSettings(**settings)
     )
 
+    batches = iter(torch.randint(0, 11, (20, 4, 6)).to(DEVICE))  # no later copy of them waits
+
     def loss() -> torch.Tensor:
-        tokens = torch.randint(0, 11, (4, 6)).to(DEVICE)
+        tokens = next(batches)
         return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
     return streaming, optimizer, loss
@@ -122,7 +131,7 @@ def one_block_trains() -> Result:
     """Update the last block only, so that slots hold old tickets; read and load state at once."""
     torch.manual_seed(2)
     model = LastOnly()
-    streaming, optimizer, loss = stream_of(model, on_device=True)
+    streaming, optimizer, loss = stream_of(model, on_device=True, optimizer_slots=3)
     losses = [update(streaming, loss) for _ in range(3)]
     state = optimizer.state_dict()
     digest_of({str(key): each["exp_avg"].clone() for key, each in state["state"].items()})
@@ -141,7 +150,7 @@ def kept_and_let_go() -> Result:
     """Keep all blocks on the device and let them go, in use and unused."""
     torch.manual_seed(3)
     model = Net()
-    streaming, _, loss = stream_of(model, on_device=True, poison=True)
+    streaming, _, loss = stream_of(model, on_device=True)
     losses = []
     for _ in range(3):
         losses.append(update(streaming, loss))
@@ -257,8 +266,8 @@ def state_leaves_and_returns(*, pin: bool) -> Result:
     store = ResidentStore(model, optimizer)
     refuge = HostState(DEVICE, pin=pin, lane=_Failing(copying_lane(DEVICE, pinned=pin)))
     losses = []
-    for modules in (small, small, large):
-        tokens = torch.randint(0, 11, (4, 6)).to(DEVICE)
+    batches = torch.randint(0, 11, (3, 4, 6)).to(DEVICE)
+    for modules, tokens in zip((small, small, large), batches, strict=True):
         value = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         value.backward()
         optimizer.step()
@@ -283,7 +292,7 @@ OFFLOAD = "optimizer-offload"
 ON_DEVICE = {"optimizer_on": "device"}
 LAGGED = {"update": "in_backward", "clip": "lagged"}
 SCENARIOS: dict[str, Callable[[], Result]] = {
-    "stored": partial(streamed, "two slots", passes=2),
+    "stored": partial(streamed, "three slots, two ahead", passes=2),
     "on the device, zeroed in place": partial(streamed, "device", set_to_none=False),
     "in backward": partial(streamed, "all in backward"),
     "poisoned": partial(streamed, "graph, device", poison=True),

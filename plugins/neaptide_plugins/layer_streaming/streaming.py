@@ -248,8 +248,6 @@ class Streaming:
         """Wait until weights and state on the host are up to date."""
         for block in self.blocks:
             block.written.finish()
-        if self.updates is not None:
-            self.updates.settle()
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the slots, the staging buffers and the gradient buffers, on device and host."""
@@ -274,8 +272,9 @@ class Streaming:
             handle.remove()
         self._hooked.clear()
         self._newest = []
-        for lane in self._lanes:
-            lane.close()
+        with ExitStack() as stack:
+            for lane in self._lanes:
+                stack.callback(lane.close)
 
 
 def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from neaptide import ParameterStore, Span
     from neaptide.api.spans import SharedStorage
-    from neaptide_toolkit.offload import Lane
+    from neaptide_toolkit.offload import Copies
 
 
 class HostState:
@@ -35,7 +35,7 @@ class HostState:
 
     readable = True
 
-    def __init__(self, device: torch.device, *, pin: bool, lane: Lane | None = None) -> None:
+    def __init__(self, device: torch.device, *, pin: bool, lane: Copies | None = None) -> None:
         self.device = device
         self._pin = pin
         self._slab: Slab | None = None
@@ -95,8 +95,6 @@ class HostState:
             for moved in self._moved
         ]
         hosts = [moved.host for moved in self._moved]
-        for room in rooms:
-            lane.hold(room)
         self._back = [
             (room, _versions(moved.tensors)) for room, moved in zip(rooms, self._moved, strict=True)
         ]
@@ -156,7 +154,7 @@ class HostState:
             self._slab = Slab.on_host_of(self.device, size, pin=self._pin)
         return self._slab.flat
 
-    def _lanes(self) -> Lane:
+    def _lanes(self) -> Copies:
         if self._lane is None:
             self._lane = copying_lane(self.device, pinned=self._pin)
         return self._lane

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neaptide_toolkit.offload import Lane, Ticket, lane_for
+from neaptide_toolkit.offload import Copies, Ticket, lane_for
 from neaptide_toolkit.offload.lanes import StreamLane, ThreadLane
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class PageableLane:
     thread is blocked.
     """
 
-    def __init__(self, stream: Lane) -> None:
+    def __init__(self, stream: Copies) -> None:
         self._stream, self._thread = stream, ThreadLane(_NAME)
 
     def submit(
@@ -32,17 +32,13 @@ class PageableLane:
         tickets = list(after)
         return self._thread.submit(what, lambda: self._stream.submit(what, work, tickets).finish())
 
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator that the stream uses `tensor`."""
-        self._stream.hold(tensor)
-
     def close(self) -> None:
         """Finish the queued copies and end the thread."""
         self._thread.close()
         self._stream.close()
 
 
-def copying_lane(device: torch.device, *, pinned: bool) -> Lane:
+def copying_lane(device: torch.device, *, pinned: bool) -> Copies:
     """Return a lane for copies between `device` and host memory.
 
     The host memory is pinned if `pinned`, else pageable.

@@ -19,6 +19,7 @@ from neaptide.run.resident.storages import as_bytes, evictable, tensors_in, user
 from .host_memory import PIECE, Slab, lies_in_slab, slab_bytes
 from .lanes import (
     DONE,
+    Copies,
     Lane,
     Listener,
     StreamLane,
@@ -35,6 +36,7 @@ __all__ = [
     "DONE",
     "PIECE",
     "BufferLayout",
+    "Copies",
     "Evictions",
     "InRam",
     "Lane",

@@ -37,7 +37,7 @@ class Ticket(Protocol):
         """Block the host until the ticket's work is done; raise the work's error, if any."""
 
 
-class Lane(Protocol):
+class Copies(Protocol):
     """Runs copies in the order in which they were submitted."""
 
     def submit(
@@ -45,11 +45,15 @@ class Lane(Protocol):
     ) -> Ticket:
         """Run `work` after the tickets in `after`; `what` is the work's name in a timeline."""
 
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Prevent reuse of a tensor's memory until the work submitted so far is done."""
-
     def close(self) -> None:
         """Finish the submitted work and end the lane's thread, if it has one."""
+
+
+class Lane(Copies, Protocol):
+    """Runs copies of tensors whose memory may be freed before the copies are done."""
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Prevent reuse of a tensor's memory until the work submitted so far is done."""
 
 
 class Done:

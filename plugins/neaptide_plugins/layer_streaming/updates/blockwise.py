@@ -38,7 +38,6 @@ class _StateBuffer:
     layout: BufferLayout
     flat: torch.Tensor
     shown: dict[nn.Parameter, dict[str, torch.Tensor]]
-    written: Ticket = DONE
     slot: _StateSlot | None = None
     arrival: Ticket = DONE
 
@@ -85,8 +84,9 @@ class Updates:
         self._homes = {block.index: self._new_home(block, allocate) for block in residency.blocks}
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
         flats = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(slots)]
-        # Queued kernels may still use the memory that the allocator has returned.
-        self._slots = [_StateSlot(flat, free=computed(self._device)) for flat in flats]
+        # A fetch of state comes after a fetch of weights, which waited for kernels that may still
+        # use the memory that the allocator has returned.
+        self._slots = [_StateSlot(flat) for flat in flats]
         self._next = cycle(self._slots)
         self.adopt()
 
@@ -122,7 +122,7 @@ class Updates:
             target.copy_(source, non_blocking=True)
 
         home.arrival = self._inwards.submit(
-            f"fetch state of {block.name}", copy, (slot.free, home.written)
+            f"fetch state of {block.name}", copy, (slot.free, block.written)
         )
 
     def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -146,8 +146,9 @@ class Updates:
         With `block`, only that block's state is copied. The state's copy on the device is
         discarded.
         """
-        for home in self._homes.values() if block is None else (self._homes[block.index],):
-            self._forget(home)
+        for one in self._residency.blocks if block is None else (block,):
+            home = self._homes[one.index]
+            self._forget(one, home)
             for parameter, tensors in home.shown.items():
                 held = self._optimizer.state.get(parameter)
                 if not held:
@@ -162,11 +163,6 @@ class Updates:
                     elif isinstance(value, torch.Tensor) and value is not tensor:
                         tensor.copy_(value)
                         held[name] = tensor
-
-    def settle(self) -> None:
-        """Wait until all state is on the host."""
-        for home in self._homes.values():
-            home.written.finish()
 
     def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _StateBuffer:
         keys, tensors, dtypes = state_tensors(block.parameters, self._optimizer, split=self._split)
@@ -208,13 +204,12 @@ class Updates:
 
         ticket = self._outwards.submit(f"write back {block.name}", copy, (computed(self._device),))
         residency.leaving(block, ticket)
-        home.written = ticket
         if slot is not None:
             slot.free = ticket
 
-    def _forget(self, home: _StateBuffer) -> None:
+    def _forget(self, block: Block, home: _StateBuffer) -> None:
         """Discard the state's copy on the device; the host may then write the buffer."""
-        home.written.finish()
+        block.written.finish()
         home.arrival.finish()
         if home.slot is not None:
             home.slot.home, home.slot = None, None

@@ -57,7 +57,7 @@ def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
     config = {
         "train": {"steps": 26, "device": "cuda", **train},
         "phases": {"warmup": {"steps": 10}, "full": {"steps": 4}, "correct": {"steps": 2}},
-        "plugins": {"ema": {}, "predictor-drift": {"min_window": 8}, **plugins},
+        "plugins": plugins,
     }
     task = tiny_task()
     if "layer-streaming" not in plugins:
@@ -66,12 +66,14 @@ def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
     with trainer:
         steps = [trainer.step(batch) for batch in batches[:20]]
-        span = next(span for span in trainer.store.spans() if span.trainable)
-        with trainer.store.loan(span, "write", of="state") as held:
-            held["exp_avg"].mul_(1.0)
+        spans = [span for span in reversed(trainer.store.spans()) if span.trainable]
+        for span in spans:
+            with trainer.store.loan(span, "write", of="state") as held:
+                held["exp_avg"].mul_(1.0)
         steps.append(trainer.step(batches[20]))
-        with trainer.store.loan(span, "write") as weight:
-            weight.mul_(1.0)
+        for span in spans:
+            with trainer.store.loan(span, "write") as weight:
+                weight.mul_(1.0)
         steps.append(trainer.step(batches[21]))
         with trainer.store.optimizer_state() as state:
             trainer.store.load_optimizer_state_dict(state)
@@ -138,11 +140,47 @@ def one_block_trains() -> Result:
     losses.append(update(streaming, loss))
     digest_of({name: each.clone() for name, each in model.state_dict().items()})
     assert streaming.updates is not None
-    streaming.updates.prefetch(streaming.blocks[0])
-    streaming.updates.adopt()
-    for parameter in optimizer.state:
-        optimizer.state[parameter]["exp_avg"].mul_(0.5)
-    losses += [update(streaming, loss) for _ in range(2)]
+    for prefetched in (False, True):
+        losses.append(update(streaming, loss))
+        streaming.updates.adopt()
+        if prefetched:
+            streaming.updates.prefetch(streaming.blocks[-1])
+            streaming.updates.adopt()
+        for held in optimizer.state.values():
+            held["exp_avg"].mul_(0.5)
+    losses.append(update(streaming, loss))
+    return ended(streaming, model, losses)
+
+
+class Parts(Net):
+    """The net, of which a call uses the blocks in `used`."""
+
+    used: tuple[int, ...] = ()
+
+    def forward(self, tokens: torch.Tensor, skip: int | None = None) -> torch.Tensor:
+        """Return logits."""
+        del skip
+        x = self.embed(tokens)
+        for index in self.used:
+            x = self.blocks[index](x)["x"]
+        return self.head(x)
+
+
+def an_update_that_was_not_foreseen() -> Result:
+    """Update on the host where the last time another forward followed."""
+    torch.manual_seed(8)
+    model = Parts()
+    streaming, _, loss = stream_of(model)
+    losses = []
+    first, second = (0, 1), (3, 4)
+    for parts in 2 * ([first, second], [second, first]):
+        for model.used in parts[:-1]:
+            value = loss()
+            value.backward()
+            streaming.gradients.flush()
+            losses.append(value.detach())
+        model.used = parts[-1]
+        losses.append(update(streaming, loss))
     return ended(streaming, model, losses)
 
 
@@ -180,27 +218,30 @@ def changed_while_kept() -> Result:
     return ended(streaming, model, losses)
 
 
-def broken_off() -> Result:
+def broken_off(resident: int) -> Result:
     """Backwards that fail midway, with inputs and gradients on their way; then train on."""
     torch.manual_seed(5)
     model = Net()
-    streaming, _, loss = stream_of(model, on_device=True, inputs_on_host=True)
-    failing = [False]
+    streaming, _, loss = stream_of(model, on_device=True, inputs_on_host=True, resident=resident)
+    failing: set[int] = set()
 
-    def fail(gradient: torch.Tensor) -> torch.Tensor:
-        if failing[0]:
+    def fail(index: int, gradient: torch.Tensor) -> torch.Tensor:
+        if index in failing:
             raise RuntimeError
         return gradient
 
-    model.blocks[2].register_forward_hook(
-        lambda _, __, returned: returned["x"].register_hook(fail) and None
-    )
+    for index, module in enumerate(model.blocks):
+        module.register_forward_hook(
+            lambda _, __, returned, index=index: (
+                returned["x"].register_hook(partial(fail, index)) and None
+            )
+        )
     losses = [update(streaming, loss)]
-    for _ in range(2):
-        failing[0] = True
+    for index in (3, 2, 1):
+        failing.add(index)
         with suppress(RuntimeError):
             loss().backward()
-        failing[0] = False
+        failing.clear()
         streaming.gradients.drop()
         for block in streaming.blocks:
             for parameter in block.parameters:
@@ -219,16 +260,23 @@ def unfrozen() -> Result:
     model = Net()
     for block in model.blocks:
         block.up.weight.requires_grad_(False)
-    streaming, optimizer, loss = stream_of(model, on_device=True)
+    weight = model.blocks[0].up.weight  # with it the first block's gradients are the largest
+    streaming, _, loss = stream_of(model, on_device=True)
     losses = []
     for _ in range(2):
         first = loss()
         first.backward()
         streaming.gradients.flush()
-        for block in model.blocks:
-            block.up.weight.requires_grad_(True)
-        losses += [first.detach(), update(streaming, loss)]
-    del optimizer
+        weight.requires_grad_(True)
+        second = loss()
+        second.backward()
+        streaming.gradients.flush()
+        grown = max(each.nbytes for each in streaming.gradients.host.stored())
+        freed = [torch.ones(grown, dtype=torch.uint8, device=DEVICE).add_(1) for _ in range(16)]
+        del freed  # a buffer that grows gets memory of them
+        streaming.step()
+        streaming.gradients.drop()
+        losses += [first.detach(), second.detach()]
     return ended(streaming, model, losses)
 
 
@@ -261,7 +309,7 @@ def state_leaves_and_returns(*, pin: bool) -> Result:
 
     torch.manual_seed(7)
     model = Net().to(DEVICE)
-    small, large = model.head, model.blocks
+    small, large = model.blocks[1], model.blocks
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     store = ResidentStore(model, optimizer)
     refuge = HostState(DEVICE, pin=pin, lane=_Failing(copying_lane(DEVICE, pinned=pin)))
@@ -287,6 +335,7 @@ def state_leaves_and_returns(*, pin: bool) -> Result:
     return [float(each) for each in losses], digest_of(state)
 
 
+JUMPS = {"ema": {}, "predictor-drift": {"min_window": 8}}
 STREAMING = "layer-streaming"
 OFFLOAD = "optimizer-offload"
 ON_DEVICE = {"optimizer_on": "device"}
@@ -297,16 +346,19 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "in backward": partial(streamed, "all in backward"),
     "poisoned": partial(streamed, "graph, device", poison=True),
     "one block trains": one_block_trains,
-    "broken off": broken_off,
+    "broken off": partial(broken_off, 0),
+    "broken off, kept": partial(broken_off, 5),
     "unfrozen": unfrozen,
+    "not foreseen": an_update_that_was_not_foreseen,
     "kept and let go": kept_and_let_go,
     "changed while kept": changed_while_kept,
     "state, pinned": partial(state_leaves_and_returns, pin=True),
     "state": partial(state_leaves_and_returns, pin=False),
     "trainer, device": partial(through_the_trainer, {STREAMING: ON_DEVICE}),
-    "trainer, lagged": partial(through_the_trainer, {STREAMING: LAGGED}, clip_norm=0.1),
+    "trainer, lagged": partial(through_the_trainer, {**JUMPS, STREAMING: LAGGED}, clip_norm=0.1),
     "trainer, some phases": partial(
-        through_the_trainer, {STREAMING: {"phases": ["warmup", "predict"], **ON_DEVICE}}
+        through_the_trainer,
+        {**JUMPS, STREAMING: {"phases": ["warmup", "predict"], **ON_DEVICE}},
     ),
-    "trainer, offload": partial(through_the_trainer, {OFFLOAD: {"strategy": "pinned"}}),
+    "trainer, offload": partial(through_the_trainer, {**JUMPS, OFFLOAD: {"strategy": "pinned"}}),
 }

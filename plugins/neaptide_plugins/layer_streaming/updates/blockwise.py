@@ -121,9 +121,7 @@ class Updates:
         def copy() -> None:
             target.copy_(source, non_blocking=True)
 
-        home.arrival = self._inwards.submit(
-            f"fetch state of {block.name}", copy, (slot.free, block.written)
-        )
+        home.arrival = self._inwards.submit(f"fetch state of {block.name}", copy, (slot.free,))
 
     def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
         """Run the optimizer's step for a block that is on the device.

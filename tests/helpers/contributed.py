@@ -11,7 +11,9 @@ from pages import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOLDERS = sorted(path.parent for path in (ROOT / "contrib").glob("*/pyproject.toml"))
+FOLDERS = sorted(
+    path.parent for path in (ROOT / "contrib").glob("neaptide-example-*/pyproject.toml")
+)
 
 
 def entry_points_of(folder: Path) -> dict[str, dict[str, str]]:

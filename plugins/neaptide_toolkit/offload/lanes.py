@@ -75,11 +75,13 @@ DONE = Done()
 class _Submitted:
     def __init__(self, future: Future[None]) -> None:
         self._future = future
+        self.awaited = False
 
     def wait(self) -> None:
-        self._future.result()
+        self.finish()
 
     def finish(self) -> None:
+        self.awaited = True
         self._future.result()
 
 
@@ -89,7 +91,7 @@ class ThreadLane:
     def __init__(self, name: str, listener: Listener | None = None) -> None:
         self._name, self._listener = name, listener
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"neaptide-{name}")
-        self._last: Future[None] | None = None
+        self._last: _Submitted | None = None
 
     def __repr__(self) -> str:
         return called(self, repr(self._name))
@@ -111,18 +113,17 @@ class ThreadLane:
             if self._listener is not None:
                 self._listener(self._name, what, start, time.perf_counter())
 
-        self._last = self._pool.submit(run)
-        return _Submitted(self._last)
+        self._last = _Submitted(self._pool.submit(run))
+        return self._last
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Do nothing: queued work holds references to its tensors."""
 
     def close(self) -> None:
-        """Wait for the queue. Raises the error of the last work, for which nobody may wait."""
+        """Wait for the queue. Raises the error of the last work if nobody has waited for it."""
         self._pool.shutdown()
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        if self._last is not None and not self._last.awaited:
+            self._last.finish()
 
 
 class _Recorded:

@@ -22,7 +22,6 @@ def test_work_runs_in_order_behind_what_it_waits_for() -> None:
     second.finish()
     assert [1, 2] == done[:2]
     assert str(done[2]).startswith("neaptide-stream")
-    lane.hold(torch.ones(1))
     lane.close()
     earlier.close()
 
@@ -37,6 +36,19 @@ def test_what_work_raises_is_raised_where_it_is_waited_for() -> None:
     ticket = lane.submit("fails", fails)
     with pytest.raises(MemoryError, match="no room"):
         ticket.wait()
+    lane.close()  # the error is known
+
+
+def test_an_error_for_which_nobody_waited_is_raised_at_the_close() -> None:
+    lane = ThreadLane("copies")
+
+    def fails() -> None:
+        msg = "no room"
+        raise MemoryError(msg)
+
+    lane.submit("fails", fails)
+    with pytest.raises(MemoryError, match="no room"):
+        lane.close()
     lane.close()
 
 

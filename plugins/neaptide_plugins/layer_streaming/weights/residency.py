@@ -167,9 +167,11 @@ class Residency:
         self.order.pause()
         for block in self.blocks:
             block.settle()
-        yield
-        for block in self.blocks:
-            self.changed(block)
+        try:
+            yield
+        finally:
+            for block in self.blocks:
+                self.changed(block)
         self._fetch_ahead()
 
     def changed(self, block: Block) -> None:

@@ -1,6 +1,7 @@
 """Each wait, hold, event and ticket of the device code is needed: without it a run is told.
 
-A mutant lacks one of them. It is told if a scenario races, raises, or gives other bits.
+A mutant lacks one of them. It is told if a scenario races, raises, or gives other bits. The tests
+fork, which autograd allows in a process without a backward only: `run.py` runs them alone.
 """
 
 from __future__ import annotations

@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import gc
-import hashlib
 import random
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scenarios_of_offload as offload
+import scenarios_of_streaming as streaming
 import torch
-from streamed_net import WAYS, Net, trained_net
-from torch.nn import functional
+from on_device import Result, task_on_device
 
 from neaptide import HybridTrainer
-from neaptide_plugins.layer_streaming.settings import StreamingSettings
-from neaptide_plugins.layer_streaming.streaming import Streaming
-from neaptide_plugins.optimizer_offload.host_state import HostState
-from neaptide_toolkit.recompute import find_blocks
-from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
-
-DEVICE = torch.device("cuda")
-Result = tuple[list[float], str]
-
-
-def digest_of(tensors: dict[str, torch.Tensor]) -> str:
-    """Return a digest of names and bits."""
-    digest = hashlib.sha256()
-    for name, value in tensors.items():
-        digest.update(name.encode())
-        digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def streamed(way: str, *, poison: bool = False, **given: Any) -> Result:
-    """Train the net by the mechanism alone; write the weights on the host at once."""
-    settings = StreamingSettings(poison=poison, **WAYS[way])
-    losses, weights, streaming = trained_net(settings, device="cuda", foreach=False, **given)
-    assert streaming is not None
-    for block in streaming.blocks:
-        block.host.add_(0)
-    return losses, digest_of(weights)
+JUMPS = {"ema": {}, "predictor-drift": {"min_window": 8}}
+STREAMING = "layer-streaming"
+OFFLOAD = "optimizer-offload"
+ON_DEVICE = {"optimizer_on": "device"}
+LAGGED = {"update": "in_backward", "clip": "lagged"}
 
 
 def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
@@ -59,10 +35,8 @@ def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
         "phases": {"warmup": {"steps": 10}, "full": {"steps": 4}, "correct": {"steps": 2}},
         "plugins": plugins,
     }
-    task = tiny_task()
-    if "layer-streaming" not in plugins:
-        task.model.to("cuda")
-    batches = [{name: value.to("cuda") for name, value in batch.items()} for batch in task.batches]
+    task = task_on_device(streams=STREAMING in plugins)
+    batches = task.batches
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
     with trainer:
         steps = [trainer.step(batch) for batch in batches[:20]]
@@ -83,284 +57,20 @@ def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
     return [*(step.loss for step in steps), evaluated], digest
 
 
-class LastOnly(Net):
-    """The net, of which only the last block is called."""
-
-    def forward(self, tokens: torch.Tensor, skip: int | None = None) -> torch.Tensor:
-        """Return logits."""
-        del skip
-        return self.head(self.blocks[-1](self.embed(tokens))["x"])
-
-
-def stream_of(
-    model: nn.Module, **settings: Any
-) -> tuple[Streaming, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
-    """Return a streamed model, its optimizer, and a function that computes the next loss."""
-    optimizer = torch.optim.AdamW(
-        [each for each in model.parameters() if each.requires_grad], lr=1e-2, foreach=False
-    )
-    streaming = Streaming(
-        model, find_blocks(model), optimizer, DEVICE, StreamingSettings(**settings)
-    )
-
-    batches = iter(torch.randint(0, 11, (20, 4, 6)).to(DEVICE))  # no later copy of them waits
-
-    def loss() -> torch.Tensor:
-        tokens = next(batches)
-        return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-
-    return streaming, optimizer, loss
-
-
-def update(streaming: Streaming, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Make one update, without a wait of the host; return the loss on the device."""
-    value = loss()
-    value.backward()
-    streaming.gradients.flush()
-    streaming.step()
-    streaming.gradients.drop()
-    return value.detach()
-
-
-def ended(streaming: Streaming, model: nn.Module, losses: list[torch.Tensor]) -> Result:
-    """Close, and return losses and weights."""
-    streaming.close()
-    weights = {name: each.detach().cpu() for name, each in model.named_parameters()}
-    return [float(each) for each in losses], digest_of(weights)
-
-
-def one_block_trains() -> Result:
-    """Update the last block only, so that slots hold old tickets; read and load state at once."""
-    torch.manual_seed(2)
-    model = LastOnly()
-    streaming, optimizer, loss = stream_of(model, on_device=True, optimizer_slots=3)
-    losses = [update(streaming, loss) for _ in range(3)]
-    state = optimizer.state_dict()
-    digest_of({str(key): each["exp_avg"].clone() for key, each in state["state"].items()})
-    losses.append(update(streaming, loss))
-    digest_of({name: each.clone() for name, each in model.state_dict().items()})
-    assert streaming.updates is not None
-    for prefetched in (False, True):
-        losses.append(update(streaming, loss))
-        streaming.updates.adopt()
-        if prefetched:
-            streaming.updates.prefetch(streaming.blocks[-1])
-            streaming.updates.adopt()
-        for held in optimizer.state.values():
-            held["exp_avg"].mul_(0.5)
-    losses.append(update(streaming, loss))
-    return ended(streaming, model, losses)
-
-
-class Parts(Net):
-    """The net, of which a call uses the blocks in `used`."""
-
-    used: tuple[int, ...] = ()
-
-    def forward(self, tokens: torch.Tensor, skip: int | None = None) -> torch.Tensor:
-        """Return logits."""
-        del skip
-        x = self.embed(tokens)
-        for index in self.used:
-            x = self.blocks[index](x)["x"]
-        return self.head(x)
-
-
-def an_update_that_was_not_foreseen() -> Result:
-    """Update on the host where the last time another forward followed."""
-    torch.manual_seed(8)
-    model = Parts()
-    streaming, _, loss = stream_of(model)
-    losses = []
-    first, second = (0, 1), (2, 4)
-    for parts in 2 * ([first, second], [second, first]):
-        for model.used in parts[:-1]:
-            value = loss()
-            value.backward()
-            streaming.gradients.flush()
-            losses.append(value.detach())
-        model.used = parts[-1]
-        losses.append(update(streaming, loss))
-    return ended(streaming, model, losses)
-
-
-def kept_and_let_go() -> Result:
-    """Keep all blocks on the device and let them go, in use and unused."""
-    torch.manual_seed(3)
-    model = Net()
-    streaming, _, loss = stream_of(model, on_device=True)
-    losses = []
-    for _ in range(3):
-        losses.append(update(streaming, loss))
-        streaming.stay(whole=True)
-        losses.append(update(streaming, loss))
-        streaming.stay(whole=False)
-        streaming.stay(whole=True)
-        streaming.stay(whole=False)
-        torch.zeros(4096, device=DEVICE)
-    return ended(streaming, model, losses)
-
-
-def changed_while_kept() -> Result:
-    """The host writes weights of blocks that stay on the device and are in use."""
-    torch.manual_seed(4)
-    model = Net()
-    streaming, _, loss = stream_of(model, resident=5)
-    losses = []
-    for _ in range(3):
-        with torch.no_grad():
-            losses.append(loss())
-            for block in streaming.blocks:
-                block.settle()
-                block.host.view(torch.float32).mul_(0.9)
-                streaming.residency.changed(block)
-            losses.append(loss())
-    return ended(streaming, model, losses)
-
-
-def broken_off(resident: int) -> Result:
-    """Backwards that fail midway, with inputs and gradients on their way; then train on."""
-    torch.manual_seed(5)
-    model = Net()
-    streaming, _, loss = stream_of(model, on_device=True, inputs_on_host=True, resident=resident)
-    failing: set[int] = set()
-
-    def fail(index: int, gradient: torch.Tensor) -> torch.Tensor:
-        if index in failing:
-            raise RuntimeError
-        return gradient
-
-    for index, module in enumerate(model.blocks):
-        module.register_forward_hook(
-            lambda _, __, returned, index=index: (
-                returned["x"].register_hook(partial(fail, index)) and None
-            )
-        )
-    losses = [update(streaming, loss)]
-    for index in (3, 2, 1):
-        failing.add(index)
-        with suppress(RuntimeError):
-            loss().backward()
-        failing.clear()
-        streaming.gradients.drop()
-        for block in streaming.blocks:
-            for parameter in block.parameters:
-                if parameter.requires_grad:
-                    streaming.gradients.host.create(block, parameter)
-        streaming.gradients.drop()
-        gc.collect()
-        torch.zeros(4096, device=DEVICE)
-        losses.append(update(streaming, loss))
-    return ended(streaming, model, losses)
-
-
-def leave_memory(nbytes: int) -> None:
-    """Compute in new memory of so many bytes, several times, and free it."""
-    kept = [torch.ones(nbytes, dtype=torch.uint8, device=DEVICE).add_(1) for _ in range(16)]
-    del kept
-
-
-def unfrozen() -> Result:
-    """Train more parameters while gradients are accumulated, so that buffers grow."""
-    torch.manual_seed(6)
-    model = Net()
-    for block in model.blocks:
-        block.up.weight.requires_grad_(False)
-    weight = model.blocks[0].up.weight  # with it the first block's gradients are the largest
-    streaming, _, loss = stream_of(model, on_device=True)
-    losses = []
-    for _ in range(2):
-        first = loss()
-        first.backward()
-        streaming.gradients.flush()
-        weight.requires_grad_(True)
-        second = loss()
-        # A buffer that grows in the backward or the step gets memory that was used just before.
-        hook = model.blocks[0].down.register_forward_hook(lambda *_: leave_memory(5376))
-        second.backward()
-        hook.remove()
-        streaming.gradients.flush()
-        leave_memory(max(each.nbytes for each in streaming.gradients.host.stored()))
-        streaming.step()
-        streaming.gradients.drop()
-        losses += [first.detach(), second.detach()]
-    return ended(streaming, model, losses)
-
-
-class _Failing:
-    """A lane of which the first ticket cannot be waited for."""
-
-    def __init__(self, lane: Any) -> None:
-        self._lane, self._fails = lane, True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lane, name)
-
-    def submit(self, *given: Any) -> Any:
-        """Submit the work; the first ticket fails."""
-        ticket = self._lane.submit(*given)
-        if given[0] == "optimizer state returns" and self._fails:
-            self._fails = False
-            return self
-        return ticket
-
-    def wait(self) -> None:
-        """Fail."""
-        raise RuntimeError
-
-
-def state_leaves_and_returns(*, pin: bool) -> Result:
-    """Evict optimizer state without a wait of the host; fail once; evict more than before."""
-    from neaptide.run.resident.store import ResidentStore
-    from neaptide_plugins.optimizer_offload.lanes import copying_lane
-
-    torch.manual_seed(7)
-    model = Net().to(DEVICE)
-    small, large = model.blocks[1], model.blocks
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    store = ResidentStore(model, optimizer)
-    refuge = HostState(DEVICE, pin=pin, lane=_Failing(copying_lane(DEVICE, pinned=pin)))
-    losses = []
-    batches = torch.randint(0, 11, (3, 4, 6)).to(DEVICE)
-    for modules, tokens in zip((small, small, large), batches, strict=True):
-        value = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        wanted = set(modules.parameters())
-        spans = [span for span in store.spans() if store.parameters[span.name] in wanted]
-        refuge.leave(store, spans)
-        torch.zeros(4096, device=DEVICE)
-        with suppress(RuntimeError):
-            refuge.finish()
-        torch.zeros(4096, device=DEVICE)
-        refuge.finish()
-        losses.append(value.detach())
-    refuge.close()
-    named = [(name, optimizer.state[each]) for name, each in model.named_parameters()]
-    state = {name: held["exp_avg"] for name, held in named if held}
-    return [float(each) for each in losses], digest_of(state)
-
-
-JUMPS = {"ema": {}, "predictor-drift": {"min_window": 8}}
-STREAMING = "layer-streaming"
-OFFLOAD = "optimizer-offload"
-ON_DEVICE = {"optimizer_on": "device"}
-LAGGED = {"update": "in_backward", "clip": "lagged"}
 SCENARIOS: dict[str, Callable[[], Result]] = {
-    "stored": partial(streamed, "three slots, two ahead", passes=2),
-    "on the device, zeroed in place": partial(streamed, "device", set_to_none=False),
-    "in backward": partial(streamed, "all in backward"),
-    "poisoned": partial(streamed, "graph, device", poison=True),
-    "one block trains": one_block_trains,
-    "broken off": partial(broken_off, 0),
-    "broken off, kept": partial(broken_off, 5),
-    "unfrozen": unfrozen,
-    "not foreseen": an_update_that_was_not_foreseen,
-    "kept and let go": kept_and_let_go,
-    "changed while kept": changed_while_kept,
-    "state, pinned": partial(state_leaves_and_returns, pin=True),
-    "state": partial(state_leaves_and_returns, pin=False),
+    "stored": partial(streaming.streamed, "three slots, two ahead", passes=2),
+    "on the device, zeroed in place": partial(streaming.streamed, "device", set_to_none=False),
+    "in backward": partial(streaming.streamed, "all in backward"),
+    "poisoned": partial(streaming.streamed, "graph, device", poison=True),
+    "one block trains": streaming.one_block_trains,
+    "broken off": partial(streaming.broken_off, 0),
+    "broken off, kept": partial(streaming.broken_off, 5),
+    "unfrozen": streaming.unfrozen,
+    "not foreseen": streaming.an_update_that_was_not_foreseen,
+    "kept and let go": streaming.kept_and_let_go,
+    "changed while kept": streaming.changed_while_kept,
+    "state, pinned": partial(offload.state_leaves_and_returns, pin=True),
+    "state": partial(offload.state_leaves_and_returns, pin=False),
     "trainer, device": partial(through_the_trainer, {STREAMING: ON_DEVICE}),
     "trainer, lagged": partial(through_the_trainer, {**JUMPS, STREAMING: LAGGED}, clip_norm=0.1),
     "trainer, some phases": partial(

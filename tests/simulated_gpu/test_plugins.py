@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from on_device import task_on_device
 from support import same_tensors, tensors_of
 
 from neaptide import HybridTrainer
-from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
+from neaptide_toolkit.testing.tiny import tiny_loss
 
 STEPS = 24
 ACCUMULATED = {"gradient-accumulation": {"steps": 3}}
@@ -49,10 +50,8 @@ def trained(plugins: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tenso
         "phases": {"warmup": {"steps": 10}, "full": {"steps": 4}, "correct": {"steps": 2}},
         "plugins": {"ema": {}, "predictor-drift": {"min_window": 8}, **plugins},
     }
-    task = tiny_task()
-    if "layer-streaming" not in plugins:
-        task.model.to("cuda")
-    batches = [{name: value.to("cuda") for name, value in batch.items()} for batch in task.batches]
+    task = task_on_device(streams="layer-streaming" in plugins)
+    batches = task.batches
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
     with trainer:
         losses = [trainer.step(batch).loss for batch in batches[:STEPS]]

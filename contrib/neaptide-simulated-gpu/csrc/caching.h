@@ -103,11 +103,6 @@ class CachingModel {
     }
   }
 
-  template <class F>
-  void each_chunk(F f) const {  // by address; those behind one another with `after` are one segment
-    for (auto& [address, chunk] : chunks_) f(*chunk);
-  }
-
  private:
   struct Order {  // torch's
     bool operator()(const Chunk* a, const Chunk* b) const {
@@ -117,7 +112,6 @@ class CachingModel {
   std::function<uintptr_t(size_t)> reserve_;
   std::function<void(uintptr_t, size_t)> unreserve_;
   std::set<Chunk*, Order> free_[2];
-  std::map<uintptr_t, Chunk*> chunks_;
   std::map<std::pair<int, int>, std::vector<Chunk*>> rooms_;  // by pool and stream: not mapped yet
   size_t reserved_ = 0;
 
@@ -168,9 +162,7 @@ class CachingModel {
     size_t segment = size <= SMALL ? SMALL_SEGMENT : size < MIDDLE ? LARGE_SEGMENT : round_up(size, ROUND_SEGMENT);
     if (!reserve_bytes(pool, segment)) return nullptr;
     statistics.segments.add(pool, 1);
-    auto* chunk = new Chunk{reserve_(segment), segment, pool, stream};
-    chunks_[chunk->address] = chunk;
-    return chunk;
+    return new Chunk{reserve_(segment), segment, pool, stream};
   }
 
   // Map pages behind the free end of the stream's segment until `size` bytes lie there.
@@ -202,7 +194,6 @@ class CachingModel {
     auto* room = new Chunk{reserve_(size), size, pool, stream};
     room->mapped = false;
     room->expandable = true;
-    chunks_[room->address] = room;
     statistics.segments.add(pool, 1);
     return room;
   }
@@ -217,22 +208,18 @@ class CachingModel {
     rest->after = chunk->after;
     if (rest->after) rest->after->before = rest;
     chunk->after = rest;
-    chunks_[rest->address] = rest;
     return rest;
   }
 
   void absorb(Chunk* into, Chunk* neighbour) {
     if (neighbour == into->before) {
-      chunks_.erase(into->address);
       into->address = neighbour->address;
       into->before = neighbour->before;
       if (into->before) into->before->after = into;
     } else {
-      chunks_.erase(neighbour->address);
       into->after = neighbour->after;
       if (into->after) into->after->before = into;
     }
-    chunks_[into->address] = into;
     into->size += neighbour->size;
     delete neighbour;
   }
@@ -249,7 +236,6 @@ class CachingModel {
     unreserve_bytes(chunk->pool, chunk->size);
     statistics.segments.add(chunk->pool, -1);
     unreserve_(chunk->address, chunk->size);
-    chunks_.erase(chunk->address);
     delete chunk;
   }
 

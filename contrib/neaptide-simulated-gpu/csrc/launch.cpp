@@ -73,7 +73,7 @@ void launch(const std::string& name, const std::vector<at::Tensor>& in, const st
       if (!is_gpu(tensor)) continue;
       bytes += static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
       half |= !write && tensor.is_floating_point() && tensor.element_size() < 4;
-      if (m.tell_races) add_accesses(accesses, tensor, write);
+      add_accesses(accesses, tensor, write);
     }
   };
   add(in, false);

@@ -9,7 +9,8 @@ Machine& machine() {
 
 Machine::Machine() {
   for (int index = 0; index < MAX_DEVICES; ++index) {
-    auto forget = [this](uintptr_t address, size_t size) {
+    auto forget = [this, index](uintptr_t address, size_t size) {
+      synchronize_device(index);  // as cudaFree does
       shadow_.forget({address, address + size});
       unreserve_addresses(address, size);
     };
@@ -98,19 +99,17 @@ void Machine::launch(const std::string& name, int index, Engine engine, double d
   Touch now{index, ++one.operations, name_index(name)};
   ++launches;
   join(one.clock, host_);
-  if (tell_races) {
-    auto ordered = [&](const Touch& before) {
-      return before.stream == index || covers(one.clock, before.stream, before.operation);
-    };
-    for (auto& access : accesses) {
-      if (access.range.begin >= access.range.end) continue;
-      shadow_.touch(access, now, ordered, [&](uintptr_t address, const Touch& before, bool written) {
-        const char* how = written ? "written" : "read";
-        tell(name + how + operation_names_[before.name] + std::to_string(before.stream),
-             describe(now) + (access.write ? " writes " : " reads ") + describe(address) + ", " + how + " by " +
-                 describe(before) + ", and nothing orders the two");
-      });
-    }
+  auto ordered = [&](const Touch& before) {
+    return before.stream == index || covers(one.clock, before.stream, before.operation);
+  };
+  for (auto& access : accesses) {
+    if (access.range.begin >= access.range.end) continue;
+    shadow_.touch(access, now, ordered, [&](uintptr_t address, const Touch& before, bool written) {
+      const char* how = written ? "written" : "read";
+      tell(name + how + operation_names_[before.name] + std::to_string(before.stream),
+           describe(now) + (access.write ? " writes " : " reads ") + describe(address) + ", " + how + " by " +
+               describe(before) + ", and nothing orders the two");
+    });
   }
   if (one.clock.size() < streams_.size()) one.clock.resize(streams_.size(), 0);
   one.clock[static_cast<size_t>(index)] = one.operations;
@@ -128,7 +127,6 @@ void Machine::launch(const std::string& name, int index, Engine engine, double d
 
 void Machine::host_touch(const std::string& name, const Access& access) {
   Guard guard(lock);
-  if (!tell_races) return;
   auto ordered = [&](const Touch& before) { return covers(host_, before.stream, before.operation); };
   shadow_.look(access, ordered, [&](uintptr_t address, const Touch& before, bool written) {
     const char* how = written ? "written" : "read";
@@ -178,7 +176,6 @@ std::string Machine::describe(const Touch& touch) {
 void Machine::tell(const std::string& key, const std::string& text) {
   if (told_[key]++) return;
   races.push_back(text);
-  has_news = true;
 }
 
 void Machine::reset() {
@@ -192,6 +189,7 @@ void Machine::reset() {
     one.memory->statistics.each([](Counts& counts) { counts.reset_peak(); });
   }
   races.clear();
+  placed = 0;
   told_.clear();
   trace.clear();
   by_operation.clear();

@@ -71,7 +71,7 @@ class Machine {
 
   // -- settings -------------------------------------------------------------------------------
   int device_count = 1;
-  bool fake = false, tell_races = true, tracing = false;
+  bool fake = false, tracing = false;
   Device& device(int index) { return devices_[static_cast<size_t>(index)]; }
 
   // -- streams and events ---------------------------------------------------------------------
@@ -111,14 +111,13 @@ class Machine {
 
   // -- what was found -------------------------------------------------------------------------
   std::vector<std::string> races;
-  bool has_news = false;  // a race was told whose line of the program is not noted yet
+  size_t placed = 0;  // of these races, those whose lines of the program are noted
   void name_range(const Range& range, const std::string& name) { names_[range.begin] = {range.end, name}; }
   std::string describe(uintptr_t address);
   std::vector<Operation> trace;
   std::unordered_map<std::string, std::pair<uint64_t, double>> by_operation;  // how often, seconds
   uint64_t launches = 0;
   double host_waited = 0, host_worked = 0;
-  size_t shadow_size() const { return shadow_.size(); }
   void reset();  // clocks, engines and findings start again; memory stays
 
  private:

@@ -40,7 +40,7 @@ void Machine::release(Block* block) {
            std::find(recorded.begin(), recorded.end(), touch.stream) != recorded.end();
   };
   touches.erase(std::remove_if(touches.begin(), touches.end(), harmless), touches.end());
-  if (tell_races && !touches.empty()) freed_[block->stream].push_back({touches, what});
+  if (!touches.empty()) freed_[block->stream].push_back({touches, what});
   Waiting wait{block->chunk, {}};
   for (int index : recorded) {
     if (index == block->stream) continue;
@@ -87,7 +87,6 @@ void Machine::recycle_all(int index) {
 
 void Machine::empty_cache(int index) {
   Guard guard(lock);
-  synchronize_device(index);  // as cudaFree does
   recycle_all(index);
   device(index).memory->release_cached();
 }
@@ -107,7 +106,7 @@ bool Machine::unpin(uintptr_t begin) {
   if (found == pinned_.end()) return false;
   std::string what = describe(begin);
   for (auto& touch : shadow_.forget({begin, found->second}))
-    if (tell_races && !covers(host_, touch.stream, touch.operation))
+    if (!covers(host_, touch.stream, touch.operation))
       tell("unpin" + operation_names_[touch.name],
            "pinned " + what + " is unregistered while " + describe(touch) + " still uses it");
   pinned_.erase(found);

@@ -58,7 +58,6 @@ py::dict statistics() {
   found["streams"] = streams;
   found["operations"] = operations;
   found["launches"] = m.launches;
-  found["shadow"] = m.shadow_size();
   return found;
 }
 
@@ -84,12 +83,11 @@ void set_fake(bool on, double value) {
 
 void note_places() {
   auto& m = machine();
-  if (!m.has_news || !place_of_call) return;
-  m.has_news = false;
+  if (m.placed == m.races.size() || !place_of_call) return;
   py::gil_scoped_acquire gil;
   auto place = py::reinterpret_borrow<py::object>(place_of_call)().cast<std::string>();
   Machine::Guard guard(m.lock);
-  if (!m.races.empty()) m.races.back() += place;
+  for (; m.placed < m.races.size(); ++m.placed) m.races[m.placed] += place;
 }
 
 PYBIND11_MODULE(_C, module) {
@@ -105,8 +103,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("device_count", [&m] { return m.device_count; });
   module.def("capacity", [&m](int device) { return m.device(device).memory->capacity; });
   module.def("set_fake", &set_fake);
-  module.def("is_fake", [&m] { return m.fake; });
-  module.def("set_tell_races", [&m](bool on) { m.tell_races = on; });
   module.def("set_tracing", [&m](bool on) { m.tracing = on; });
   module.def("reset", [&m] { m.reset(); });
   module.def("races", [&m] { return m.races; });
@@ -115,6 +111,7 @@ PYBIND11_MODULE(_C, module) {
     auto first = m.races.begin() + static_cast<std::ptrdiff_t>(std::min(from, m.races.size()));
     std::vector<std::string> taken(first, m.races.end());
     m.races.erase(first, m.races.end());
+    m.placed = std::min(m.placed, m.races.size());
     return taken;
   });
   module.def("statistics", &statistics);
@@ -129,11 +126,6 @@ PYBIND11_MODULE(_C, module) {
     m.stream(id ? static_cast<int>(id) : device).name = name;
   });
 
-  module.def("host_work", [&m](double seconds) { m.host_work(seconds); });
-  module.def("host_touch", [&m](const std::string& name, uintptr_t address, size_t size, bool write) {
-    m.host_touch(name, {{address, address + size}, write});
-    note_places();
-  });
   module.def("pin", [&m](uintptr_t address, size_t size) {
     Machine::Guard guard(m.lock);
     if (m.pinning({address, address + size}) != Machine::Pinning::pageable) return false;

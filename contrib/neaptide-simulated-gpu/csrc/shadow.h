@@ -79,8 +79,6 @@ class Shadow {
     spans_.emplace(range.begin, Span{range.end, touch, {}});
   }
 
-  size_t size() const { return spans_.size(); }
-
  private:
   struct Span {
     uintptr_t end;

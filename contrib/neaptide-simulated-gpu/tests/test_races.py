@@ -177,6 +177,18 @@ def test_the_line_of_the_program_is_told() -> None:
     simulated_gpu.reset()
 
 
+def test_each_race_of_one_operation_has_its_line() -> None:
+    side, weights, other, host = side_stream(), on_device(), on_device(), pinned()
+    with torch.cuda.stream(side):
+        weights.copy_(host, non_blocking=True)
+        other.zero_()
+    weights.dot(other)  # this line
+    races = simulated_gpu.races()
+    assert len(races) == 2
+    assert all("weights.dot(other)  # this line" in told for told in races)
+    simulated_gpu.reset()
+
+
 def through_two_slots(*, steps: int = 4) -> None:
     lane = side_stream()
     weights = [torch.randn(64, 64).pin_memory() for _ in range(steps)]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import functools
 import uuid
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
 from simulated_gpu import _C
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Device = torch.device | str | int | None
 
@@ -185,11 +181,6 @@ def manual_seed_all(seed: int) -> None:
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
     index = _index(device)
     _C.configure(index, {"capacity": int(fraction * _C.capacity(index))})
-
-
-@contextmanager
-def _as_is(*_: object, **__: object) -> Iterator[None]:
-    yield
 
 
 def _of_accelerator(name: str) -> Any:

@@ -103,7 +103,7 @@ def replace(store: ParameterStore) -> None:
     for span in store.spans():
         with store.loan(span, "write", of="state") as state:
             if state:
-                state["exp_avg"] = torch.full(span.shape, 0.25)
+                state["exp_avg"] = torch.full_like(state["exp_avg"], 0.25)
 
 
 def evict(store: ParameterStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from support import same_bits
+from support import DEVICE, random_state, same_bits
 
 from neaptide_plugins.activation_checkpointing.segments import Segments
 from neaptide_toolkit.recompute import find_blocks
@@ -35,7 +35,7 @@ def trace(
     `loss_of(model, step)` computes a loss; `segments(model)` patches the model, if given.
     """
     torch.manual_seed(0)
-    model = make().train()
+    model = make().to(DEVICE).train()
     patched = segments(model) if segments else None
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
@@ -43,10 +43,10 @@ def trace(
     seen: dict[str, torch.Tensor] = {}
     for step in range(steps):
         loss = loss_of(model, step)
-        seen[f"{step} random state after the forward"] = torch.get_rng_state()
+        seen[f"{step} random state after the forward"] = random_state()
         loss.backward()
         seen[f"{step} loss"] = loss.detach()
-        seen[f"{step} random state after the backward"] = torch.get_rng_state()
+        seen[f"{step} random state after the backward"] = random_state()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 seen[f"{step} gradient of {name}"] = parameter.grad.clone()

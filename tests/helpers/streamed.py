@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import torch
-from support import same_bits
+from support import DEVICE, random_state, same_bits
 
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
-from neaptide_toolkit.offload import ThreadLane
+from neaptide_toolkit.offload import ThreadLane, lane_for
 from neaptide_toolkit.recompute import find_blocks
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide_toolkit.offload import Ticket
-
-CPU = torch.device("cpu")
+    from neaptide_toolkit.offload import Lane, Ticket
 
 WAYS: dict[str, dict[str, Any]] = {
     "on the host": {},
@@ -51,6 +49,11 @@ class Sleepy(ThreadLane):
 _pauses = random.Random(0)
 
 
+def slow_lane(device: torch.device, name: str) -> Lane:
+    """Return a lane whose copies end late: on a GPU they do by themselves."""
+    return Sleepy(name) if device.type == "cpu" else lane_for(device, name)
+
+
 @attrs.define
 class Trace:
     """What a run has left."""
@@ -62,7 +65,7 @@ class Trace:
 
 
 def batch_of(seed: int) -> torch.Tensor:
-    return torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -84,7 +87,7 @@ def train(
     """Train; `way` holds the settings of streaming, None trains resident."""
     torch.manual_seed(0)
     random.seed(0)
-    model = make()
+    model = make().to(DEVICE)
     optimizer = optimizer_of(model, kind)
     streaming = None
     if way is not None:
@@ -93,9 +96,9 @@ def train(
             model,
             blocks_of(model),
             optimizer,
-            CPU,
+            DEVICE,
             settings,
-            lanes=lambda _, name: Sleepy(name),
+            lanes=slow_lane,
         )
     trace = Trace()
     try:
@@ -119,7 +122,7 @@ def train(
         if streaming is not None:
             streaming.close()
     trace.state = {name: value.clone() for name, value in model.state_dict().items()}
-    trace.rng_state = torch.get_rng_state()
+    trace.rng_state = random_state()
     return trace
 
 

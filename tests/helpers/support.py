@@ -14,7 +14,10 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer, Plugin, PluginSpec
-from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
+from neaptide_toolkit.testing.tiny import accelerator_or_cpu, tiny_loss, tiny_task
+
+DEVICE = accelerator_or_cpu()
+"""Where the tests train: a GPU, which may be simulated, or the CPU."""
 
 _numbers = itertools.count()
 
@@ -73,6 +76,14 @@ def digest_after(
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of all parameters and buffers."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def random_state() -> torch.Tensor:
+    """Return the states of torch's generators: the CPU's, and that of `DEVICE`."""
+    states = [torch.get_rng_state()]
+    if DEVICE.type != "cpu":
+        states.append(torch.get_device_module(DEVICE).get_rng_state())
+    return torch.cat(states)
 
 
 def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

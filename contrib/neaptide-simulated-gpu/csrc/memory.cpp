@@ -12,10 +12,24 @@ namespace {
 struct Held {  // the context of a device pointer
   Block* block;
   at::DataPtr bytes;  // of the CPU's allocator; empty for fake memory
+  size_t size;
 };
+
+// For torch's profiler: the memory is the device's and not, as the CPU's allocator says, the host's.
+void report(const Held& held, int64_t sign) {
+  if (!c10::memoryProfilingEnabled()) return;
+  int64_t size = sign * static_cast<int64_t>(held.size);
+  if (held.bytes) c10::reportMemoryUsageToProfiler(held.bytes.get(), -size, 0, 0, at::Device(at::kCPU));
+  int device = held.block->device;
+  auto& now = machine().device(device).memory->statistics;
+  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(held.block->range.begin), size,
+                                   static_cast<size_t>(now.allocated_bytes.of[0].current),
+                                   static_cast<size_t>(now.reserved_bytes.of[0].current), gpu(device));
+}
 
 void free_held(void* context) {
   std::unique_ptr<Held> held(static_cast<Held*>(context));
+  report(*held, -1);
   machine().release(held->block);
 }
 
@@ -136,7 +150,9 @@ at::DataPtr new_memory(size_t size, at::DataPtr bytes) {
   if (!machine().fake && !bytes) bytes = c10::GetCPUAllocator()->allocate(size);
   block->data = bytes.get();
   void* address = reinterpret_cast<void*>(block->range.begin);
-  return {address, new Held{block, std::move(bytes)}, &free_held, gpu(device)};
+  auto* held = new Held{block, std::move(bytes), size};
+  report(*held, 1);
+  return {address, held, &free_held, gpu(device)};
 }
 
 void* bytes_at(const void* address) {

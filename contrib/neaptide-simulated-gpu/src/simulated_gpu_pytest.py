@@ -6,8 +6,11 @@ A module of its own, imported before anything imports torch; without the option 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
+
+LAUNCHES = "simulated-gpu-launches"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,11 +55,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> object:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> object:
-    """Fail a test that passed and raced."""
-    result = yield
-    if item.config.option.simulated_gpu:
-        import simulated_gpu
+    """Fail a test that passed and raced; note how many operations it launched."""
+    if not item.config.option.simulated_gpu:
+        return (yield)
+    import simulated_gpu
 
-        if found := simulated_gpu.races():
-            pytest.fail("races on the simulated device:\n" + "\n".join(found), pytrace=False)
+    try:
+        result = yield
+    finally:
+        item.user_properties.append((LAUNCHES, simulated_gpu.statistics()["launches"]))
+    if found := simulated_gpu.races():
+        pytest.fail("races on the simulated device:\n" + "\n".join(found), pytrace=False)
     return result
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how many tests used the device."""
+    if not config.option.simulated_gpu:
+        return
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, [])]
+    launches = [
+        count for one in reports if one.when == "call" for name, count in one.user_properties
+        if name == LAUNCHES
+    ]
+    terminalreporter.write_line(
+        f"simulated GPU: {sum(map(bool, launches))} of {len(launches)} tests ran on the device, "
+        f"{sum(launches)} operations"
+    )

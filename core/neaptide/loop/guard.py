@@ -117,18 +117,18 @@ def _add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
 
 def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
     """Return the L2 norm of the delta over all spans. Also return the first problem, or None."""
-    squares = 0.0
+    norms = []
     for span in store.spans():
         delta, problem = _delta_of(update, span)
         if problem is not None:
             return math.nan, problem
         if delta is None:
             continue
-        norm = float(torch.linalg.vector_norm(delta, dtype=torch.float64))
-        squares += norm * norm
-        if not math.isfinite(squares):
+        norms.append(float(torch.linalg.vector_norm(delta, dtype=torch.float64)))
+        if not math.isfinite(norms[-1] * norms[-1]):
             return math.nan, f"the delta of {span.name} is not finite"
-    return math.sqrt(squares), None
+    # Sorted: the order of the spans differs between stores and must not change the last digit.
+    return math.hypot(*sorted(norms)), None
 
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

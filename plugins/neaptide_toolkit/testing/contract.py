@@ -18,6 +18,7 @@ from .estimates import estimate_is_allocated, estimate_is_measured
 from .failures import Attempt, require, told_as
 from .hostile_store import HOSTILE_STORE
 from .manifests import config_round_trips, manifest_is_light
+from .races import no_races
 from .subject import STEPS, Subject
 from .tiny import STEADY_PREDICTOR, tiny_task
 
@@ -35,6 +36,8 @@ def check_plugin(
     laws: Iterable[str] | None = None,
 ) -> None:
     """Check that a plugin keeps the contract. The check takes a few seconds on a CPU.
+
+    The runs are on the accelerator, if there is one. This may be a simulated GPU.
 
     Args:
         plugin: an installed plugin's name, or a manifest.
@@ -203,6 +206,7 @@ LAWS: dict[str, Callable[[Subject], None]] = {
     "works-on-loans-alone": works_on_loans_alone,
     "estimate-is-measured": estimate_is_measured,
     "estimate-is-allocated": estimate_is_allocated,
+    "no-races": no_races,
 }
 
 

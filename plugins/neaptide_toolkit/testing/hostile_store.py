@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,7 +92,10 @@ class HostileStore(ParameterStore):
                         for copy in nested_tensors(value):
                             truths[id(copy)].copy_(copy)
                     else:
-                        entry[key] = mapped(value, torch.Tensor.clone)
+                        # A new value is stored where the old one was, as on the resident store.
+                        old = truths.get(id(before.get(key)))
+                        home = on if old is None else old.device
+                        entry[key] = mapped(value, partial(torch.Tensor.to, device=home, copy=True))
                 if not self._holders:
                     self._hide_these(nested_tensors(entry))
             for copy in nested_tensors(lent):

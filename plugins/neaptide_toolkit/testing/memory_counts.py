@@ -78,6 +78,7 @@ def observed(subject: Subject) -> Observed:
     others: dict[str, list[tuple[int, int]]] = {}
 
     def mark(name: str) -> None:
+        _end_backward()
         Allocations.mark(name)
         others.setdefault(name, []).append((_cuda_bytes() - cuda_before, slab_bytes(slabs_before)))
 
@@ -105,6 +106,18 @@ def observed(subject: Subject) -> Observed:
         ]
         held[phase, moment] = max(reversed(every), key=lambda one: one.cpu + one.cuda + one.slabs)
     return Observed(device, held, ledgers, beside)
+
+
+def _end_backward() -> None:
+    """Wait until autograd's thread for the device has dropped the gradients of its last backward.
+
+    The thread drops them after it has told the caller of the end. It does one backward after the
+    other, so a second backward ends later.
+    """
+    if torch.cuda.is_available():
+        with torch.enable_grad():
+            one = torch.ones((), device="cuda", requires_grad=True)
+            torch.autograd.grad(one.clone(), one)
 
 
 def _cuda_bytes() -> int:

@@ -79,16 +79,27 @@ class TinyTask:
     __repr__ = one_line
 
 
+def accelerator_or_cpu() -> torch.device:
+    """Return the device of this machine's accelerator, or the CPU where there is none."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
 def tiny_task(
-    seed: int = 0, steps: int = 32, *, coupled: bool = True, width: int = WIDTH
+    seed: int = 0,
+    steps: int = 32,
+    *,
+    coupled: bool = True,
+    width: int = WIDTH,
+    device: torch.device | str | None = None,
 ) -> TinyTask:
     """Build the task from `seed`: a TinyNet, AdamW, `steps` batches of 12 samples of `width`.
 
     If not `coupled`, the network has no batch norm and no dropout, so splitting a batch changes
-    no result.
+    no result. Model and batches are on `device`: by default the accelerator, if there is one.
     """
     torch.manual_seed(seed)
-    model = TinyNet(width, coupled=coupled)
+    device = accelerator_or_cpu() if device is None else torch.device(device)
+    model = TinyNet(width, coupled=coupled).to(device)
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
     )
@@ -98,7 +109,7 @@ def tiny_task(
         x = torch.randn(12, width, generator=generator)
         y = x[:, :CLASSES].argmax(dim=1)
         y[0] = -100
-        batches.append({"x": x, "y": y})
+        batches.append({"x": x.to(device), "y": y.to(device)})
     return TinyTask(model, optimizer, batches)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from streamed import (
-    CPU,
-    Sleepy,
+    DEVICE,
     Trace,
     assert_idle,
     assert_same,
@@ -18,6 +17,7 @@ from streamed import (
     blocks_of,
     different,
     optimizer_of,
+    slow_lane,
     train,
 )
 from torch import nn
@@ -33,9 +33,7 @@ PLAIN = stacked(linear)
 def streaming_of(model: nn.Module, **settings: Any) -> tuple[Streaming, torch.optim.Optimizer]:
     optimizer = optimizer_of(model)
     chosen = StreamingSettings(poison=True, **settings)
-    streaming = Streaming(
-        model, blocks_of(model), optimizer, CPU, chosen, lanes=lambda _, name: Sleepy(name)
-    )
+    streaming = Streaming(model, blocks_of(model), optimizer, DEVICE, chosen, lanes=slow_lane)
     return streaming, optimizer
 
 

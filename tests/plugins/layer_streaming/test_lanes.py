@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from streamed import CPU, WAYS, Sleepy, assert_idle, batch_of, blocks_of, optimizer_of
+from streamed import WAYS, Sleepy, assert_idle, batch_of, blocks_of, optimizer_of
 from zoo_blocks import linear, stacked
 
 from neaptide_plugins.layer_streaming import streaming
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from neaptide_toolkit.offload import Ticket
 
 PLAIN = stacked(linear)
+CPU = torch.device("cpu")
 
 
 def streamed(lanes: Callable[[torch.device, str], Any] | None = None, **settings: Any) -> Streaming:
@@ -125,7 +126,7 @@ def test_what_fails_half_way_leaves_no_lane_and_no_patch(
     before = neaptide_threads()
     torch.manual_seed(0)
     model = PLAIN()
-    expected = model(batch_of(0))
+    expected = model(batch_of(0).to(CPU))
     lanes: list[Gated] = []
 
     def make(_: torch.device, name: str) -> Gated:
@@ -142,10 +143,10 @@ def test_what_fails_half_way_leaves_no_lane_and_no_patch(
     assert all(lane._pool._shutdown for lane in lanes)
     assert before == neaptide_threads()
     assert "no memory" in str(caught.value)
-    assert torch.equal(expected, model(batch_of(0)))
+    assert torch.equal(expected, model(batch_of(0).to(CPU)))
     monkeypatch.undo()
     again = Streaming(model, blocks_of(model), optimizer, CPU, chosen)
-    assert torch.equal(expected, model(batch_of(0)))
+    assert torch.equal(expected, model(batch_of(0).to(CPU)))
     again.close()
 
 

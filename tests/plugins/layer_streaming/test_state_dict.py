@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from streamed import CPU, blocks_of, different, optimizer_of
+from streamed import DEVICE, blocks_of, different, optimizer_of
 from torch import nn
 
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
@@ -59,7 +59,7 @@ def trained(way: dict[str, Any] | None, *, of: str) -> list[dict[str, torch.Tens
             model,
             blocks_of(model),
             optimizer,
-            CPU,
+            DEVICE,
             StreamingSettings(**way),
             lanes=lambda _, name: Late(name),
         )

@@ -113,7 +113,7 @@ class Odd(torch.optim.Optimizer):
                 continue
             state = self.state[parameter]
             if not state:
-                flat = torch.zeros(2, *parameter.shape)
+                flat = parameter.new_zeros(2, *parameter.shape)
                 state.update(
                     pair=(flat[0], [flat[1], None]),
                     box=SimpleNamespace(last=torch.zeros_like(parameter), why=None),

@@ -126,8 +126,8 @@ ASKS: dict[str, Any] = {
     "steps by itself": lambda store: store.optimizer.step(),
     "takes state away": lambda store: store.optimizer.state.clear(),
     "replaces it": lambda store: [
-        state.update(exp_avg=torch.zeros_like(state["exp_avg"]))
-        for state in store.optimizer.state.values()
+        state.update(exp_avg=torch.zeros_like(parameter))
+        for parameter, state in store.optimizer.state.items()
     ],
 }
 

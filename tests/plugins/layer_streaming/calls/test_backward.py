@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from streamed import (
-    CPU,
+    DEVICE,
     WAYS,
-    Sleepy,
     assert_same,
     batch_of,
     blocks_of,
     different,
     optimizer_of,
+    slow_lane,
     train,
 )
 from torch import nn
@@ -70,7 +70,7 @@ def test_two_uses_in_a_row_whose_gradients_arrive_one_after_the_other() -> None:
     """On a GPU each use has an accumulator of its own, as the parameter was elsewhere between."""
     model = PLAIN()
     streaming = Streaming(
-        model, blocks_of(model), optimizer_of(model), CPU, StreamingSettings(mode="graph")
+        model, blocks_of(model), optimizer_of(model), DEVICE, StreamingSettings(mode="graph")
     )
     block = streaming.blocks[1]
     for value in (1.0, 2.0):
@@ -101,7 +101,7 @@ def test_two_forwards_and_then_their_backwards_in_either_order(way: str) -> None
         if settings is not None:
             chosen = StreamingSettings(poison=True, **settings)
             streaming = Streaming(
-                model, blocks_of(model), optimizer, CPU, chosen, lanes=lambda _, name: Sleepy(name)
+                model, blocks_of(model), optimizer, DEVICE, chosen, lanes=slow_lane
             )
         for step in range(4):
             losses = [model(batch_of(2 * step + part)) for part in range(2)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from streamed import (
-    CPU,
+    DEVICE,
     WAYS,
-    Sleepy,
     assert_same,
     batch_of,
     blocks_of,
     optimizer_of,
+    slow_lane,
     train,
 )
 from torch import nn
@@ -89,9 +89,9 @@ def test_weights_that_an_update_has_changed_since_the_forward(way: str) -> None:
         model,
         blocks_of(model),
         optimizer_of(model),
-        CPU,
+        DEVICE,
         StreamingSettings(poison=True, **MORE[way]),
-        lanes=lambda _, name: Sleepy(name),
+        lanes=slow_lane,
     )
     first, second = model(batch_of(0)), model(batch_of(1))
     first.backward()

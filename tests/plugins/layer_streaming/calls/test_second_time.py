@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from streamed import (
-    CPU,
+    DEVICE,
     batch_of,
     blocks_of,
     optimizer_of,
@@ -45,7 +45,7 @@ def test_outputs_that_wait_for_the_check_are_not_held_where_inputs_leave() -> No
     torch.manual_seed(0)
     model = stacked(linear)()
     chosen = StreamingSettings(inputs_on_host=True)
-    streaming = Streaming(model, blocks_of(model), optimizer_of(model), CPU, chosen)
+    streaming = Streaming(model, blocks_of(model), optimizer_of(model), DEVICE, chosen)
     big = batch_of(0).repeat(400, 1, 1)
     loss = model(big)
     calls = [call for unit in streaming.units for call in unit.calls]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from streamed import (
-    CPU,
-    Sleepy,
+    DEVICE,
     batch_of,
     blocks_of,
     different,
     optimizer_of,
+    slow_lane,
 )
 from zoo_blocks import linear, stacked
 
@@ -47,9 +47,7 @@ def trained(
     streaming = None
     if way is not None:
         settings = StreamingSettings(poison=True, **way)
-        streaming = Streaming(
-            model, blocks_of(model), optimizer, CPU, settings, lanes=lambda _, name: Sleepy(name)
-        )
+        streaming = Streaming(model, blocks_of(model), optimizer, DEVICE, settings, lanes=slow_lane)
     for step in range(4):
         before(model, step)
         for part, action in enumerate((between, after)):
@@ -131,7 +129,9 @@ def test_a_parameter_added_to_the_optimizer_later_is_stepped_or_told_of(way: str
     late = list(model.blocks[1].parameters())
     others = [one for one in model.parameters() if all(one is not other for other in late)]
     optimizer = torch.optim.AdamW(others, lr=1e-2)
-    streaming = Streaming(model, blocks_of(model), optimizer, CPU, StreamingSettings(**WAYS[way]))
+    streaming = Streaming(
+        model, blocks_of(model), optimizer, DEVICE, StreamingSettings(**WAYS[way])
+    )
     optimizer.add_param_group({"params": late})
     before = late[0].clone()
     model(batch_of(0)).backward()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +14,15 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("neaptide", deadline=None, max_examples=50)
 settings.load_profile("neaptide")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _measured_backward() -> None:
+    """Let coverage see what hooks do in a backward on a GPU: autograd's thread is not Python's."""
+    if "simulated_gpu" in sys.modules and threading.gettrace() is not None:
+        one = torch.ones((), device="cuda", requires_grad=True)
+        one.register_hook(lambda _: sys.settrace(threading.gettrace()))
+        torch.autograd.grad(one * 1, one)
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORDS = frozenset({
-    "accelerator", "cuda", "cudart", "current_stream", "empty_cache", "get_device_module",
-    "is_cuda", "is_pinned", "mps", "pin_memory", "record_event", "record_stream", "wait_event",
-    "wait_stream", "xpu",
+    "accelerator", "api_in_use", "api_of", "compute_capability", "counted", "cuda", "cudart",
+    "current_stream", "empty_cache", "get_device_module", "has_streams", "is_cuda", "is_pinned",
+    "lacks", "mps", "pin_memory", "record_event", "record_stream", "wait_event", "wait_stream",
+    "xpu",
 })  # fmt: skip
-"""Names of variables, attributes and keyword arguments."""
+"""Names of variables, attributes and keyword arguments. `torch` has them, or `neaptide.devices`."""
 KINDS = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Strings that `device.type` is compared with."""
 
@@ -31,8 +32,10 @@ class Mention:
     path: str
     line: int
     last: int
+    body: int
+    """The first line that runs if the condition holds."""
     text: str
-    """The statement's first line: it stays the same when lines above it come or go."""
+    """The statement's first line, or its condition. A line above it that goes changes neither."""
     branches: bool
 
 
@@ -45,29 +48,42 @@ def mentions(root: Path, path: Path) -> list[Mention]:
         parts = list(_own_parts(statement))
         if any(map(_names_a_device, parts)):
             last = max(part.end_lineno or part.lineno for part in parts)  # type: ignore[attr-defined]  # expressions
-            text = lines[statement.lineno - 1].strip()
-            branches = isinstance(statement, ast.If | ast.While)
+            text, body = lines[statement.lineno - 1].strip(), 0
+            if isinstance(statement, ast.If | ast.While):
+                text, body = f"if {ast.unparse(statement.test)}", statement.body[0].lineno
             where = path.relative_to(root).as_posix()
-            found.append(Mention(where, statement.lineno, last, text, branches))
+            found.append(Mention(where, statement.lineno, last, body, text, bool(body)))
     return found
 
 
-def uncovered(mention: Mention, measured: dict[str, Any]) -> list[str]:
-    """Return what a run left out, by the file's part of coverage's JSON report."""
+@attrs.frozen
+class Way:
+    """A way through a statement: its line, or one of the two ways that its condition goes."""
+
+    path: str
+    text: str
+    covered: bool
+
+
+def ways(mention: Mention, measured: dict[str, Any]) -> list[Way]:
+    """Return a statement's ways, by its file's part of coverage's JSON report."""
     rows = range(mention.line, mention.last + 1)
     if not mention.branches:
-        return [mention.text] if set(rows) & set(measured["missing_lines"]) else []
-    missing = [arc for arc in measured["missing_branches"] if arc[0] in rows]
-    return [f"{mention.text} -> {'else' if _leaves(arc, mention) else 'then'}" for arc in missing]
+        return [Way(mention.path, mention.text, not set(rows) & set(measured["missing_lines"]))]
+    arcs = [
+        (arc, covered)
+        for key, covered in (("executed_branches", True), ("missing_branches", False))
+        for arc in measured[key]
+        if arc[0] in rows
+    ]
+    return [
+        Way(mention.path, f"{mention.text} ({_says(arc, mention)})", covered)
+        for arc, covered in arcs
+    ]
 
 
-def branch_count(mention: Mention) -> int:
-    """Return how many ways the statement can go."""
-    return 2 if mention.branches else 1
-
-
-def _leaves(arc: list[int], mention: Mention) -> bool:
-    return arc[1] != mention.last + 1
+def _says(arc: list[int], mention: Mention) -> str:
+    return "yes" if mention.last < arc[1] <= mention.body else "no"
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.stmt]:

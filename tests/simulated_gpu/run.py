@@ -1,6 +1,6 @@
-"""Builds the simulated GPU, and runs its own tests and the tests of this folder on it.
+"""Builds the simulated GPU, and runs its own tests and those of device code on it.
 
-Without a C++ compiler or Python's headers nothing can be built: one line says so.
+Without a C++ compiler nothing can be built: one line says so.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 PACKAGE = ROOT / "contrib" / "neaptide-simulated-gpu"
+MUTANTS = HERE / "test_mutants.py"
+SUITE = (
+    "simulated_gpu", "contract", "plugins", "kernels", "toolkit",
+    "core/api", "core/checkpoint", "core/loop", "core/run",
+)  # fmt: skip
+"""Rooms of `tests/` in which something trains, copies or computes on a device."""
+ON_DEVICE = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")
 
-
-def missing() -> str | None:
-    """Return what this machine lacks to build the extension, or None."""
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        return f"there is no C++ compiler {compiler!r}"
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        return "Python's headers are not installed"
-    return None
 
 
 def run(*command: str) -> None:
@@ -33,19 +33,38 @@ def run(*command: str) -> None:
         sys.exit(done.returncode)
 
 
+def run_suite() -> None:
+    """Run the suite on the device, and say which lines that mention a device it covered."""
+    from coverage_of_devices import files
+
+    rooms = [str(ROOT / "tests" / room) for room in SUITE]
+    with tempfile.TemporaryDirectory() as folder:
+        config, report = Path(folder) / "coveragerc", Path(folder) / "report.json"
+        included = "\n    ".join(map(str, files()))
+        config.write_text(
+            f"[run]\nbranch = true\ndata_file = {folder}/data\ninclude =\n    {included}\n"
+        )
+        measured = ("--cov", f"--cov-config={config}", f"--cov-report=json:{report}")
+        run(*ON_DEVICE, *rooms, "--ignore", str(MUTANTS), *measured)
+        run(str(HERE / "coverage_of_devices.py"), str(report))
+
+
 def main(arguments: list[str]) -> None:
-    """Build, install and test."""
-    if lacks := missing():
-        sys.stdout.write(f"simulated-gpu: skipped, {lacks}\n")
+    """Build, install and test. With arguments, run pytest with them and nothing else."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        sys.stdout.write(f"simulated-gpu: skipped, there is no C++ compiler {compiler!r}\n")
         return
+    if not (headers := Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        sys.exit(f"simulated-gpu: Python's headers are not installed (no {headers})")
     pip = ("-I", "-m", "pip", "install", "-c", str(ROOT / "constraints.txt"))
     run(*pip, "--no-build-isolation", str(PACKAGE))
-    run("-m", "pytest", str(PACKAGE), *arguments)
-    here = Path(__file__).parent
-    mutants = str(here / "test_mutants.py")
-    on_device = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")
-    run(*on_device, str(here), "--ignore", mutants, *arguments)
-    run(*on_device, mutants, *arguments)  # they fork: no backward may have run before
+    if arguments:
+        run(*ON_DEVICE, *arguments)
+        return
+    run("-m", "pytest", str(PACKAGE))
+    run_suite()
+    run(*ON_DEVICE, str(MUTANTS))  # they fork: no backward may have run before
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""Says which lines and branches that mention a device a run covered, and fails below the share.
+
+Usage: python coverage_of_devices.py REPORT.json, where the report is of `coverage json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+from device_branches import Way, mentions, ways
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("core", "plugins", "kernels")
+LEAST = 0.95
+
+
+def files() -> list[Path]:
+    """Return the files of the sources that mention a device."""
+    found = [path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in found if mentions(ROOT, path)]
+
+
+def ways_of(report: Path) -> list[Way]:
+    """Return every way of every mention; a file that no test imported has none covered."""
+    measured = json.loads(report.read_text("utf-8"))["files"]
+    return [
+        way
+        for path in files()
+        for mention in mentions(ROOT, path)
+        for way in ways(mention, measured[mention.path])
+    ]
+
+
+def reasons() -> dict[str, dict[str, str]]:
+    """Return, by file and text, why a way is not covered."""
+    return tomllib.loads(Path(__file__).with_name("not_covered.toml").read_text("utf-8"))
+
+
+def main(report: Path) -> int:
+    """Print the share and what is missing; return 1 if it is too small or not as listed."""
+    found = ways_of(report)
+    missing = {(way.path, way.text) for way in found if not way.covered}
+    listed = {(path, text): why for path, rest in reasons().items() for text, why in rest.items()}
+    share = 1 - sum(not way.covered for way in found) / len(found)
+    lines = [f"{share:.1%} of {len(found)} lines and branches that mention a device were covered"]
+    lines += [
+        f"  {path}: {text}: {listed.get((path, text), 'not covered, and no reason is listed')}"
+        for path, text in sorted(missing)
+    ]
+    lines += [
+        f"  {path}: {text}: covered or gone, take it out of not_covered.toml"
+        for path, text in sorted(listed.keys() - missing)
+    ]
+    sys.stdout.write("\n".join([*lines, ""]))
+    return int(share < LEAST or missing != listed.keys())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,65 @@
+"""The share of lines that mention a device counts what a run left out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from device_branches import mentions, ways
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCE = '''"""Words in a text are no mention: torch.cuda."""
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    cuda = None
+
+
+def held(device, torch):
+    if device == "meta":
+        return 0
+    if (
+        device.type == "cuda"
+    ):
+        return torch.cuda.memory_allocated()
+    return torch.accelerator.memory_allocated()
+
+
+def never(tensor):
+    return tensor.is_cuda
+
+
+class Device:
+    type = "cpu"
+
+
+class Torch:
+    class accelerator:
+        memory_allocated = int
+
+
+held(Device, Torch)
+'''
+
+
+def test_ways_that_a_run_did_not_go_are_not_covered(tmp_path: Path) -> None:
+    program, data, report = tmp_path / "program.py", tmp_path / "data", tmp_path / "report.json"
+    program.write_text(SOURCE)
+    measured = ["--branch", f"--data-file={data}", str(program)]
+    coverage = [sys.executable, "-m", "coverage"]
+    subprocess.run([*coverage, "run", *measured], check=True, cwd=tmp_path)
+    written = [f"--data-file={data}", "-o", str(report)]
+    subprocess.run([*coverage, "json", *written], check=True, cwd=tmp_path)
+    lines = json.loads(report.read_text())["files"]["program.py"]
+    found = [way for mention in mentions(tmp_path, program) for way in ways(mention, lines)]
+    assert {way.text: way.covered for way in found} == {
+        "if device.type == 'cuda' (yes)": False,
+        "if device.type == 'cuda' (no)": True,
+        "return torch.cuda.memory_allocated()": False,
+        "return torch.accelerator.memory_allocated()": True,
+        "return tensor.is_cuda": False,
+    }

@@ -36,7 +36,7 @@ def no_triton_on(device: str, capability: tuple[int, int] | None) -> str:
     """Return why Triton cannot run on a kind of device; an empty text if Triton can run.
 
     Args:
-        device: `"cpu"` or `"cuda"`.
+        device: a kind of device, such as `"cpu"` or `"cuda"`.
         capability: compute capability of the GPU, or None.
     """
     installed = triton_version()
@@ -52,7 +52,7 @@ def no_triton_on(device: str, capability: tuple[int, int] | None) -> str:
         return ""
     if device == "cpu":
         return "" if _interprets() else "Triton runs on a GPU, not on the CPU"
-    return f"Triton does not run on {device} tensors"
+    return f"Neaptide has no Triton kernels for {device} tensors"
 
 
 def _interprets() -> bool:

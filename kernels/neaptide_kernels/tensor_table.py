@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.devices import api_of, has_streams
+
+from .accelerator import is_capturing, sent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -32,7 +36,7 @@ class TensorTable:
     """int32 `[chunks]`: the index of the row for each chunk."""
     chunks: int
     stream: int
-    """The CUDA stream that copied the table to the device; 0 on a CPU."""
+    """Identifies the stream that copied the table to the device; 0 on a CPU."""
 
 
 _lock = Lock()  # guards the variables below: several threads may run optimizers at a time
@@ -52,9 +56,9 @@ def table_of(lists: Sequence[Sequence[torch.Tensor]], chunk: int) -> TensorTable
     """
     device = lists[0][0].device
     stream, capturing = 0, False
-    if device.type == "cuda":
-        stream = torch.cuda.current_stream(device).cuda_stream
-        capturing = torch.cuda.is_current_stream_capturing()
+    if has_streams(device):
+        stream = api_of(device).current_stream(device).stream_id
+        capturing = is_capturing(device.type)
     sizes = tuple(tensor.numel() for tensor in lists[0])
     addresses = tuple(tuple(tensor.data_ptr() for tensor in each) for each in lists)
     key = (device, chunk, sizes, addresses)
@@ -94,7 +98,4 @@ def _built(
     rows = torch.stack([elements, ends - counts, *places], dim=1)
     owners = torch.arange(len(sizes), dtype=torch.int32, device="cpu").repeat_interleave(counts)
     chunks = len(owners)
-    if device.type == "cuda":
-        rows = rows.pin_memory().to(device, non_blocking=True)
-        owners = owners.pin_memory().to(device, non_blocking=True)
-    return TensorTable(rows, owners, chunks, stream)
+    return TensorTable(sent(rows, device), sent(owners, device), chunks, stream)

@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from neaptide.api import buffers, rng
+from neaptide.devices import widest
 from neaptide.text import one_line
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def compare(
 ) -> GradientError:
     """Return the error of the gradients `approximate`; a gradient of None counts as zeros.
 
-    Sums are computed in float64 and copied to the host once.
+    Sums are computed in float64, where the device has it, and copied to the host once.
 
     Args:
         exact: one tensor, or None, for each parameter.
@@ -249,9 +250,9 @@ def _sums(
     if given is None:
         return None
     wide = [
-        torch.zeros_like(_real(given), dtype=torch.float64)
+        torch.zeros_like(_real(given), dtype=widest(given.device))
         if each is None
-        else _real(each).double()
+        else _real(each).to(widest(given.device))
         for each in (exact, approximate)
     ]
     one, other = (each if factor is None else each * factor for each in wide)

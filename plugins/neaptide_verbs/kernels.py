@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 app = App(name="kernels", help="Show, explain, time and tune the kernels of this machine.")
 
+_KINDS = ("cpu", "cuda", "xpu", "mps")
+
 Device = Annotated[
-    str | None, Parameter(help="`cpu` or `cuda`; by default the GPU if there is one.")
+    str | None,
+    Parameter(help="`cpu`, `cuda`, `xpu` or `mps`; by default the accelerator if there is one."),
 ]
 SampleName = Annotated[
     str | None,
@@ -177,13 +180,15 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
 def _device(name: str | None) -> torch.device:
     import torch  # noqa: PLC0415 - `neaptide --help` does not need it
 
+    from neaptide.devices import api_of  # noqa: PLC0415 - as above
+
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        msg = f"--device is cpu or cuda (got {name!r})"
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    if name not in _KINDS:
+        msg = f"--device is {', '.join(_KINDS[:-1])} or {_KINDS[-1]} (got {name!r})"
         raise _UsageError(msg)
-    if name == "cuda" and not torch.cuda.is_available():
-        msg = "this machine has no usable CUDA device; use --device cpu"
+    if not api_of(name).is_available():
+        msg = f"this machine has no usable {name.upper()} device; use --device cpu"
         raise _UsageError(msg)
     return torch.device(name)
 

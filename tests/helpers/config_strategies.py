@@ -95,7 +95,7 @@ configs = st.builds(
         TrainSection,
         steps=counts,
         batch_size=counts,
-        device=st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
+        device=st.sampled_from(["auto", "cpu", "cuda", "cuda:3", "xpu:1", "mps"]),
         clip_norm=st.none() | positive,
         grad_norm=st.booleans(),
     ),

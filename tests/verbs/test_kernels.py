@@ -54,7 +54,7 @@ def test_a_tuned_op_is_explained_by_its_timings(
         (["explain", "quantise_int8"], "did you mean 'quantize_int8'"),
         (["tune", "nothing"], "there is no op 'nothing'"),
         (["explain", "quantize_int8", "--sample", "x"], "no sample is named 'x'"),
-        (["list", "--device", "tpu"], "--device is cpu or cuda (got 'tpu')"),
+        (["list", "--device", "tpu"], "--device is cpu, cuda, xpu or mps (got 'tpu')"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.devices import api_in_use
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -28,8 +30,10 @@ def capture() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "python": [version, list(numbers), gauss],
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    api = api_in_use()
+    if api is not None:
+        every = getattr(api, "get_rng_state_all", lambda: [api.get_rng_state()])
+        state[_accelerator()] = every()
     if "numpy" in sys.modules:
         name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
         state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached]
@@ -41,8 +45,8 @@ def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for index, one in enumerate(state.get(_accelerator(), ())):
+        torch.get_device_module().set_rng_state(one, index)
     if "numpy" in state:
         import numpy as np  # noqa: PLC0415 - only where the saved run had it loaded
 
@@ -55,14 +59,20 @@ def rehearse(state: dict[str, Any]) -> None:
     torch.Generator().set_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.Random().setstate((version, tuple(numbers), gauss))  # noqa: S311 - draws nothing
-    for index, one in enumerate(state.get("cuda", ())):
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            torch.Generator(f"cuda:{index}").set_state(one)
+    for index, one in enumerate(state.get(_accelerator(), ())):
+        if api_in_use() is not None:
+            torch.Generator(f"{_accelerator()}:{index}").set_state(one)
     if "numpy" in state:
         import numpy as np  # noqa: PLC0415 - only where the saved run had it loaded
 
         name, keys, *rest = state["numpy"]
         np.random.RandomState().set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
+def _accelerator() -> str:
+    """Return the kind of accelerator that this torch was built for, or an empty text."""
+    device = torch.accelerator.current_accelerator()
+    return "" if device is None else device.type
 
 
 @contextmanager

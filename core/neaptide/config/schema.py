@@ -21,7 +21,7 @@ VERSIONS = (1,)
 """The versions of the configuration format that this version of Neaptide reads."""
 
 _BUILT = {"pattern": "^([^:]+:[\\s\\S]+)?$"}
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:[0-9]+)?")
 
 
 def _at_least(least: int) -> Validator:
@@ -46,7 +46,8 @@ def _built(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 def _device(_: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not _DEVICE.fullmatch(value):
-        msg = f"{attribute.name!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N' (got {value!r})"
+        kinds = "auto, cpu, cuda[:N], xpu[:N] or mps"
+        msg = f"{attribute.name!r} must be {kinds} (got {value!r})"
         raise ValueError(msg)
 
 
@@ -123,7 +124,7 @@ class TrainSection(ConfigSection):
         "auto",
         validator=and_(_string, _device),
         schema={"pattern": f"^({_DEVICE.pattern})$"},
-        help="`cpu`, `cuda` or `cuda:N`; `auto`: the first GPU, else the CPU",
+        help="`cpu`, `cuda`, `cuda:N`, `xpu`, `xpu:N`, `mps`; `auto`: the accelerator or the CPU",
     )
     clip_norm: float | None = field(
         None, validator=optional(_positive), help="largest gradient norm; none: no clipping"

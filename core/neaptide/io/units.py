@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(nbytes: float, digits: int = 1) -> str:
     """Return a number of bytes as text such as `1.5 GiB`, with `digits` decimals."""
     power = _power(nbytes, digits)
-    return f"{nbytes / 1024**power:.{digits if power else 0}f} {_UNITS[power]}"
-
-
-def size_of(nbytes: float, limit: float | None) -> str:
-    """Return bytes and a limit as text, both in the unit of the limit: `0.42/23.5 GiB`."""
-    if limit is None:
-        return size(nbytes)
-    power = _power(limit, 1)
-    return f"{nbytes / 1024**power:.2f}/{limit / 1024**power:.1f} {_UNITS[power]}"
+    return f"{nbytes / 1024**power:.{digits if power else 0}f} {UNITS[power]}"
 
 
 def duration(seconds: float) -> str:
@@ -34,7 +26,7 @@ def duration(seconds: float) -> str:
 
 
 def _power(nbytes: float, digits: int) -> int:
-    last = len(_UNITS) - 1
+    last = len(UNITS) - 1
     power = min(int(math.log2(max(nbytes, 1))) // 10, last)
     written = round(nbytes / 1024**power, digits if power else 0)
     return power + 1 if written >= 1024 and power < last else power  # noqa: PLR2004 - rounds up to the next unit

@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from neaptide.api import buffers, rng
+from neaptide.devices import widest
 from neaptide.errors import PluginError
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
             return math.nan, problem
         if delta is None:
             continue
-        norms.append(float(torch.linalg.vector_norm(delta, dtype=torch.float64)))
+        norms.append(float(torch.linalg.vector_norm(delta, dtype=widest(delta.device))))
         if not math.isfinite(norms[-1] * norms[-1]):
             return math.nan, f"the delta of {span.name} is not finite"
     # Sorted: the order of the spans differs between stores and must not change the last digit.

@@ -10,6 +10,7 @@ import torch
 from neaptide.api.history import History
 from neaptide.api.phases import PHASES
 from neaptide.api.steps import WeighedLoss, nonzero
+from neaptide.devices import api_of, has_streams
 
 if TYPE_CHECKING:
     from neaptide.api.memory import MemorySample
@@ -57,7 +58,7 @@ class Accumulation:
 
 
 class LateScalar:
-    """An asynchronous copy of a 0-dim CUDA tensor to the host. Only `float()` waits for the copy.
+    """An asynchronous copy of a 0-dim tensor to the host. Only `float()` waits for the copy.
 
     `__init__` queues the copy, so `float()` does not wait for work that is queued later.
     """
@@ -65,7 +66,7 @@ class LateScalar:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._value = torch.empty((), dtype=tensor.dtype, pin_memory=True)
         self._value.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._event = api_of(tensor.device).Event()
         self._event.record()
 
     def __float__(self) -> float:
@@ -74,8 +75,8 @@ class LateScalar:
 
 
 def late(tensor: torch.Tensor) -> LateScalar | float:
-    """Return the value of a 0-dim tensor; for a CUDA tensor return a `LateScalar` at once."""
-    return LateScalar(tensor) if tensor.is_cuda else tensor.item()
+    """Return the value of a 0-dim tensor; if it is on a device with streams, a `LateScalar`."""
+    return LateScalar(tensor) if has_streams(tensor.device) else tensor.item()
 
 
 @attrs.define(eq=False)

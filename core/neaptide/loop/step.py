@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from neaptide.api.phases import CORRECT, PREDICT, Phase
 from neaptide.api.steps import Jump, Outcome, StepResult, Trained, Update, weigh
+from neaptide.devices import widest
 
 from .guard import undisturbed
 from .predict import attempt, note_jump
@@ -287,6 +288,7 @@ class Loop:
                 loss: WeighedLoss = self._forward(
                     model=self.model, batch=batch, phase=phase, moment="evaluate"
                 )
-                total = total + loss.over(1.0).double()
+                share = loss.over(1.0)
+                total = total + share.to(widest(share.device))
                 count = count + loss.count
         return float(total / count) if count else math.nan

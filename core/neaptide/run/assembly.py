@@ -10,6 +10,7 @@ from neaptide.api.kernels import KERNEL_GROUP
 from neaptide.api.memory import Ledger
 from neaptide.api.phases import PhaseSchedule
 from neaptide.api.task import Data, DataSpec, ModelSpec, Task
+from neaptide.devices import api_of
 from neaptide.errors import ConfigError, PluginError
 from neaptide.hooks.enabling import PLACEMENT, PREDICTOR, split_name
 from neaptide.hooks.manager import HookManager
@@ -73,20 +74,24 @@ def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule
 
 
 def choose_device(name: str, model: nn.Module | None) -> torch.device:
-    """Return the device `name`; raise ConfigError for `cuda` without a usable GPU.
+    """Return the device `name`; raise ConfigError if this machine cannot use it.
 
-    `auto` means the device of `model`. Without a model it means the first GPU, or the CPU if there
-    is no GPU.
+    `auto` means the device of `model`. Without a model it means the machine's accelerator, or the
+    CPU if there is none.
     """
     if name == "auto":
         parameter = next(model.parameters(), None) if model is not None else None
         if parameter is not None:
             return parameter.device
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        msg = f"this machine has no usable CUDA device (got {name!r}) @ train.device"
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device = torch.device(name)
+    api = api_of(device)
+    count = api.device_count() if api is not None and api.is_available() else 0
+    if (device.index or 0) >= count:
+        found = f"has {count or 'no'} usable {device.type.upper()} device{'s' * (count > 1)}"
+        msg = f"this machine {found} (got {name!r}) @ train.device"
         raise ConfigError(msg)
-    return torch.device(name)
+    return device
 
 
 def is_placed(hooks: HookManager) -> bool:

@@ -7,17 +7,20 @@ import functools
 import mmap
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from neaptide.api.memory import MemorySample
+from neaptide.devices import api_of, counted
+
+if TYPE_CHECKING:
+    import torch
 
 
 def sample(device: torch.device) -> MemorySample:
     """Return the memory in use now, measured in a few microseconds."""
-    allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-    return MemorySample(allocated, _resident_bytes())
+    return MemorySample(counted(device, "memory_allocated"), _resident_bytes())
 
 
 def _resident_bytes() -> int:
@@ -58,8 +61,8 @@ class PeakMeter:
         with contextlib.suppress(OSError):  # not Linux, or /proc is read-only in this container
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
             self.exact_host = True
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if hasattr(api_of(self._device), "reset_peak_memory_stats"):
+            api_of(self._device).reset_peak_memory_stats(self._device)
 
     def note(self, memory: MemorySample) -> None:
         """Include a sample in the peak."""
@@ -69,7 +72,7 @@ class PeakMeter:
         """Return the peaks since `reset`."""
         now = sample(self._device)
         self.note(now)
-        device = torch.cuda.max_memory_allocated(self._device) if now.device_bytes else None
+        device = counted(self._device, "max_memory_allocated") if now.device_bytes else None
         return MemorySample(device, max(self._sampled, _high_water() if self.exact_host else 0))
 
 

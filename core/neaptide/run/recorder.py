@@ -188,8 +188,8 @@ class Recorder:
         assert self._hooks is not None, "attached before the first step"
         assert self._optimizer is not None, "attached before the first step"
         lr = self._optimizer.param_groups[0]["lr"]
-        # A learning rate on a GPU is not recorded, as a read of it would wait for the GPU.
-        rate = {} if getattr(lr, "is_cuda", False) else {"lr": float(lr)}
+        # A learning rate on a device is not recorded, as a read of it would wait for the device.
+        rate = {"lr": float(lr)} if getattr(lr, "is_cpu", True) else {}
         collected = self._hooks.collect_metrics(result.step, result.phase)
         self.metrics(result.step, result.phase, {**rate, **collected})
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from neaptide.devices import api_of, has_streams
+from neaptide_kernels.accelerator import is_capturing
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -62,22 +65,23 @@ def _check_numbers(chunk: int, softcap: float | None) -> None:
 def look_at_labels(labels: torch.Tensor, ignore_index: int, vocabulary: int) -> Callable[[], None]:
     """Start to check the labels; return a function that raises ValueError for a label out of range.
 
-    On CUDA, the returned function waits only for work that was queued before `look_at_labels`. So
-    a caller that queues all work first keeps the device busy during this wait. Labels are not
-    checked while torch.compile traces or a CUDA graph is captured. Labels without values (fake
-    tensors and tensors on the meta device) are not checked either.
+    On a device with streams, the returned function waits only for work that was queued before
+    `look_at_labels`. So a caller that queues all work first keeps the device busy during this wait.
+    Labels are not checked while torch.compile traces or a CUDA graph is captured. Labels without
+    values (fake tensors and tensors on the meta device) are not checked either.
     """
     if not labels.numel() or torch.compiler.is_compiling() or _valueless(labels):
         return lambda: None
-    if labels.is_cuda and torch.cuda.is_current_stream_capturing():
+    if is_capturing(labels.device.type):
         return lambda: None
     flat = labels.reshape(-1)
     wrong = ((flat < 0) | (flat >= vocabulary)) & (flat != ignore_index)
     first = flat.gather(0, wrong.to(torch.uint8).argmax(0, keepdim=True))
-    found = torch.cat([wrong.sum().view(1), first]).to("cpu", non_blocking=labels.is_cuda)
-    ready = torch.cuda.Event() if labels.is_cuda else None  # type: ignore[no-untyped-call]  # torch leaves it so
+    later, api = has_streams(labels.device), api_of(labels.device)
+    found = torch.cat([wrong.sum().view(1), first]).to("cpu", non_blocking=later)
+    ready = api.Event() if later else None
     if ready is not None:
-        ready.record(torch.cuda.current_stream(labels.device))
+        ready.record(api.current_stream(labels.device))
 
     def complain() -> None:
         if ready is not None:

@@ -53,7 +53,8 @@ def chunked_cross_entropy(
         msg = f"reduction must be 'mean' or 'sum' (got {reduction!r})"
         raise ValueError(msg)
     complain = look_at_labels(labels, ignore_index, len(weight))
-    if not labels.is_cuda:
+    on_cpu = labels.device.type == "cpu"
+    if on_cpu:
         complain()
     with_gradients = torch.is_grad_enabled()
     total: torch.Tensor = op.chunked_cross_entropy(
@@ -69,7 +70,7 @@ def chunked_cross_entropy(
         with_gradients and weight.requires_grad,
         with_gradients and bias is not None and bias.requires_grad,
     )[0]
-    if labels.is_cuda:
+    if not on_cpu:
         complain()
     if reduction == "sum":
         return total

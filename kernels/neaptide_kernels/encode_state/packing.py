@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide_kernels.accelerator import sent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,12 +17,10 @@ def packed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the newest `window` samples as float32 `[window]`, oldest first, and their number.
 
-    The number is int64, 0-dim. The host does not wait for a copy to a CUDA device.
+    The number is int64, 0-dim. The host does not wait for a copy to a device with streams.
     """
     newest = list(samples[-window:])
     filled = [*newest, *[0.0] * (window - len(newest))]
     ring = torch.tensor(filled, dtype=torch.float32, device="cpu")
     count = torch.tensor(len(newest), device="cpu")
-    if torch.device(device).type == "cuda":
-        return tuple(each.pin_memory().to(device, non_blocking=True) for each in (ring, count))  # type: ignore[return-value]  # there are two
-    return ring.to(device), count.to(device)
+    return sent(ring, torch.device(device)), sent(count, torch.device(device))

@@ -68,7 +68,8 @@ def first_disagreement(
     Only supported samples with the call's dtypes are tried. If there is no such sample, all
     supported samples are tried.
     """
-    device = torch.device("cuda" if query.device == "mixed" else query.device)
+    accelerator = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = accelerator if query.device == "mixed" else torch.device(query.device)
     with isolated(device):
         samples = []
         for sample in spec.samples(device):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide_kernels.accelerator import forked_random
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,10 +20,9 @@ def isolated(device: torch.device) -> Iterator[None]:
     A trial must not change the random numbers that a run draws. The result of a trial must not
     depend on autocast or `inference_mode`.
     """
-    generators = [torch.cuda.current_device()] if device.type == "cuda" else []
     dtype = torch.get_default_dtype()
     with (
-        torch.random.fork_rng(generators),
+        forked_random(device),
         torch.inference_mode(mode=False),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),

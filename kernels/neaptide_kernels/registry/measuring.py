@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.devices import api_of
+
 from .agreement import copied, first_disagreement
 from .faults import KernelWarning
 from .isolation import isolated
@@ -77,7 +79,7 @@ def tuned(
 def median_seconds(run: Callable[[], Any], device: torch.device) -> float:
     """Return the median time of one call, in seconds.
 
-    On a GPU, CUDA events measure the time, and the GPU is idle before each call.
+    On an accelerator, its events measure the time, and it is idle before each call.
     """
     for _ in range(_WARM_UP):
         run()
@@ -89,13 +91,13 @@ def median_seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def _timed(run: Callable[[], Any], device: torch.device) -> float:
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch leaves it so
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        start, end = (api_of(device).Event(enable_timing=True) for _ in range(2))
+        torch.accelerator.synchronize(device)
         start.record()
         run()
         end.record()
-        torch.cuda.synchronize(device)
+        torch.accelerator.synchronize(device)
         return float(start.elapsed_time(end)) / 1e3
     began = time.perf_counter()
     run()

@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from neaptide.text import one_line
+from neaptide_kernels.accelerator import compute_capability
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ class Query:
 
     op: str
     device: str
-    """`"cpu"` or `"cuda"`; `"mixed"` if tensors are on several devices."""
+    """A kind of device, such as `"cpu"` or `"cuda"`; `"mixed"` if tensors are on several."""
     capability: tuple[int, int] | None
     """CUDA's compute capability, such as `(9, 0)`."""
     tensors: tuple[tuple[str, TensorFacts | None], ...]
@@ -108,15 +109,12 @@ def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
             options.append((name, tuple(value) if isinstance(value, list) else value))
     kinds = {device.type for device in devices}
     device = kinds.pop() if len(devices) == 1 else "mixed" if devices else "cpu"
-    capability = capability_of(next(iter(devices)).index or 0) if device == "cuda" else None
+    capability = None if device in {"cpu", "mixed"} else _capability_of(next(iter(devices)))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return Query(op, device, capability, tuple(tensors), tuple(options), deterministic)
 
 
-@cache
-def capability_of(index: int) -> tuple[int, int]:
-    """Return the compute capability of a CUDA device."""
-    return torch.cuda.get_device_capability(index)
+_capability_of = cache(compute_capability)
 
 
 def _is_list_of_tensors(value: Any) -> bool:

@@ -6,10 +6,9 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from neaptide.errors import is_out_of_memory, suggest
 from neaptide.text import called
+from neaptide_kernels.accelerator import is_capturing
 
 from . import timings as tables
 from .choosing import ASKED, Choice, Explanation, configured, fastest, judge
@@ -222,7 +221,7 @@ class Kernels:
     def _admitted(self, query: Query, arguments: Sequence[Any]) -> Choice:
         """Choose a provider that has passed its trial; if tuning is requested, tune first."""
         # Trials and tuning make the host wait, which is not permitted while a graph is captured.
-        waits = query.device == "cuda" and torch.cuda.is_current_stream_capturing()
+        waits = is_capturing(query.device)
         if not waits and self._requests.tuning == "tune" and self._key(query) not in self._timings:
             usable = self._usable(query).values()
             measured = tuned(self._ops[query.op].spec, usable, query, arguments)

@@ -16,6 +16,7 @@ from neaptide.errors import NeaptideError
 from neaptide.io.locking import lock
 from neaptide.io.replacing import replace_file
 from neaptide.text import one_line
+from neaptide_kernels.accelerator import name_of
 
 from .faults import KernelWarning
 
@@ -110,7 +111,7 @@ def key_of(query: Query, timed_by: Container[str]) -> str:
     The key does not contain the exact shape, so timings of one batch size also apply to similar
     batch sizes. The key contains a numeric argument only if `timed_by` names this argument.
     """
-    machine = torch.cuda.get_device_name() if query.device == "cuda" else "cpu"
+    machine = name_of(query.device)
     options = [
         f"{name}={value}"
         for name, value in query.options

@@ -59,7 +59,7 @@ class GradientErrorMeter:
         if self._sampled.missing:
             return
         parameters = self._sampled.parameters
-        with save_on_cpu() if self.run.device.type == "cuda" else nullcontext():
+        with save_on_cpu() if self.run.device.type != "cpu" else nullcontext():
             wanted = gradients(model, self.store, exact, parameters)
         with context:
             found = gradients(model, self.store, compressed, parameters)

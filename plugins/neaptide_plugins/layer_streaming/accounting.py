@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide.devices import counted
+
 from .calls.recompute import Recomputed
 from .oom import explanation, is_out_of_memory
 
@@ -100,8 +102,9 @@ def savings(streaming: Streaming) -> dict[str, int]:
     units = _recomputed(streaming)
     if units and not streaming.settings.inputs_on_host:
         saved["inputs = 'host'"] = held(streaming)["block inputs"]
-    if units and device.type == "cuda":
-        activations = torch.cuda.max_memory_allocated(device) - sum(held(streaming).values())
+    peak = counted(device, "max_memory_allocated")
+    if units and peak is not None:
+        activations = peak - sum(held(streaming).values())
         pieces = max(unit.micro_batches for unit in units)
         saved[f"micro_batches = {2 * pieces}"] = max(0, activations) // 2
     return saved

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from neaptide import ConfigError, DoesNotFitError
 from neaptide_toolkit.recompute import find_blocks
 
-from .checks import check_blocks, check_modules, check_slots
+from .checks import check_blocks, check_device, check_modules, check_slots
 from .choices import chosen, shortage_of
 from .streaming import Streaming
 from .weights.loading import check_values
@@ -34,6 +34,7 @@ def build(
         DoesNotFitError: there is not enough memory.
     """
     try:
+        check_device(run.device)
         blocks = find_blocks(model, config.blocks, config.exclude)
         check_blocks(model, blocks)
         check_values(model, config.weights)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
-import torch
 
+from neaptide.devices import counted
 from neaptide.io.units import size
+from neaptide_toolkit.machine.devices import free_bytes
 from neaptide_toolkit.offload import BufferLayout
 
 from .updates.blockwise import state_tensors
@@ -16,6 +17,7 @@ from .weights.blocks import owned_parameters
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
     from torch import nn
 
     from .settings import StreamingSettings
@@ -109,22 +111,17 @@ def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | N
     return f"{text}; an optimizer with less state helps (SGD, or momentum = 0)"
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Return the free bytes of a GPU; None for a CPU."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
-
-
 def spare_bytes(device: torch.device, gib: float | None) -> int:
-    """Return the usable bytes of a GPU minus the most bytes that tensors have used so far.
+    """Return the usable bytes of a device minus the most bytes that tensors have used so far.
 
     A tenth of the usable bytes is also subtracted, as a reserve. The number of usable bytes is at
-    most `gib` GiB. The result is 0 on a CPU.
+    most `gib` GiB. The result is 0 if torch has no such counts, as on a CPU.
     """
-    if device.type != "cuda":
+    reserved, peak = counted(device, "memory_reserved"), counted(device, "max_memory_allocated")
+    if reserved is None or peak is None:
         return 0
-    usable = (free_bytes(device) or 0) + torch.cuda.memory_reserved(device)
-    limit = least(usable, gib) or 0
-    return max(0, limit - limit // 10 - torch.cuda.max_memory_allocated(device))
+    limit = least((free_bytes(device) or 0) + reserved, gib) or 0
+    return max(0, limit - limit // 10 - peak)
 
 
 def least(room: int | None, gib: float | None) -> int | None:

@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from neaptide_toolkit.machine.devices import lacks
+
 from .weights.blocks import owned_parameters, parameters_outside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from .config import LayerStreamingConfig
+
+
+def check_device(device: torch.device) -> None:
+    """Raise ValueError if blocks cannot be streamed to a kind of device."""
+    reason = None if device.type == "cpu" else lacks(device, "streams", "float64")
+    if reason is not None:
+        msg = f"blocks cannot be streamed here: {reason}; set train.device = 'cpu', or disable it"
+        raise ValueError(msg)
 
 
 def check_blocks(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> None:

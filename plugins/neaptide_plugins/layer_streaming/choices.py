@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from neaptide_toolkit.machine.devices import free_bytes
 from neaptide_toolkit.machine.facts import memory
 
-from .budget import free_bytes, least, plan, shortage
+from .budget import least, plan, shortage
 from .settings import StreamingSettings
 from .updates.stepping import adoptable
 from .weights.blocks import parameters_outside

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.devices import widest
 from neaptide_toolkit.gradient_error import compare
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _of(touched: Sequence[bool], gradients: Gradients) -> list[torch.Tensor | No
 
 
 def adam_factors(store: ParameterStore, names: Sequence[str]) -> list[torch.Tensor] | None:
-    """Return `1 / sqrt(v)` for each named parameter: float64, on the parameter's device.
+    """Return `1 / sqrt(v)` for each named parameter, in float64 on its device.
 
     The result is 0 where `v` is 0. `v` is Adam's `exp_avg_sq`. Adam multiplies the gradient by
     this factor, so an error times this factor measures how far the error moves the weights. The
@@ -156,6 +157,6 @@ def adam_factors(store: ParameterStore, names: Sequence[str]) -> list[torch.Tens
             moment = state.get("exp_avg_sq")
             if moment is None or moment.shape != parameter.shape or not moment.is_floating_point():
                 return None
-            factor = moment.double().rsqrt()
+            factor = moment.to(widest(moment.device)).rsqrt()
         factors.append(factor.masked_fill(factor.isinf(), 0.0))
     return factors

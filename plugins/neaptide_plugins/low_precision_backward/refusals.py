@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from neaptide import ConfigError
 from neaptide_toolkit.gradient_error import Sampled, sample
-from neaptide_toolkit.low_precision import Chosen, fp8_missing, fp8_slower, int8_slower
+from neaptide_toolkit.low_precision import Chosen, fp8_missing, fp8_slower, int8_slower, untried
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +28,11 @@ Two float32 copies of the gradients are kept: 8 MiB.
 
 def check_hardware(config: LowPrecisionBackwardConfig, device: torch.device) -> None:
     """Raise ConfigError if the dtype cannot run, or is slower and `even_if_slower` is false."""
-    missing = fp8_missing(device) if config.dtype == "fp8" else None
+    missing = fp8_missing(device) if config.dtype == "fp8" else untried("int8", device)
     if missing is not None:
+        other = 'use "int8", or ' if config.dtype == "fp8" and not untried("int8", device) else ""
         msg = (
-            f'dtype = "fp8" cannot run here: {missing}; use "int8", or remove the plugin '
+            f'dtype = "{config.dtype}" cannot run here: {missing}; {other}remove the plugin '
             f"@ plugins.low-precision-backward.dtype"
         )
         raise ConfigError(msg)

@@ -7,36 +7,33 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide import Finding
-from neaptide_toolkit.low_precision import FP8_TENSOR_CORES
-
-from .precision import DTYPES, recommend
+from neaptide.devices import api_of
+from neaptide_toolkit.machine.devices import lacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 
-def capabilities() -> dict[str, tuple[int, int] | None]:
-    """Return the compute capability of each CUDA device, or `{"cpu": None}` if there is none."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = {f"cuda:{index}": torch.cuda.get_device_capability(index) for index in range(count)}
-    return {**found} or {"cpu": None}
+def devices() -> list[torch.device]:
+    """Return the accelerators of this machine, or the CPU if there is none."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return [torch.device("cpu")]
+    return [torch.device(kind.type, index) for index in range(api_of(kind).device_count())]
 
 
-def findings(devices: Mapping[str, tuple[int, int] | None]) -> Iterator[Finding]:
-    """Yield, for each device: its dtypes, the dtype that `auto` means, and the reason.
-
-    The compute capability of the device determines the dtypes.
-    """
-    for device, capability in devices.items():
-        dtype = recommend(capability)
-        name = next(name for name, known in DTYPES.items() if known is dtype)
-        if dtype is torch.float16:
-            why = "bf16 would be emulated; fp16 needs a loss scale, which the plugin applies"
-        elif capability is None:
+def findings(examined: Iterable[torch.device]) -> Iterator[Finding]:
+    """Yield, for each device: its dtypes, the dtype that `auto` means, and the reason."""
+    for device in examined:
+        emulated = lacks(device, "bf16")
+        if emulated is not None:
+            name, why = "fp16", f"{emulated}; fp16 needs a loss scale, which the plugin applies"
+        elif device.type == "cpu":
             why = "every CPU supports it, fast with AMX or AVX512-BF16; no loss scale is needed"
+            name = "bf16"
         else:
-            why = "it has the range of fp32; no loss scale is needed"
+            name, why = "bf16", "it has the range of fp32; no loss scale is needed"
         dtypes = "fp32, bf16, fp16"
-        if capability is not None and capability >= FP8_TENSOR_CORES:
+        if lacks(device, "fp8") is None:
             dtypes += ", fp8 (on its tensor cores)"
-        yield Finding("ok", device, f'{dtypes}; "auto" is {name}: {why}')
+        yield Finding("ok", str(device), f'{dtypes}; "auto" is {name}: {why}')

@@ -166,7 +166,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
         """Report the dtypes of this machine's devices."""
-        return diagnosis.findings(diagnosis.capabilities())
+        return diagnosis.findings(diagnosis.devices())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's state."""

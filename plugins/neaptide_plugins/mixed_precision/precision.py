@@ -7,36 +7,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide_toolkit.machine.devices import lacks
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-_NATIVE_BF16 = (8, 0)
-"""Least CUDA compute capability with bfloat16 in hardware. Below it bfloat16 is emulated."""
-
-
-def recommend(capability: tuple[int, int] | None) -> torch.dtype:
-    """Return bfloat16, or float16 for a CUDA device without bfloat16 in hardware.
-
-    bfloat16 has the range of float32 and needs no loss scaling. `capability` is None for a device
-    without CUDA: torch's CPU kernels always support bfloat16.
-    """
-    if capability is not None and capability < _NATIVE_BF16:
-        return torch.float16
-    return torch.bfloat16
-
 
 def resolve(precision: str, device: torch.device) -> torch.dtype:
-    """Return autocast's dtype for `precision` on `device`; `auto` is the recommended dtype.
+    """Return autocast's dtype for `precision` on `device`.
 
-    For `fp8` the result is bfloat16: only products with weights are computed in 8 bits.
+    `auto` is bfloat16, or float16 on a device without bfloat16. bfloat16 has the range of float32
+    and needs no loss scaling. For `fp8` the result is bfloat16: only products with weights are
+    computed in 8 bits.
     """
     if precision == "fp8":
         return torch.bfloat16
     if precision != "auto":
         return DTYPES[precision]
-    return recommend(torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
+    return torch.bfloat16 if lacks(device, "bf16") is None else torch.float16
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def _pieces(
 ) -> Iterator[Piece]:
     dtype = _DTYPES.get(group["ns_dtype"])
     if dtype is None:
-        dtype = torch.bfloat16 if param.is_cuda else torch.float32
+        dtype = torch.float32 if param.is_cpu else torch.bfloat16
     tensors = (param, grad, buffer)
     stacks = zip(*(_matrices(each, group) for each in tensors), strict=True)
     for weight, gradient, momentum in stacks:

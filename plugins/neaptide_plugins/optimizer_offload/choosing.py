@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from neaptide_toolkit.machine.devices import lacks
+
 from .compressed_state import CompressedState
 from .dropped_state import DroppedState
 from .host_state import HostState
@@ -55,9 +57,13 @@ def mechanism(
 ) -> Mechanism | None:
     """Return the mechanism of `strategy`; None for the strategy `none`.
 
-    Raises ValueError if the mechanism cannot evict the state of `spans`.
+    Raises ValueError if the mechanism cannot evict the state of `spans` from `device`.
     """
     if strategy in ("cpu", "pinned"):
+        reason = None if device.type == "cpu" else lacks(device, "streams")
+        if reason is not None:
+            msg = f"strategy = {strategy!r} cannot run here: {reason}; use 'compress' or 'drop'"
+            raise ValueError(msg)
         return HostState(device, pin=strategy == "pinned")
     if strategy == "compress":
         return CompressedState()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.devices import widest
 from neaptide_toolkit.offload import tensors_in
 
 from .accounting import Room
@@ -159,8 +160,8 @@ def _tolerance(tensor: torch.Tensor) -> float:
 
 
 def _norms(tensor: torch.Tensor, codes: StateCodes) -> torch.Tensor:
-    """Return the norms of the error and of the values: float64 `[2]`."""
+    """Return the norms of the error and of the values: `[2]`, in float64 if possible."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     gap = decode(codes).to(wide).sub_(tensor)
     norms = [torch.linalg.vector_norm(each, dtype=wide) for each in (gap, tensor)]
-    return torch.stack(norms).double()
+    return torch.stack(norms).to(widest(tensor.device))

@@ -27,7 +27,7 @@ class HostState:
 
     Args:
         device: the device from which state is evicted.
-        pin: register the host buffer with CUDA, so that copies run at the link's speed. The pinned
+        pin: register the host buffer, so that copies run at the link's speed. The pinned
             buffer is kept, because pinning is slow. A pageable buffer is freed when the state has
             been copied back.
         lane: the queue that runs the copies; by default a new lane for the device.

@@ -6,9 +6,9 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
 from neaptide import ConfigError, Plugin, hookimpl
+from neaptide_toolkit.machine.devices import empty_cache
 
 from .accounting import account
 from .choosing import mechanism
@@ -16,6 +16,8 @@ from .config import OptimizerOffloadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import torch
 
     from neaptide import (
         AroundOptimizerStep,
@@ -173,5 +175,4 @@ def _updates(phase: Phase) -> bool:
 def _discard(device: torch.device) -> None:
     """Collect reference cycles of the last steps, and empty the cache of torch's allocator."""
     gc.collect(1)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    empty_cache(device)

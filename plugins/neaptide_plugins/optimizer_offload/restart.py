@@ -14,6 +14,8 @@ import attrs
 import torch
 from torch import nn
 
+from neaptide_kernels.accelerator import forked_random
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -129,8 +131,7 @@ def _changed_by_a_step(
     twin.state.update(copy.deepcopy(shared))
     own = _numbers(vars(twin))
     cls: Any = type(optimizer)
-    devices = [like.device] if like.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    with forked_random(like.device), torch.enable_grad():
         cls.step(twin)
     if not bool(matrix.isfinite().all()):
         msg = "its first step is not finite"

@@ -21,9 +21,8 @@ class Operators:
     """Records from `start` to `stop`. Operators that run inside a named span belong to the span."""
 
     def __init__(self, device: torch.device) -> None:
-        activities = [ProfilerActivity.CPU]
-        if device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        kinds = {"CPU", device.type.upper()} & ProfilerActivity.__members__.keys()
+        activities = [ProfilerActivity.__members__[kind] for kind in sorted(kinds)]
         self._profile = torch.profiler.profile(activities=activities)
         self._running = False
 

@@ -6,7 +6,9 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
-import torch
+
+from neaptide.devices import api_of
+from neaptide_toolkit.machine.devices import total_bytes
 
 try:
     import resource
@@ -14,6 +16,8 @@ except ImportError:  # Windows, where the high-water mark is not read
     resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
+    import torch
+
     from .nvml import Nvml
 
 
@@ -95,23 +99,22 @@ class Probe:
         self._host_bytes = host_bytes or int(psutil.virtual_memory().total)
         self._nvml = nvml
         self._resident = ResidentSet()
+        self._statistics = getattr(api_of(device), "memory_stats_as_nested_dict", None)
 
     def capacities(self) -> dict[str, int]:
         """Return the capacity of each tier for this process, in bytes."""
         capacities = {"host": self._host_bytes}
-        if self._device.type == "cuda":
-            properties = torch.cuda.get_device_properties(self._device)
-            capacities = {"device": int(properties.total_memory), **capacities}
-        return capacities
+        total = total_bytes(self._device)
+        return capacities if total is None else {"device": total, **capacities}
 
     def sample(self) -> ByteSample:
         """Return a sample without waiting for the device."""
         rss, rss_peak = self._resident.read()
-        if self._device.type != "cuda":
+        if self._statistics is None:
             return ByteSample(None, None, None, rss, rss_peak, None, None)
         # One call reads all values: each call of memory_allocated() and similar functions would
         # flatten and sort all statistics.
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        stats = self._statistics(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         driver = self._nvml.reading() if self._nvml is not None else None
         return ByteSample(
@@ -131,4 +134,4 @@ class Probe:
 
 def uuid_of(device: torch.device) -> str:
     """Return the UUID by which the driver knows a CUDA device, without `GPU-` or `MIG-`."""
-    return str(torch.cuda.get_device_properties(device).uuid)
+    return str(api_of(device).get_device_properties(device).uuid)

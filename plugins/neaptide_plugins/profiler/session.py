@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from neaptide_kernels.accelerator import is_cuda
+from neaptide_toolkit.machine.devices import lacks
+
 from . import plot
 from .nvml import Nvml
 from .probes import ByteSample, Probe, uuid_of
@@ -53,8 +56,7 @@ class ProfilingSession:
         self._device = device
         self._directory = directory
         self._log = log
-        cuda = device.type == "cuda"
-        self._nvml = Nvml(uuid_of(device)) if config.nvml and cuda else None
+        self._nvml = Nvml(uuid_of(device)) if config.nvml and is_cuda(device) else None
         self._probe = Probe(device, self._nvml, host_bytes)
         self._capacities = self._probe.capacities()
         self._rows: Rows | None = None
@@ -80,8 +82,8 @@ class ProfilingSession:
 
         `close` ends the recording.
         """
-        cuda = self._device.type == "cuda"
-        if cuda and self._snapshots is not None and _records_history(self._config):
+        has_history = is_cuda(self._device) and self._snapshots is not None
+        if has_history and _records_history(self._config):
             self._history.start()
         self.account.start(self._probe.sample().tiers())
 
@@ -186,7 +188,8 @@ class ProfilingSession:
         """Return this run's table, or the table on disk if this run has no samples."""
         if self._directory is not None and self._keeps_older(self._directory):
             return (self._directory / "table.txt").read_text("utf-8", errors="replace").rstrip("\n")
-        notes = ["torch's allocator and RSS" if self._device.type == "cuda" else _NO_ACCELERATOR]
+        reason = lacks(self._device, "allocator statistics")
+        notes = ["torch's allocator and RSS" if reason is None else f"{reason}: RSS only"]
         if self._nvml is not None and self._nvml.problem is not None:
             notes.append(f"NVML: not available ({self._nvml.problem})")
         if self._nvml is not None and self._nvml.utilization.count:
@@ -216,9 +219,6 @@ class ProfilingSession:
 
     def _warn(self, problem: str) -> None:
         self._log.warning("profiler.problem", problem=problem)
-
-
-_NO_ACCELERATOR = "no accelerator: RSS only"
 
 
 def _records_history(config: ProfilerConfig) -> bool:

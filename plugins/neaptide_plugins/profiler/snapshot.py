@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide_kernels.accelerator import is_cuda
+
 from .listing import Listing, live_tensors, totals
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class Snapshots:
         }
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         self.written.append(path)
-        if self._device.type == "cuda":
+        if is_cuda(self._device):
             pickle = path.with_suffix(".pickle")
             _dump(os.fspath(pickle))
             self.written.append(pickle)

@@ -10,7 +10,7 @@ import torch
 from neaptide import ConfigError, Finding, Plugin, hookimpl
 from neaptide_kernels.catalogue import triton_providers
 from neaptide_kernels.registry import KernelError
-from neaptide_kernels.support import no_triton_on
+from neaptide_toolkit.machine.devices import lacks
 
 from .config import TritonKernelsConfig
 
@@ -39,21 +39,17 @@ class TritonKernels(Plugin[TritonKernelsConfig]):
     @hookimpl
     def on_run_start(self, run: Run) -> None:
         """If Triton cannot run, log a warning that other implementations run instead."""
-        reason = _problem(run.device)
+        reason = lacks(run.device, "Triton")
         if reason:
             run.log.warning("triton_kernels.not_used", reason=reason)
 
     @hookimpl
     def diagnose(self) -> Iterable[Finding]:
         """Report whether Triton can run here."""
-        problem = _problem(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = torch.accelerator.current_accelerator(check_available=True)
+        problem = lacks(kind or torch.device("cpu"), "Triton")
         if not problem:
             yield Finding("ok", "Triton", "its kernels run here")
         else:
             reason, _, command = problem.partition(": ")
             yield Finding("note", "Triton", reason, command or None)
-
-
-def _problem(device: torch.device) -> str:
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return no_triton_on(device.type, capability)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.io.units import duration, size_of
+from neaptide.io.units import UNITS, duration, size
 from neaptide.text import one_line
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def budget_of(device: Any) -> Budget:
     from neaptide_toolkit.machine import facts as machine  # noqa: PLC0415 - verbs that show no progress start faster
 
     total = None
-    if device is not None and device.type == "cuda":
-        import torch  # noqa: PLC0415 - already imported if there is a device
+    if device is not None:
+        from neaptide_toolkit.machine.devices import total_bytes  # noqa: PLC0415 - imports torch
 
-        total = int(torch.cuda.get_device_properties(device).total_memory)
+        total = total_bytes(device)
     return Budget(machine.memory().limit, total)
 
 
@@ -90,10 +90,18 @@ class Figures:
     def _memory(self, memory: MemorySample | None) -> str:
         if memory is None:
             return ""
-        host = f"host {size_of(memory.host_bytes, self.budget.host)}"
+        host = f"host {_size_of(memory.host_bytes, self.budget.host)}"
         if memory.device_bytes is None:
             return host
-        return f"device {size_of(memory.device_bytes, self.budget.device)}, {host}"
+        return f"device {_size_of(memory.device_bytes, self.budget.device)}, {host}"
+
+
+def _size_of(nbytes: float, limit: float | None) -> str:
+    """Return bytes and a limit as text, both in the unit of the limit: `0.42/23.5 GiB`."""
+    if limit is None:
+        return size(nbytes)
+    whole = size(limit)
+    return f"{nbytes / 1024 ** UNITS.index(whole.split()[1]):.2f}/{whole}"
 
 
 def evaluation(loss: float) -> str:

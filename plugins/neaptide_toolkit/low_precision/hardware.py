@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from neaptide_kernels.accelerator import compute_capability, is_cuda
+
 FP8_TENSOR_CORES = (8, 9)
 """Lowest CUDA compute capability with fp8 tensor cores."""
 
@@ -24,13 +26,22 @@ def int8_slower(device: torch.device) -> str | None:
 def fp8_missing(device: torch.device) -> str | None:
     """Return why torch has no fp8 product on `device`, in one line; None if no reason is known.
 
-    torch's CUDA kernel raises an error on GPUs without fp8 tensor cores. On other kinds of device
-    torch has a slow fp8 product.
+    torch's CUDA kernel raises an error on GPUs without fp8 tensor cores. On a CPU torch has a slow
+    fp8 product.
     """
-    if device.type != "cuda" or torch.version.hip is not None:
+    capability = compute_capability(device)
+    if capability is None:
+        return untried("fp8", device)
+    if torch.version.hip is not None:
         return None
-    capability = torch.cuda.get_device_capability(device)
     return reason_by_capability("fp8", capability, FP8_TENSOR_CORES)
+
+
+def untried(dtype: str, device: torch.device) -> str | None:
+    """Return a line if products in 8 bits have not been tried on a kind of device, else None."""
+    if device.type == "cpu" or is_cuda(device):
+        return None
+    return f"products in {dtype} have not been tried on {device.type!r}"
 
 
 def reason_by_capability(
@@ -46,13 +57,15 @@ def reason_by_capability(
 
 
 def _slower(device: torch.device, dtype: str, needed: tuple[int, int]) -> str | None:
-    if device.type != "cuda":
-        return (
+    capability = compute_capability(device)
+    if capability is None:
+        slow = (
             f"on {device.type!r} rounding to {dtype} takes longer than a product in {dtype} saves"
         )
+        return untried(dtype, device) or slow
     if torch.version.hip is not None:
         return f"products in {dtype} have not been tried on ROCm"
-    return reason_by_capability(dtype, torch.cuda.get_device_capability(device), needed)
+    return reason_by_capability(dtype, capability, needed)
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -76,13 +76,15 @@ class Memory:
 
 @attrs.frozen
 class Gpu:
-    """One CUDA (or ROCm) device; `index` is the device index that torch uses."""
+    """One accelerator; `index` is the device index that torch uses."""
 
     index: int
     name: str
     memory_bytes: int
     capability: str
-    """Compute capability, such as `9.0`."""
+    """Compute capability, such as `9.0`; empty unless the GPU is used by CUDA or ROCm."""
+    kind: str = "cuda"
+    """The kind of device in torch; ROCm is `cuda`, too."""
 
 
 @attrs.frozen
@@ -91,7 +93,7 @@ class Torch:
 
     version: str
     build: str
-    """The platform torch was compiled for: `CPU`, `CUDA 13.0` or `ROCm 6.4`."""
+    """The platform torch was compiled for: `CPU`, `CUDA 13.0`, `ROCm 6.4`, `XPU …` or `MPS`."""
     threads: int
     """Number of threads that one CPU operation uses."""
     gpus: tuple[Gpu, ...]
@@ -155,24 +157,34 @@ def driver_version(root: Path = cgroups.ROOT) -> str | None:
 def torch_facts(*, initialize: bool = True) -> Torch:
     """Import torch and return facts about it; raise any error of the import.
 
-    GPUs are listed only if CUDA is initialized. If `initialize` is true, this function initializes
-    CUDA.
+    GPUs are listed only if CUDA (or XPU) is initialized. If `initialize` is true, this function
+    initializes it.
     """
     import torch  # noqa: PLC0415 - the other facts need no torch
 
-    version = torch.version
-    hip = getattr(version, "hip", None)
-    build = f"ROCm {hip}" if hip else f"CUDA {version.cuda}" if version.cuda else "CPU"
+    build = _build(torch)
+    device = None if build == "CPU" else torch.accelerator.current_accelerator()
     gpus: tuple[Gpu, ...] = ()
     problem = None
-    if build != "CPU" and (initialize or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # torch has no types here
+    if device is not None:
+        api = torch.get_device_module(device)
         try:
-            torch.cuda.current_device()  # initializes CUDA; the error says why that fails
-            properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-            gpus = tuple(_gpu(index, found) for index, found in enumerate(properties))
+            if initialize and hasattr(api, "init"):
+                api.init()  # the error says why that fails
+            if getattr(api, "is_initialized", api.is_available)():
+                gpus = tuple(_gpu(device.type, api, index) for index in range(api.device_count()))
         except (RuntimeError, AssertionError) as error:
             problem = str(error).strip().partition("\n")[0]
     return Torch(str(torch.__version__), build, torch.get_num_threads(), gpus, problem)
+
+
+def _build(torch: Any) -> str:
+    version = torch.version
+    for name, number in (("ROCm", "hip"), ("CUDA", "cuda"), ("XPU", "xpu")):
+        if getattr(version, number, None):
+            return f"{name} {getattr(version, number)}"
+    # A damaged torch may have no backends.
+    return "MPS" if hasattr(torch, "backends") and torch.backends.mps.is_built() else "CPU"
 
 
 def facts() -> dict[str, Any]:
@@ -220,8 +232,12 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def _gpu(index: int, found: Any) -> Gpu:
-    return Gpu(index, found.name, int(found.total_memory), f"{found.major}.{found.minor}")
+def _gpu(kind: str, api: Any, index: int) -> Gpu:
+    if not hasattr(api, "get_device_properties"):  # MPS, whose memory is the machine's
+        return Gpu(index, "GPU of the processor", int(api.recommended_max_memory()), "", kind)
+    found = api.get_device_properties(index)
+    capability = f"{found.major}.{found.minor}" if hasattr(found, "major") else ""
+    return Gpu(index, found.name, int(found.total_memory), capability, kind)
 
 
 def _cpu_model(root: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Host buffers of exact size, page-aligned, and page-locked by CUDA if that is possible."""
+"""Host buffers of exact size, page-aligned, and page-locked for the device if that is possible."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from neaptide.devices import api_of
 from neaptide.io.units import size as written
 from neaptide.run.resident.pages import Pages, mapped, mapped_slabs
 from neaptide.text import called
+from neaptide_toolkit.machine.devices import lacks
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -53,7 +55,7 @@ class Slab:
     Attributes:
         flat: uint8 `[size]`, page-aligned.
         pinned: True if the whole slab is registered. Then copies are asynchronous.
-        reason: why registration failed, in one line; None if it did not fail.
+        reason: why the slab is not registered although that was asked, in one line; else None.
     """
 
     def __init__(
@@ -84,10 +86,19 @@ class Slab:
     def on_host_of(
         cls, device: torch.device, size: int, *, pin: bool = True, cuts: Iterable[int] = ()
     ) -> Slab:
-        """Return a slab for copies to and from `device`; pin it for a GPU if `pin` is true."""
-        if device.type != "cuda" or not pin:
+        """Return a slab for copies to and from `device`.
+
+        With `pin` it is registered for the device. If that fails, or if torch cannot do it for such
+        a device, the slab is pageable and `reason` says why. A CPU needs no registration.
+        """
+        if device.type == "cpu" or not pin:
             return cls(size)
-        slab = cls(size, cudart=torch.cuda.cudart(), cuts=cuts)  # type: ignore[no-untyped-call]  # torch leaves it so
+        reason = lacks(device, "registered memory")
+        if reason is not None:
+            slab = cls(size)
+            slab.reason = reason
+            return slab
+        slab = cls(size, cudart=api_of(device).cudart(), cuts=cuts)
         if slab.reason is not None:
             # The failed cudaHostRegister set the driver's last error. The next kernel launch would
             # report this error. The launch below makes torch raise and clear the error.

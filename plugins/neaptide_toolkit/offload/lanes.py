@@ -1,8 +1,9 @@
 """Lanes: queues of copies that run in parallel with the computation.
 
-A lane is a CUDA stream or, for CPU tensors, a thread. `submit` returns a ticket, the handle of the
-submitted copy. Later computation and copies can wait for the ticket on the device. The host waits
-only if it must read the data. Callers use the same code for CUDA and CPU.
+A lane is a stream of the device or, for CPU tensors, a thread. `submit` returns a ticket, the
+handle of the submitted copy. Later computation and copies can wait for the ticket on the device.
+The host waits only if it must read the data. Callers use the same code for a device and for the
+CPU.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from neaptide.devices import api_of, has_streams
 from neaptide.text import called
+from neaptide_toolkit.machine.devices import lacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,23 +130,23 @@ class ThreadLane:
 
 
 class _Recorded:
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+    def __init__(self, event: Any, device: torch.device) -> None:
         self._event, self._device = event, device
 
     def wait(self) -> None:
         # Use the lane's device, because the current device may be another device.
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        api_of(self._device).current_stream(self._device).wait_event(self._event)
 
     def finish(self) -> None:
         self._event.synchronize()
 
 
 class StreamLane:
-    """A lane on a CUDA device: one stream; copies from pageable memory block the host."""
+    """A lane on a device: one stream. On CUDA, copies from pageable memory block the host."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._device, self._api = device, api_of(device)
+        self._stream = self._api.Stream(device)
 
     def __repr__(self) -> str:
         return called(self, str(self._device))
@@ -152,13 +155,13 @@ class StreamLane:
         self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
     ) -> Ticket:
         """Enqueue `work` on the stream; see `Lane.submit`."""
-        with torch.cuda.stream(self._stream), torch.profiler.record_function(what):
+        with self._api.stream(self._stream), torch.profiler.record_function(what):
             for ticket in after:
                 if ticket is not None:
                     ticket.wait()
             with torch.no_grad():
                 work()
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            event = self._api.Event()
             event.record(self._stream)
         return _Recorded(event, self._device)
 
@@ -172,19 +175,25 @@ class StreamLane:
 
 
 def lane_for(device: torch.device, name: str, listener: Listener | None = None) -> Lane:
-    """Return a lane for copies to or from `device`."""
-    return StreamLane(device) if device.type == "cuda" else ThreadLane(name, listener)
+    """Return a lane for copies to or from `device`; raise ValueError for one without streams."""
+    if device.type == "cpu":
+        return ThreadLane(name, listener)
+    reason = lacks(device, "streams")
+    if reason is not None:
+        raise ValueError(reason)
+    return StreamLane(device)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which a GPU is the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Return a context in which `device`, if it has streams, is the current device."""
+    context: AbstractContextManager[object] = nullcontext()
+    return api_of(device).device(device) if has_streams(device) else context
 
 
 def computed(device: torch.device) -> Ticket:
     """Return a ticket for all computation issued on `device` so far."""
-    if device.type != "cuda":
+    if not has_streams(device):
         return DONE
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    event.record(torch.cuda.current_stream(device))
+    event = api_of(device).Event()
+    event.record(api_of(device).current_stream(device))
     return _Recorded(event, device)

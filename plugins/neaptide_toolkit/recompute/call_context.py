@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.devices import api_in_use
 from neaptide.text import one_line
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SMALL = 65_536
-_DEVICE_TYPES = ("cpu", "cuda")
 
 
 @attrs.define(eq=False)
@@ -108,7 +108,7 @@ class CallContext:
 
     buffers: BuffersBefore
     cpu_random: torch.Tensor
-    cuda_random: tuple[int, torch.Tensor] | None
+    device_random: tuple[int, torch.Tensor] | None
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
 
     __repr__ = one_line
@@ -116,15 +116,17 @@ class CallContext:
     @classmethod
     def now(cls, buffers: BuffersBefore) -> CallContext:
         """Record the current state."""
-        cuda = None
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            device = torch.cuda.current_device()
-            cuda = (device, torch.cuda.get_rng_state(device))
+        api, on_device = api_in_use(), None
+        if api is not None:
+            index = torch.accelerator.current_device_index()
+            on_device = (index, api.get_rng_state(index))
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
         autocast = tuple(
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in (_DEVICE_TYPES if torch.cuda.is_available() else _DEVICE_TYPES[:1])
+            for kind in kinds
         )
-        return cls(buffers, torch.get_rng_state(), cuda, autocast)
+        return cls(buffers, torch.get_rng_state(), on_device, autocast)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -146,13 +148,13 @@ class CallContext:
         now = CallContext.now(self.buffers)
         if not torch.equal(now.cpu_random, self.cpu_random):
             return True
-        if now.cuda_random is None or self.cuda_random is None:
-            return now.cuda_random is not self.cuda_random
-        return not torch.equal(now.cuda_random[1], self.cuda_random[1])
+        if now.device_random is None or self.device_random is None:
+            return now.device_random is not self.device_random
+        return not torch.equal(now.device_random[1], self.device_random[1])
 
     def set_random(self) -> None:
         """Restore the random state."""
         torch.set_rng_state(self.cpu_random)
-        if self.cuda_random is not None:
-            device, state = self.cuda_random
-            torch.cuda.set_rng_state(state, device)
+        if self.device_random is not None:
+            index, state = self.device_random
+            api_in_use().set_rng_state(state, index)

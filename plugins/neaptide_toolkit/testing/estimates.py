@@ -75,7 +75,7 @@ def _compare(key: tuple[str, Moment], own: Observed, plain: Observed, *, with_sl
     device, host = (
         now - then for now, then in zip(own.stated(key), plain.stated(key), strict=True)
     )
-    if own.device.type == "cuda":
+    if own.device.type != "cpu":
         pairs = {"on the device": (device, cuda), "on the host": (host, cpu + slabs)}
     else:
         # On a CPU one allocator serves both tiers (device and host). Only the bytes of slabs

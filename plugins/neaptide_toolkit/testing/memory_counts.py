@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide import devices
 from neaptide.api.phases import PREDICT, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.tensors import nested_tensors, tensor_bytes
 from neaptide_toolkit.offload import lies_in_slab, mapped_slabs, slab_bytes
 
 from .allocations import Allocations, counted
-from .tiny import tiny_task
+from .tiny import accelerator_or_cpu, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ class Observed:
 
 def observed(subject: Subject) -> Observed:
     """Train through all phases with an evaluation after each step, and count at every mark."""
-    if torch.cuda.is_available():
+    if torch.accelerator.is_available():
         gc.collect()  # garbage of earlier runs must not be freed during this one
     slabs_before, cuda_before = mapped_slabs(), _cuda_bytes()
     others: dict[str, list[tuple[int, int]]] = {}
@@ -114,14 +115,15 @@ def _end_backward() -> None:
     The thread drops them after it has told the caller of the end. It does one backward after the
     other, so a second backward ends later.
     """
-    if torch.cuda.is_available():
+    if torch.accelerator.is_available():
         with torch.enable_grad():
-            one = torch.ones((), device="cuda", requires_grad=True)
+            one = torch.ones((), device=accelerator_or_cpu(), requires_grad=True)
             torch.autograd.grad(one.clone(), one)
 
 
 def _cuda_bytes() -> int:
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return (accelerator and devices.counted(accelerator, "memory_allocated")) or 0
 
 
 @contextmanager

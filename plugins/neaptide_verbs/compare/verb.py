@@ -174,7 +174,7 @@ def _trains_on_cpu(device: str) -> bool:
         return device == "cpu"
     import torch  # noqa: PLC0415 - only `auto` needs it
 
-    return not torch.cuda.is_available()
+    return not torch.accelerator.is_available()
 
 
 def _seeds(text: str, where: str) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ def gpus(torch: Torch, driver: str | None) -> Iterator[Finding]:
     yield _driver(torch, driver)
     for gpu in torch.gpus:
         yield _gpu(gpu)
-    yield _pinned() if torch.gpus else Finding("ok", "pinned memory", "not applicable on the CPU")
+    yield _pinned(torch.gpus[0].kind if torch.gpus else "cpu")
 
 
 def _driver(torch: Torch, driver: str | None) -> Finding:
@@ -47,18 +47,26 @@ def _driver(torch: Torch, driver: str | None) -> Finding:
 def _gpu(gpu: Gpu) -> Finding:
     import torch  # noqa: PLC0415 - torch is already imported here
 
-    what = f"cuda:{gpu.index}"
-    detail = f"{gpu.name}, {size(gpu.memory_bytes)}, compute capability {gpu.capability}"
+    from neaptide.devices import api_of  # noqa: PLC0415 - imports torch
+    from neaptide_toolkit.machine.devices import free_bytes  # noqa: PLC0415 - imports torch
+
+    what = f"{gpu.kind}:{gpu.index}"
+    detail = f"{gpu.name}, {size(gpu.memory_bytes)}"
+    if gpu.capability:
+        detail = f"{detail}, compute capability {gpu.capability}"
     try:
-        free, total = torch.cuda.mem_get_info(gpu.index)
+        free = free_bytes(torch.device(gpu.kind, gpu.index))
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         return Finding("error", what, f"{detail}; cannot be used: {reason}", "nvidia-smi")
+    if free is None:
+        return Finding("ok", what, f"{detail}, shared with the processor")
     detail = f"{detail}, {size(free)} free"
-    if torch.version.hip is None and not runs_on(gpu.capability, torch.cuda.get_arch_list()):
+    is_nvidia = gpu.capability and torch.version.hip is None
+    if is_nvidia and not runs_on(gpu.capability, api_of(gpu.kind).get_arch_list()):
         detail = f"{detail}; this torch has no kernels for it"
         return Finding("error", what, detail, "install a torch built for this GPU: pytorch.org")
-    if free < _MOSTLY * total:
+    if free < _MOSTLY * gpu.memory_bytes:
         return Finding("warning", what, f"{detail}: other processes use the rest", "nvidia-smi")
     return Finding("ok", what, detail)
 
@@ -81,9 +89,14 @@ def runs_on(capability: str, built_for: Iterable[str]) -> bool:
     return False
 
 
-def _pinned() -> Finding:
+def _pinned(kind: str) -> Finding:
     import torch  # noqa: PLC0415 - as above
 
+    from neaptide_toolkit.machine.devices import lacks  # noqa: PLC0415 - imports torch
+
+    reason = lacks(torch.device(kind), "pinned copies")
+    if reason is not None:
+        return Finding("ok", "pinned memory", f"not applicable: {reason}")
     try:
         torch.empty(_PINNED_TRIAL, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:

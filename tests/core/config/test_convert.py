@@ -57,7 +57,7 @@ def test_an_empty_table_is_the_defaults(specs: dict[str, PluginSpec]) -> None:
         ),
         (
             {"train": {"device": "gpu"}},
-            "'device' must be 'auto', 'cpu', 'cuda' or 'cuda:N' (got 'gpu') @ train.device",
+            "'device' must be auto, cpu, cuda[:N], xpu[:N] or mps (got 'gpu') @ train.device",
         ),
         (
             {"train": {"clip_norm": "a"}},
@@ -197,7 +197,7 @@ def test_all_problems_are_reported_at_once(specs: dict[str, PluginSpec]) -> None
         "unknown key 'sede' (did you mean 'seed'?) @ sede",
         'expected an integer (got "3", a string) @ train.steps',
         "'batch_size' must be >= 1 (got 0) @ train.batch_size",
-        "'device' must be 'auto', 'cpu', 'cuda' or 'cuda:N' (got 'gpu') @ train.device",
+        "'device' must be auto, cpu, cuda[:N], xpu[:N] or mps (got 'gpu') @ train.device",
         "'bits' must be in [4, 8] (got 5) @ plugins.int8.bits",
         "plugin 'emaa' is not installed (did you mean 'ema'?) @ plugins.emaa",
         "unknown preset 'x' (known: fast, slow) @ plugins.ema.preset",

@@ -90,7 +90,9 @@ def test_sections_built_by_hand_are_checked_too(section: type[Any], values: dict
         section(**values)
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+@pytest.mark.parametrize(
+    "device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12", "xpu", "xpu:1", "mps"]
+)
 def test_devices(device: str) -> None:
     assert TrainSection(device=device).device == device
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from neaptide_plugins.mixed_precision.precision import computing_in, recommend, resolve, widened
+from neaptide_plugins.mixed_precision.precision import computing_in, resolve, widened
 
 CPU = torch.device("cpu")
 
@@ -14,7 +14,6 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("capability", "expected"),
     [
-        (None, torch.bfloat16),
         ((7, 0), torch.float16),
         ((7, 5), torch.float16),
         ((8, 0), torch.bfloat16),
@@ -22,9 +21,10 @@ CPU = torch.device("cpu")
     ],
 )
 def test_bf16_is_recommended_where_it_is_native(
-    capability: tuple[int, int] | None, expected: torch.dtype
+    capability: tuple[int, int], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert expected is recommend(capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert expected is resolve("auto", torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,7 @@ def test_an_unknown_key_is_invalid(path: tuple[str, ...], key: str) -> None:
         ({"plugins": {"mixed-precision": {"preset": "aggressive"}}}, True),
         ({"plugins": {"mixed-precision": {"preset": "agressive"}}}, False),
         ({"train": {"device": "cuda:1"}}, True),
+        ({"train": {"device": "mps"}}, True),
         ({"train": {"device": "gpu"}}, False),
         ({"train": {"clip_norm": None}}, True),
         ({"run": {"dir": ""}}, False),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide_toolkit.machine.devices import empty_cache
 from neaptide_toolkit.offload import DONE, Ticket
 from neaptide_toolkit.recompute import Arguments, CallContext, KeptArgument
 
@@ -142,8 +143,7 @@ class Call:
             raise torch.OutOfMemoryError(msg)
         self.batch = batch = Batch(whole.size, 2 * now)
         unit.micro_batches = max(unit.micro_batches, batch.count)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache(self.unit.residency.device)
 
 
 def tried(action: Callable[[], None]) -> str | None:

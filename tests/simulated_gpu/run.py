@@ -25,7 +25,6 @@ SUITE = (
 ON_DEVICE = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")
 
 
-
 def run(*command: str) -> None:
     """Run a command of this Python; exit with its status where it fails."""
     done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT)

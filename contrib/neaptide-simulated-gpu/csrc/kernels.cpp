@@ -177,7 +177,7 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFun
 
 // What the CPU has a kernel for goes there, even where torch could compose it of other operations:
 // the bits and the saved tensors are then the CPU's. A list is one launch, as CUDA has it; torch's
-// composition would launch one for each tensor.
+// composition would launch one for each tensor. A convolution would look for a kernel by cuDNN.
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   auto own = register_own_kernels(m);
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -186,7 +186,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     auto full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
     auto op = dispatcher.findSchema(name);
     bool list = full.rfind("_foreach_", 0) == 0 && full.find("copy") == std::string::npos;
-    if (op && !own.count(full) && (list || op->hasKernelForDispatchKey(c10::DispatchKey::CPU)))
+    bool whole = list || full == "convolution" || full == "convolution_backward";
+    if (op && !own.count(full) && (whole || op->hasKernelForDispatchKey(c10::DispatchKey::CPU)))
       m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
   }
 }

@@ -37,6 +37,7 @@ from neaptide_kernels.registry.timings import Timing
 from neaptide_plugins.predictor_drift.plugin import PredictorDrift
 from neaptide_toolkit.displays import Budget, Figures
 from neaptide_toolkit.foreign import Converter, Source
+from neaptide_toolkit.machine import profiles
 from neaptide_toolkit.offload import DONE, InRam, Slab, ThreadLane
 from neaptide_toolkit.pages.svg import Axis, Series
 from neaptide_toolkit.predictors.settings import WindowSettings
@@ -150,6 +151,7 @@ def by_hand() -> list[object]:
         TensorItem("weight", torch.float32, (2, 2), nullcontext),
         *(neaptide.Outcome, *neaptide.Outcome),
         *(*installed_plugins().values(), PredictorDrift.ops),
+        *(profiles.load("t4"), profiles.load("t4").rates),
         *(Budget(1 << 30), Figures(9), RunPage((Path("runs/a"), Path("runs/b")), "page", "", 600)),
     ]
 

@@ -17,11 +17,12 @@ namespace simulated_gpu {
 constexpr int MAX_DEVICES = 8;
 constexpr int STREAMS_OF_A_POOL = 32;  // as torch has for each device and priority; then they repeat
 
-// Rates that are reached, not the data sheet's. Bytes and operations per second; seconds.
+// Bytes and operations per second; seconds.
 struct Profile {
   double flops_half = 1e12, flops_single = 1e12;
   double bandwidth = 1e12, to_device = 1e10, to_host = 1e10, peer = 1e10, host_bandwidth = 2e10;
   double launch_host = 5e-6, launch_device = 2e-6, copy_latency = 8e-6;
+  double disk_read = 3e9, disk_write = 2e9, host_flops = 5e11;
 };
 
 struct Stream {

@@ -14,27 +14,35 @@ namespace {
 
 PyObject* place_of_call = nullptr;  // a function: the lines of the program that are being run
 
+std::vector<std::pair<const char*, double*>> rates_of(Profile& profile) {
+  return {{"flops_half", &profile.flops_half},         {"flops_single", &profile.flops_single},
+          {"bandwidth", &profile.bandwidth},           {"to_device", &profile.to_device},
+          {"to_host", &profile.to_host},               {"peer", &profile.peer},
+          {"host_bandwidth", &profile.host_bandwidth}, {"launch_host", &profile.launch_host},
+          {"launch_device", &profile.launch_device},   {"copy_latency", &profile.copy_latency},
+          {"disk_read", &profile.disk_read},           {"disk_write", &profile.disk_write},
+          {"host_flops", &profile.host_flops}};
+}
+
 void configure(int device, const py::dict& given) {
   auto& m = machine();
   Machine::Guard guard(m.lock);
-  auto& profile = m.device(device).profile;
-  const std::unordered_map<std::string, double*> rates{
-      {"flops_half", &profile.flops_half},         {"flops_single", &profile.flops_single},
-      {"bandwidth", &profile.bandwidth},           {"to_device", &profile.to_device},
-      {"to_host", &profile.to_host},               {"peer", &profile.peer},
-      {"host_bandwidth", &profile.host_bandwidth}, {"launch_host", &profile.launch_host},
-      {"launch_device", &profile.launch_device},   {"copy_latency", &profile.copy_latency}};
-  for (auto& [key, value] : given) {
-    auto name = key.cast<std::string>();
-    if (name == "capacity")
-      m.device(device).memory->capacity = value.cast<size_t>();
-    else if (name == "expandable_segments")
-      m.device(device).memory->expandable = value.cast<bool>();
-    else if (auto rate = rates.find(name); rate != rates.end())
-      *rate->second = value.cast<double>();
-    else
-      throw py::key_error(name);
-  }
+  auto& here = m.device(device);
+  for (auto& [name, rate] : rates_of(here.profile))
+    if (given.contains(name)) *rate = given[name].cast<double>();
+  if (given.contains("capacity")) here.memory->capacity = given["capacity"].cast<size_t>();
+  if (given.contains("expandable_segments")) here.memory->expandable = given["expandable_segments"].cast<bool>();
+}
+
+py::dict rates(int device) {
+  auto& m = machine();
+  Machine::Guard guard(m.lock);
+  auto& here = m.device(device);
+  py::dict found;
+  for (auto& [name, rate] : rates_of(here.profile)) found[name] = *rate;
+  found["capacity"] = here.memory->capacity;
+  found["expandable_segments"] = here.memory->expandable;
+  return found;
 }
 
 py::dict statistics() {
@@ -96,6 +104,7 @@ PYBIND11_MODULE(_C, module) {
   at::setHostAllocator(GPU, host_allocator());
 
   module.def("configure", &configure);
+  module.def("rates", &rates);
   module.def("set_device_count", [&m](int count) {
     TORCH_CHECK(1 <= count && count <= MAX_DEVICES, "from 1 to ", MAX_DEVICES, " devices, not ", count);
     m.device_count = count;

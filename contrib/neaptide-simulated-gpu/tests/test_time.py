@@ -98,15 +98,3 @@ def test_a_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "trace.json").read_text("utf-8"))["traceEvents"]
     assert [event["name"] for event in events] == ["aten::fill_", "aten::sum"]
     assert all(event["dur"] > 0 for event in events)
-
-
-def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps({"rates": {"bandwidth": 1e9, **NO_LATENCY}}), "utf-8")
-    simulated_gpu.configure(path)
-    simulated_gpu.reset()
-    torch.ones(1_000_000, dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-    assert simulated_gpu.statistics()["seconds"] == pytest.approx(1e-3)
-    with pytest.raises(KeyError, match="bandwith"):
-        simulated_gpu.configure(bandwith=1)

@@ -16,22 +16,59 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", torch.Tensor, torch.Stream)
 
+_FROM_ZERO = ("launch_host", "launch_device", "copy_latency", "capacity")
+
 
 def configure(
-    profile: str | Path | None = None, *, devices: int | None = None, **rates: Any
+    profile: str | Path | None = None, *, devices: int | None = None, **changed: Any
 ) -> None:
     """Be the machine of a profile (a JSON file), with some of its numbers changed.
 
-    `rates` are `flops_half` and `flops_single` in FLOP/s; `bandwidth`, `to_device`, `to_host`,
-    `peer` and `host_bandwidth` in bytes/s; `launch_host`, `launch_device` and `copy_latency` in
-    seconds; `capacity` in bytes; `expandable_segments`. They hold for every device. Raises KeyError
-    for an unknown one.
+    Rates are `flops_half`, `flops_single` and `host_flops` in FLOP/s; `bandwidth`, `to_device`,
+    `to_host`, `peer`, `host_bandwidth`, `disk_read` and `disk_write` in bytes/s; `launch_host`,
+    `launch_device` and `copy_latency` in seconds; `capacity` in bytes; `expandable_segments`. They
+    hold for every device. Raises KeyError for an unknown one and ValueError for a value that no
+    machine has; then nothing is changed. A profile has its rates in an object `rates`; its other
+    keys are not read.
     """
+    given = {} if profile is None else _read(Path(profile))
+    given |= _checked(changed, "configure")
     if devices is not None:
         _C.set_device_count(devices)
-    given = json.loads(Path(profile).read_text("utf-8"))["rates"] if profile is not None else {}
     for index in range(_C.device_count()):
-        _C.configure(index, {**given, **rates})
+        _C.configure(index, given)
+
+
+def rates(device: int = 0) -> dict[str, Any]:
+    """Return the numbers of a device by the names that `configure` takes."""
+    return _C.rates(device)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        profile = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        msg = f"{path}: not JSON ({error})"
+        raise ValueError(msg) from None
+    found = profile.get("rates") if isinstance(profile, dict) else None
+    if not isinstance(found, dict):
+        msg = f"{path}: not a profile: an object with an object 'rates' is needed"
+        raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
+    return _checked(found, str(path))
+
+
+def _checked(given: dict[str, Any], where: str) -> dict[str, Any]:
+    known = rates()
+    for name, value in given.items():
+        if name not in known:
+            msg = f"{where}: there is no rate {name!r}; there is {', '.join(known)}"
+            raise KeyError(msg)
+        least = 0 if name in _FROM_ZERO else 1
+        number = isinstance(value, int | float) and least <= value < float("inf")
+        if not number and name != "expandable_segments":
+            msg = f"{where}: {name} must be a number of at least {least}, not {value!r}"
+            raise ValueError(msg)
+    return given
 
 
 def reset() -> None:

@@ -1,4 +1,4 @@
-"""Repeats finite data without end. Records the position in the data, for checkpoints."""
+"""Repeats finite data without end, with its position for checkpoints; moves batches to a device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
+from torch.utils._pytree import tree_map_only
 
 from neaptide.api import rng
 from neaptide.errors import DataError, NeaptideError, WrongCheckpointError, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return the batch with its tensors on `device`: those in dicts, lists and tuples.
+
+    An object with a method `to`, such as a tokenizer's batch, moves itself.
+    """
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
 
 
 @attrs.define(eq=False)

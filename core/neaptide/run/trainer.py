@@ -14,8 +14,9 @@ from neaptide.text import brief, called
 
 from . import assembly
 from .arguments import check_resume, check_trained, phase_named
-from .defaults import try_optimizer
+from .defaults import call_with_mapping, try_optimizer
 from .displays import display_of
+from .feed import moved
 from .fit import Fit
 from .session import Session
 
@@ -110,7 +111,10 @@ class HybridTrainer:
             task = assembly.build_task(full, hooks)
             if not assembly.is_placed(hooks):
                 task.module.to(device)
-            return task
+            if device.type == "cpu":
+                return task
+            loss_fn = task.loss_fn or call_with_mapping
+            return Task(task.module, lambda model, batch: loss_fn(model, moved(batch, device)))
 
         trainer = cls.__new__(cls)
         trainer._take(Session(full, ordered, build, origins=origins))  # noqa: SLF001 - another constructor

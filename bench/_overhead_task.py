@@ -30,13 +30,13 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def batches() -> list[Batch]:
+def batches(device: str = "cpu") -> list[Batch]:
     """Return eight batches of 16 samples: `(16, 32)` floats and `(16,)` classes."""
     random = torch.Generator().manual_seed(1)
     return [
         (
-            torch.randn(SAMPLES, FEATURES, generator=random),
-            torch.randint(CLASSES, (SAMPLES,), generator=random),
+            torch.randn(SAMPLES, FEATURES, generator=random).to(device),
+            torch.randint(CLASSES, (SAMPLES,), generator=random).to(device),
         )
         for _ in range(8)
     ]
@@ -48,22 +48,27 @@ def loss_fn(model: nn.Module, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(model(features), classes)
 
 
-def looped(step: Callable[[Batch], object]) -> Callable[[int], float]:
-    """Return a function that calls `step` a given number of times and returns the seconds."""
-    data = batches()
+def looped(step: Callable[[Batch], object], device: str = "cpu") -> Callable[[int], float]:
+    """Return a function that calls `step` a given number of times and returns the seconds.
+
+    The seconds include all work that the steps start on the device.
+    """
+    data = batches(device)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def run(steps: int) -> float:
         started = time.perf_counter()
         for index in range(steps):
             step(data[index % len(data)])
+        wait()
         return time.perf_counter() - started
 
     return run
 
 
-def step_of_plain_torch() -> Callable[[Batch], None]:
+def step_of_plain_torch(device: str = "cpu") -> Callable[[Batch], None]:
     """Return one step of a plain PyTorch loop."""
-    model = net()
+    model = net().to(device)
     optimizer = optimizer_of(model)
 
     def step(batch: Batch) -> None:

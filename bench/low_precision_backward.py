@@ -1,6 +1,7 @@
 """Error and time of a linear layer's matrix products in 8 bits, compared with exact products.
 
     python bench/low_precision_backward.py [--json PATH] [--rounds N] [--threads N] [--device D]
+                                           [--tiny]
 
 Like `low-precision-backward`, the backward computes two products: gradient @ weight and
 gradient.T @ x. Like `mixed-precision` in fp8, the forward computes one product. The times include
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 SHAPES = ((512, 512, 512), (1024, 1024, 1024), (1024, 1024, 4096))
 """Each triple: rows, inputs and outputs of the layer."""
+TINY = ((64, 64, 64),)
 
 
 def backward(
@@ -137,9 +139,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--tiny", action="store_true", help="a small shape: a test of this script")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = [row for shape in SHAPES for row in measured(shape, options.rounds, options.device)]
+    shapes = TINY if options.tiny else SHAPES
+    rows = [row for shape in shapes for row in measured(shape, options.rounds, options.device)]
     print("| product | rows x in x out | dtype | error | ms | time of fp32 | time of bf16 |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:

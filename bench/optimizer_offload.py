@@ -10,6 +10,7 @@ offloaded. Times are medians, divided by the time of a training step of the same
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -74,11 +75,14 @@ def times(strategy: str, width: int, rounds: int, device: torch.device) -> dict[
 def held(strategy: str, width: int, device: torch.device) -> tuple[int, int]:
     """Return the allocator's bytes with the state on the device, and with the state offloaded."""
     marks: dict[str, int] = {}
+    gpu = device.type == "cuda"
+    gc.collect()  # frees the tensors of an earlier strategy
+    before = torch.cuda.memory_allocated(device) if gpu else 0
 
     def mark(name: str) -> None:
         Allocations.mark(name)
-        if device.type == "cuda":
-            marks[name] = torch.cuda.memory_allocated(device)
+        if gpu:
+            marks[name] = torch.cuda.memory_allocated(device) - before
 
     with counted() as allocations:
         model, optimizer, _ = trained(width, device)
@@ -90,7 +94,7 @@ def held(strategy: str, width: int, device: torch.device) -> tuple[int, int]:
             mover.leave(store, spans)
         mark("away")
         del model, optimizer, store, spans, mover
-    if device.type != "cuda":
+    if not gpu:
         marks = {name: values[0] for name, values in allocations.at_marks().items()}
     return marks["rest"], marks["away"]
 

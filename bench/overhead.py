@@ -1,6 +1,6 @@
 """Measure the time that Neaptide and other trainers add to a step of a bare PyTorch loop.
 
-    python bench/overhead.py [--json PATH] [--rounds N] [--steps N]
+    python bench/overhead.py [--json PATH] [--rounds N] [--steps N] [--device cuda]
 
 Needs `pip install lightning accelerate transformers` in addition to Neaptide; trainers that are not
 installed are left out and listed. A subject is a trainer or the bare loop. Every subject trains the
@@ -47,14 +47,17 @@ SHIPPED: dict[str, dict[str, Any]] = {
 """Plugins with little work of their own. Plugins that recompute or cast tensors are left out."""
 
 
-def trained(config: dict[str, Any], plugins: tuple[PluginSpec, ...] = ()) -> Stepper:
+def trained(
+    config: dict[str, Any], plugins: tuple[PluginSpec, ...] = (), *, device: str
+) -> Stepper:
     """Return a function that makes steps of a `HybridTrainer` with `config`."""
-    model = net()
-    config = {"phases": {"warmup": {"steps": 0}}, **config}
+    model = net().to(device)
+    train = {"device": device, **config.get("train", {})}
+    config = {"phases": {"warmup": {"steps": 0}}, **config, "train": train}
     trainer = HybridTrainer(
         model, optimizer_of(model), loss_fn=loss_fn, config=config, plugins=plugins
     )
-    return looped(trainer.step)
+    return looped(trainer.step, device)
 
 
 def eight() -> tuple[PluginSpec, ...]:
@@ -64,19 +67,23 @@ def eight() -> tuple[PluginSpec, ...]:
     )
 
 
-def subjects(directory: str) -> dict[str, Stepper]:
+def subjects(directory: str, device: str) -> dict[str, Stepper]:
     """Return the subjects by name. Trainers that cannot be imported are left out.
 
-    One of the subjects records its steps in `directory`.
+    One of the subjects records its steps in `directory`. Other trainers run on the CPU only.
     """
-    found: dict[str, Stepper] = {
-        "bare loop": looped(bare()),
-        "Neaptide, no plugins": trained({}),
-        "Neaptide, no plugins, check_finite off": trained({"train": {"check_finite": False}}),
-        "Neaptide, 8 idle plugins": trained({}, eight()),
-        f"Neaptide, {len(SHIPPED)} shipped plugins": trained({"plugins": SHIPPED}),
-        "Neaptide, no plugins, run directory": trained({"run": {"dir": directory}}),
+    of_neaptide: dict[str, tuple[dict[str, Any], tuple[PluginSpec, ...]]] = {
+        "no plugins": ({}, ()),
+        "no plugins, check_finite off": ({"train": {"check_finite": False}}, ()),
+        "8 idle plugins": ({}, eight()),
+        f"{len(SHIPPED)} shipped plugins": ({"plugins": SHIPPED}, ()),
+        "no plugins, run directory": ({"run": {"dir": directory}}, ()),
     }
+    found: dict[str, Stepper] = {"bare loop": looped(bare(device), device)}
+    for name, (config, plugins) in of_neaptide.items():
+        found[f"Neaptide, {name}"] = trained(config, plugins, device=device)
+    if device != "cpu":
+        return found
     for name, (modules, make) in RIVALS.items():
         missing = [module for module in modules if find_spec(module) is None]
         if missing:
@@ -119,6 +126,7 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     if options.rounds < _FEWEST_ROUNDS:
         parser.error(
@@ -126,7 +134,7 @@ def main() -> None:
         )
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        taken = measure(subjects(directory), options.rounds, options.steps)
+        taken = measure(subjects(directory, options.device), options.rounds, options.steps)
     rows = [row(name, each, taken["bare loop"]) for name, each in taken.items()]
     print("| subject | us a step | over bare | quartiles |\n|---|---|---|---|")
     for line in sorted(rows, key=lambda line: line["over_bare_us"]):
@@ -137,7 +145,8 @@ def main() -> None:
         )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller
-            json.dump({"machine": facts(), "threads": 1, "rows": rows}, file, indent=2)
+            content = {"machine": facts(), "device": options.device, "threads": 1, "rows": rows}
+            json.dump(content, file, indent=2)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Time that the trainer and each plugin add to a step of a bare PyTorch loop.
 
-    python bench/plugin_cost.py [--json PATH] [--rounds N]
+    python bench/plugin_cost.py [--json PATH] [--rounds N] [--device cuda]
 
 The task is the task of `check_plugin`. It has a few thousand parameters, so nearly all of a step is
 bookkeeping. The bare loop and the trainers run alternately in one process. The figures are
-microseconds per step. Compare them with the time of a step of your model.
+microseconds per step. Compare them with the time of a step of your model. A plugin that needs a
+predictor is measured together with `predictor-drift`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from neaptide_toolkit.testing.tiny import tiny_loss
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from neaptide_toolkit.testing.tiny import TinyTask
+
 STEPS = 50
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
@@ -35,9 +38,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def bare() -> Callable[[Any], None]:
-    """Return one step of a plain PyTorch loop."""
+def task_on(device: str) -> TinyTask:
+    """Return the task with its model and batches on the device."""
     task = tiny_task()
+    task.model.to(device)
+    for batch in task.batches:
+        batch.update({name: value.to(device) for name, value in batch.items()})
+    return task
+
+
+def bare(device: str) -> Callable[[Any], None]:
+    """Return one step of a plain PyTorch loop."""
+    task = task_on(device)
 
     def step(batch: Any) -> None:
         loss = tiny_loss(task.model, batch)
@@ -48,10 +60,11 @@ def bare() -> Callable[[Any], None]:
     return step
 
 
-def trained(config: dict[str, Any]) -> Callable[[Any], object]:
+def trained(config: dict[str, Any], device: str) -> Callable[[Any], object]:
     """Return the method `step` of a trainer with `config`."""
-    task = tiny_task()
-    config = {"phases": {"warmup": {"steps": 0}}, **config}
+    task = task_on(device)
+    train = {"device": device, **config.get("train", {})}
+    config = {"phases": {"warmup": {"steps": 0}}, **config, "train": train}
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
     return trainer.step
 
@@ -61,23 +74,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
+    device: str = options.device
     torch.set_num_threads(1)
-    batches = tiny_task().batches
+    batches = task_on(device).batches
     subjects: dict[str, Callable[[Any], object]] = {
-        "bare loop": bare(),
-        "trainer": trained({}),
-        "trainer, check_finite off": trained({"train": {"check_finite": False}}),
+        "bare loop": bare(device),
+        "trainer": trained({}, device),
+        "trainer, check_finite off": trained({"train": {"check_finite": False}}, device),
     }
     for name, spec in installed_plugins().usable().items():
         if not spec.schemes and spec.load.startswith("neaptide_plugins."):
-            subjects[f"trainer + {name}"] = trained({"plugins": {name: SETTINGS.get(name, {})}})
+            plugins = {name: SETTINGS.get(name, {})}
+            beside = {"predictor-drift": {}} if "predictor" in spec.requires else {}
+            shown = " + ".join(["trainer", name, *beside])
+            subjects[shown] = trained({"plugins": {**plugins, **beside}}, device)
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(options.rounds):
         for name, step in subjects.items():
             started = time.perf_counter()
             for index in range(STEPS):
                 step(batches[index % len(batches)])
+            if device == "cuda":
+                torch.cuda.synchronize()
             seconds[name].append((time.perf_counter() - started) / STEPS)
     rows = [row(name, measured, seconds["bare loop"]) for name, measured in seconds.items()]
     print("| subject | us a step | quartiles | over bare |\n|---|---|---|---|")
@@ -89,6 +109,7 @@ def main() -> None:
         )
     if options.json:
         machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": 1}
+        machine["device"] = device
         with open(options.json, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller
             json.dump({**machine, "rows": rows}, file, indent=2)
 

@@ -1,11 +1,11 @@
 """Time that prediction adds to training, compared with training without prediction.
 
-    python bench/predict_cost.py [--json PATH] [--updates N] [--block N]
+    python bench/predict_cost.py [--json PATH] [--updates N] [--block N] [--device cuda]
 
 The task is predict/byte-gpt.toml with the default phases. All subjects run in one process. Every
 subject makes the same number of updates on the same batches, in alternating blocks of updates. The
 order of subjects changes from round to round. Jumps (predicted updates) are rare, so CPU
-seconds are summed over a whole run. The added time is computed from the ratio of two such sums:
+seconds are summed over a whole run; on a GPU, seconds until its work is done. The added time is computed from the ratio of two such sums:
 with and without prediction. The interval is from the 5th to the 95th percentile of this ratio over
 bootstrap samples of the rounds.
 """
@@ -54,8 +54,9 @@ class Subject:
     """A training run, and the times measured so far."""
 
     trainer: HybridTrainer
+    clock: Callable[[], float]
     seconds: list[float] = attrs.field(factory=list)
-    """CPU seconds of each block of updates."""
+    """Seconds of `clock` for each block of updates."""
     accepted: int = 0
     refused: int = 0
     in_jumps: float = 0.0
@@ -63,9 +64,9 @@ class Subject:
 
     def train(self, batches: Sequence[Any]) -> None:
         """Make one block of updates."""
-        began = time.process_time()
+        began = self.clock()
         results = [self.trainer.step(batch) for batch in batches]
-        self.seconds.append(time.process_time() - began)
+        self.seconds.append(self.clock() - began)
         for jump in (result.jump for result in results):
             if jump is not None:
                 self.accepted += jump.accepted
@@ -73,13 +74,20 @@ class Subject:
                 self.in_jumps += jump.seconds
 
 
-def made(name: str, updates: int) -> Subject:
+def seconds_of_gpu() -> float:
+    """Wait until the GPU has done all its work; return the time."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def made(name: str, updates: int, device: str) -> Subject:
     """Return a subject that has made no update yet."""
     config = tomllib.loads(TASK.read_text(encoding="utf-8"))
-    config["train"]["steps"] = updates
+    config["train"] |= {"steps": updates, "device": device}
     config["plugins"] = {**config["plugins"], **SUBJECTS[name]}
     more = [REFUSE] if name == "drift, every jump refused" else []
-    return Subject(HybridTrainer.from_config(config, plugins=more))
+    clock = seconds_of_gpu if device == "cuda" else time.process_time
+    return Subject(HybridTrainer.from_config(config, plugins=more), clock)
 
 
 def ratio(subject: Sequence[float], plain: Sequence[float], rounds: Sequence[int]) -> float:
@@ -111,11 +119,12 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--updates", type=int, default=1200)
     parser.add_argument("--block", type=int, default=10)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     if options.updates < 2 * options.block:
         parser.error(f"--updates must be at least twice --block (got {options.updates})")
     torch.set_num_threads(1)
-    subjects = {name: made(name, options.updates) for name in SUBJECTS}
+    subjects = {name: made(name, options.updates, options.device) for name in SUBJECTS}
     plain = subjects[PLAIN]
     data = build_data(plain.trainer.config, plain.trainer.hooks)
     batches = list(itertools.islice(data.train, options.updates))
@@ -139,6 +148,7 @@ def main() -> None:
     if options.json:
         figures = {
             "machine": facts(),
+            "device": options.device,
             "threads": 1,
             "updates": options.updates,
             "milliseconds_an_update": 1e3 * sum(plain.seconds) / options.updates,

@@ -80,6 +80,26 @@ def test_the_machine_is_the_same_in_every_process(tmp_path: Path) -> None:
     assert ([str(1 << 29)] * 2, "") == (done.stdout.split(), done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("first", "loaded"),
+    [("json", "False False"), ("torch.nn", "True True"), ("simulated_gpu", "True True")],
+)
+def test_a_started_process_gets_the_device_with_torch(
+    tmp_path: Path, first: str, loaded: str
+) -> None:
+    asked = (
+        f"import sys, {first}; print('torch' in sys.modules, 'simulated_gpu' in sys.modules); "
+        "import torch; from importlib.util import find_spec; "
+        "print(torch.cuda.is_available(), torch.__spec__ is find_spec('torch'), "
+        "torch.__spec__.loader.__class__.__name__)"
+    )
+    (tmp_path / "program.py").write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {asked!r}])\n"
+    )
+    done = run("program.py", cwd=tmp_path)
+    assert ([loaded, "True True SourceFileLoader"], "") == (done.stdout.splitlines(), done.stderr)
+
+
 def test_another_module_that_python_imports_at_its_start_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the other one')\n")
     (tmp_path / "program.py").write_text(

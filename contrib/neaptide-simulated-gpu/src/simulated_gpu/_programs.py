@@ -5,23 +5,11 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
+import shutil
 from pathlib import Path
 
 import simulated_gpu
 
-_HOOK = "sitecustomize"
-"""A module that Python imports when it starts, before anything else."""
-_TEXT = """\
-try:
-    from simulated_gpu import _programs
-
-    _programs.begin({folder!r})
-except Exception as error:  # Python would print it, and go on without the device
-    raise SystemExit("no simulated device: " + repr(error)) from error
-"""
 _RATES, _RACES = "rates.json", "races.txt"
 
 
@@ -35,19 +23,15 @@ def prepare(folder: Path, profile: Path | None, capacity: float | None) -> None:
         rates["capacity"] = int(capacity * 2**30)
     simulated_gpu.configure(**rates)
     (folder / _RATES).write_text(json.dumps(rates), "utf-8")
-    (folder / f"{_HOOK}.py").write_text(_TEXT.format(folder=str(folder)), "utf-8")
+    shutil.copy(Path(__file__).with_name("_hook.py"), folder / "sitecustomize.py")
     paths = [str(folder), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
-def begin(name: str) -> None:
+def begin(folder: Path) -> None:
     """Begin a process that the program started: be the same machine, tell races at the end."""
-    folder = Path(name)
     simulated_gpu.configure(**json.loads((folder / _RATES).read_text("utf-8")))
     atexit.register(write_races, folder)
-    other = PathFinder.find_spec(_HOOK, [path for path in sys.path if Path(path) != folder])
-    if other is not None and other.loader is not None:
-        other.loader.exec_module(module_from_spec(other))
 
 
 def write_races(folder: Path) -> None:

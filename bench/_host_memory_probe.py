@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from _checks import Check, Finding
 
-SIZES_GIB = (8, 32, 94)
-QUICK_SIZES_GIB = (1,)
+SIZES_MIB = {"full": (8192, 32768, 96256), "quick": (1024,), "tiny": (4,)}
 MARGIN = 4 * GIB
 BUDGET_SECONDS = 120.0
 PIECE = 256 * MIB
@@ -84,15 +83,16 @@ def pin(size: int, device: torch.device, *, touch: bool, huge: bool) -> Finding:
 
 def copy_rate(memory: torch.Tensor, device: torch.device) -> float:
     """Copy up to 4 GiB of `memory` to the device. Return the bytes per second."""
-    target = torch.empty(PIECE, dtype=torch.uint8, device=device)
-    target.copy_(memory[:PIECE], non_blocking=True)
+    size = min(PIECE, len(memory))
+    target = torch.empty(size, dtype=torch.uint8, device=device)
+    target.copy_(memory[:size], non_blocking=True)
     torch.cuda.synchronize(device)
     start = time.perf_counter()
-    pieces = memory[: 4 * GIB].split(PIECE)  # type: ignore[no-untyped-call]
+    pieces = memory[: 4 * GIB].split(size)  # type: ignore[no-untyped-call]
     for piece in pieces:
         target[: len(piece)].copy_(piece, non_blocking=True)
     torch.cuda.synchronize(device)
-    return float(len(pieces) * PIECE / (time.perf_counter() - start))
+    return float(len(pieces) * size / (time.perf_counter() - start))
 
 
 class Budget:
@@ -127,11 +127,13 @@ class Budget:
         return finding
 
 
-def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
+def checks(device: torch.device, *, size: str) -> Iterator[Check]:
     """Yield a check for each form of memory and each size, in ascending order of size."""
     torch.zeros(1, device=device)
     budget = Budget(BUDGET_SECONDS)
-    for gibibytes in QUICK_SIZES_GIB if quick else SIZES_GIB:
+    for mebibytes in SIZES_MIB[size]:
+        count = mebibytes * MIB
+        name = f"{count // GIB} GiB" if count >= GIB else f"{mebibytes} MiB"
         for form in FORMS:
-            find = partial(budget.run, form, gibibytes * GIB, device)
-            yield f"{gibibytes} GiB, {form}", find
+            find = partial(budget.run, form, count, device)
+            yield f"{name}, {form}", find

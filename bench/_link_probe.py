@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REPEATS = 9
-BUFFER = 512 * MIB  # several times the size of a processor's cache, so that RAM is measured
-PIECES = (16 * MIB, 256 * MIB)
+SIDES = {"full": 8192, "quick": 4096, "tiny": 256}
+# Several times the size of a processor's cache, so that RAM is measured.
+BUFFERS = {"full": 512 * MIB, "quick": 512 * MIB, "tiny": 2 * MIB}
+PIECES = {"full": (16 * MIB, 256 * MIB), "quick": (16 * MIB, 256 * MIB), "tiny": (MIB,)}
 TIMED_SECONDS = 0.01
 COVER = 3.0
 TRIES = 4
@@ -97,7 +99,7 @@ def rates(work: Work, beside: Sequence[Work], unit: str, scale: float) -> Findin
 
 def copies(target: Tensor, source: Tensor, piece: int) -> Work:
     """Return work that repeatedly copies from `source` to `target` in pieces on a new stream."""
-    places = cycle(range(0, BUFFER, piece))
+    places = cycle(range(0, len(source), piece))
 
     def copy_next() -> None:
         place = next(places)
@@ -125,10 +127,10 @@ def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
     for _ in range(REPEATS + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for place in range(0, BUFFER, piece):
+        for place in range(0, len(source), piece):
             target[place : place + piece].copy_(source[place : place + piece])
         torch.cuda.synchronize()
-        values.append(BUFFER / (time.perf_counter() - start) / GIGA)
+        values.append(len(source) / (time.perf_counter() - start) / GIGA)
     return spread(values[1:], "GB/s")
 
 
@@ -158,9 +160,9 @@ class Buffers:
     arriving: Tensor
 
 
-def buffers(device: torch.device) -> Buffers:
+def buffers(device: torch.device, size: int) -> Buffers:
     """Allocate all buffers and write to each of them once."""
-    room = partial(torch.ones, BUFFER, dtype=torch.uint8)
+    room = partial(torch.ones, size, dtype=torch.uint8)
     return Buffers(
         pinned_out=room(pin_memory=True),
         pinned_in=room(pin_memory=True),
@@ -195,14 +197,14 @@ def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
     yield f"device to device, {size}", partial(rates, between, (), "GB/s copied", GIGA)
 
 
-def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
+def checks(device: torch.device, *, size: str) -> Iterator[Check]:
     """Yield the check of the matmul, then the checks of the copies for each size of piece."""
-    side = 4096 if quick else 8192
+    side = SIDES[size]
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if native else torch.float16
     product = matmul(device, side, dtype)
     name = str(dtype).removeprefix("torch.")
     yield f"{name} matmul, {side} x {side}", partial(rates, product, (), "TFLOP/s", TERA)
-    memory = buffers(device)
-    for piece in PIECES:
+    memory = buffers(device, BUFFERS[size])
+    for piece in PIECES[size]:
         yield from copy_checks(memory, piece, product)

@@ -160,9 +160,9 @@ def huge_pages() -> Finding:
     return {"summary": path.read_text().strip()}
 
 
-def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Yield all checks; `quick` has no effect, because all of them are quick."""
-    del quick
+def checks(device: torch.device, *, size: str) -> Iterator[Check]:
+    """Yield all checks; `size` has no effect, because all of them are quick."""
+    del size
     yield "GPU", partial(gpu, device)
     yield "driver and link, idle", partial(driver_and_link, device)
     yield "software", software

@@ -59,7 +59,7 @@ class Size:
         )
 
 
-def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
+def measured(size: Size, plugins: Mapping[str, Any], device: str = "cpu") -> list[dict[str, Any]]:
     """Return a row for each phase: the estimated bytes (ledger) and the measured peaks.
 
     The ledger has bytes by moment of a step and by tier (device or host).
@@ -75,9 +75,15 @@ def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     with counted() as allocations:
         model = size.model()
+        if "layer-streaming" not in plugins:  # it moves the model itself
+            model.to(device)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        config = {"phases": CYCLE, "plugins": dict(plugins)}
+        config = {
+            "train": {"device": device},
+            "phases": CYCLE,
+            "plugins": dict(plugins),
+        }
         extra = [STEADY_PREDICTOR, WATCH]
         with HybridTrainer(
             model, optimizer, loss_fn=_loss, config=config, plugins=extra
@@ -85,13 +91,12 @@ def measured(size: Size, plugins: Mapping[str, Any]) -> list[dict[str, Any]]:
             watch = trainer.hooks.plugins[WATCH.name]
             assert isinstance(watch, Watch), "it is what the manifest names"
             watch.look = look
-            device = trainer.run.device
             tokens = torch.randint(BYTES, (size.batch, size.context + 1), device=device)
             for _ in range(STEPS):
                 trainer.step(tokens)
             ledgers = {name: trainer.estimate_memory(name) for name in PHASES}
     # The run's end also ended the last phase.
-    peaks = watch.cuda if device.type == "cuda" else allocations.peaks_after_marks()
+    peaks = watch.cuda if device == "cuda" else allocations.peaks_after_marks()
     return [
         {
             "phase": name,

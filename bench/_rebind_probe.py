@@ -193,9 +193,9 @@ def optimizer_step(device: torch.device) -> Finding:
     }
 
 
-def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Yield all checks; `quick` has no effect, because all of them are quick."""
-    del quick
+def checks(device: torch.device, *, size: str) -> Iterator[Check]:
+    """Yield all checks; `size` has no effect, because all of them are quick."""
+    del size
     yield "hooks and gradients over rebinds", partial(rounds, device, used_on_host=False)
     yield "the same after use on the host", partial(rounds, device, used_on_host=True)
     yield "gradient bound beforehand", partial(prebound_gradient, device)

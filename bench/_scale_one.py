@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from _checks import first_line
 from _decoder import batch_of
 from _scale_bytes import device as device_bytes
@@ -20,6 +21,8 @@ from _scale_subjects import MODULES, SUBJECTS
 from neaptide_toolkit.machine.facts import memory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from _scale_subjects import Made
 
 WARM_UP = 2
@@ -56,6 +59,8 @@ def refused(configuration: Configuration, device: torch.device) -> dict[str, Any
     missing = MODULES.get(configuration.subject)
     if missing is not None and find_spec(missing) is None:
         return {**found, "outcome": "missing", "reason": f"pip install {missing}"}
+    if configuration.subject == "fsdp2" and device.type == "cuda" and not dist.is_nccl_available():
+        return {**found, "outcome": "missing", "reason": "this torch has no NCCL"}
     reason = None if configuration.tiny else shortage(configuration, memory().room)
     return None if reason is None else {**found, "outcome": "does not fit", "reason": reason}
 
@@ -87,11 +92,13 @@ def trained(configuration: Configuration, device: torch.device, number: int) -> 
         made.step(batch)
     wait(device)
     before = (0.0, 0.0) if made.moved is None else made.moved()
-    seconds = [timed_step(made, batch, device) for _ in range(configuration.steps)]
+    steps = [timed_step(made, batch, device) for _ in range(configuration.steps)]
+    seconds, of_device = zip(*steps, strict=True)
     return {
         "outcome": "smoke test" if configuration.tiny else "measured",
         "torch": str(torch.__version__),
         "seconds_a_step": seconds,
+        "device_seconds_a_step": of_device,
         "tokens_per_s": batch[0].numel() / statistics.median(seconds),
         "rates": measured,
         **bounds(configuration, made, measured, before, seconds, batch[0].shape),
@@ -105,12 +112,27 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def timed_step(made: Made, batch: tuple[torch.Tensor, torch.Tensor], device: torch.device) -> float:
-    """Return the seconds of a step, including all asynchronous work that the step starts."""
+def timed_step(
+    made: Made, batch: tuple[torch.Tensor, torch.Tensor], device: torch.device
+) -> tuple[float, float | None]:
+    """Return the seconds of a step, including all asynchronous work that the step starts.
+
+    The first figure is of the host's clock, the second one of the device's. On a simulated device
+    only the second one means something. It is None on a CPU.
+    """
+    events = (
+        [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+    )
     start = time.perf_counter()
+    for event in events[:1]:
+        event.record()
     made.step(batch)
     wait(device)
-    return time.perf_counter() - start
+    for event in events[1:]:
+        event.record()
+    wait(device)
+    taken = time.perf_counter() - start
+    return taken, events[0].elapsed_time(events[1]) / 1e3 if events else None
 
 
 def bounds(
@@ -118,7 +140,7 @@ def bounds(
     made: Made,
     measured: dict[str, float],
     before: tuple[float, float],
-    seconds: list[float],
+    seconds: Sequence[float],
     shape: torch.Size,
 ) -> dict[str, Any]:
     """Return the shortest possible times of a step at the machine's measured rates.

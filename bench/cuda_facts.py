@@ -53,7 +53,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results here as well")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a first look")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="smaller sizes, for a first look")
+    size.add_argument("--tiny", action="store_true", help="the least sizes: a test of this script")
     parser.add_argument(
         "--device",
         choices=["cuda", "cpu"],
@@ -64,12 +66,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def size_of(options: argparse.Namespace) -> str:
+    """Return `full`, `quick` or `tiny`."""
+    return "tiny" if options.tiny else "quick" if options.quick else "full"
+
+
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run one section in its own process. Return its results, even if the section fails."""
     section = SECTIONS[name]
     command = [sys.executable, __file__, "--section", name, "--device", options.device]
-    if options.quick:
-        command.append("--quick")
+    size = size_of(options)
+    if size != "full":
+        command.append(f"--{size}")
     # cuBLAS is bitwise reproducible on several streams only with a workspace of fixed size.
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
     try:
@@ -107,7 +115,7 @@ def table(title: str, results: Sequence[dict[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run every section that the device supports; return the exit status."""
     options = arguments(argv)
-    if options.device == "cuda" and not (torch.version.cuda and torch.cuda.is_available()):
+    if options.device == "cuda" and not torch.cuda.is_available():
         print(
             f"cuda_facts: torch {torch.__version__} finds no NVIDIA GPU; --device cpu runs the "
             "checks that need none",
@@ -116,13 +124,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO_GPU
     if options.section:
         probe = import_module(SECTIONS[options.section].module)
-        run_checks(probe.checks(torch.device(options.device, 0), quick=options.quick))
+        run_checks(probe.checks(torch.device(options.device, 0), size=size_of(options)))
         return 0
     start = time.time()
     report: dict[str, Any] = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start)),
         "device": options.device,
-        "quick": options.quick,
+        "size": size_of(options),
         "torch": torch.__version__,
         "sections": {},
     }

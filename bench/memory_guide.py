@@ -1,6 +1,6 @@
 """Bytes of training with sets of plugins: estimated by the memory ledger, and allocated.
 
-    python bench/memory_guide.py [--json PATH] [--size NAME ...]
+    python bench/memory_guide.py [--json PATH] [--size NAME ...] [--device cuda]
 
 Trains byte-gpt through all four phases, in float32 with AdamW, once for each set of plugins. The
 ledger is Neaptide's estimate by phase, moment of a step, and tier (device or host), without
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument(
         "--size", action="append", choices=SIZES, help="by default all sizes except the toy"
     )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     stacks = dict(_runnable(STACKS))
@@ -68,7 +69,7 @@ def main() -> None:
         {"size": name, "stack": stack, **row}
         for name in options.size or list(SIZES)[1:]
         for stack, plugins in stacks.items()
-        for row in _measured(SIZES[name], stack, plugins)
+        for row in _measured(SIZES[name], stack, plugins, options.device)
     ]
     large = [
         {"size": name, "stack": stack, "parameters": model.parameters, **_computed(model, plugins)}
@@ -81,7 +82,7 @@ def main() -> None:
     )
     if options.json:
         report = {
-            "device": _device(),
+            "device": _device(options.device),
             "torch": torch.__version__,
             "threads": 1,
             "rows": rows,
@@ -100,9 +101,9 @@ def _runnable(stacks: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, dict[
             yield stack, plugins
 
 
-def _measured(size: Size, stack: str, plugins: dict[str, Any]) -> list[dict[str, Any]]:
+def _measured(size: Size, stack: str, plugins: dict[str, Any], device: str) -> list[dict[str, Any]]:
     try:
-        return measured(size, plugins)
+        return measured(size, plugins, device)
     except NeaptideError as error:
         _say(f"{stack} is left out: {error}")
         return []
@@ -119,8 +120,8 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _device() -> str:
-    if torch.cuda.is_available():
+def _device(device: str) -> str:
+    if device == "cuda":
         return torch.cuda.get_device_name()
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

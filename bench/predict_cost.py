@@ -4,10 +4,10 @@
 
 The task is predict/byte-gpt.toml with the default phases. All subjects run in one process. Every
 subject makes the same number of updates on the same batches, in alternating blocks of updates. The
-order of subjects changes from round to round. Jumps (predicted updates) are rare, so CPU
-seconds are summed over a whole run; on a GPU, seconds until its work is done. The added time is computed from the ratio of two such sums:
-with and without prediction. The interval is from the 5th to the 95th percentile of this ratio over
-bootstrap samples of the rounds.
+order of subjects changes from round to round. Jumps (predicted updates) are rare, so CPU seconds
+are summed over a whole run; on a GPU, seconds until its work is done. The added time is computed
+from the ratio of two such sums: with and without prediction. The interval is from the 5th to the
+95th percentile of this ratio over bootstrap samples of the rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from neaptide.run.assembly import build_data
 from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 TASK = Path(__file__).parent / "predict" / "byte-gpt.toml"
 DRIFT: dict[str, Any] = {"predictor-drift": {}}

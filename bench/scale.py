@@ -63,7 +63,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="RAM to plan for; by default the RAM of this machine",
     )
     parser.add_argument(
-        "--tiny", action="store_true", help="test the program with toy models on the CPU"
+        "--tiny", action="store_true", help="test the program with toy models, also on a CPU"
     )
     parser.add_argument("--one", metavar="KEY", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -132,9 +132,9 @@ def report(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the missing configurations; return the exit status."""
+    """Measure the missing configurations; return the exit status, 1 if one of them failed."""
     options = arguments(argv)
-    gpu = bool(torch.version.cuda) and torch.cuda.is_available()
+    gpu = torch.cuda.is_available()
     if not (gpu or options.plan or options.tiny):
         print(
             f"scale: torch {torch.__version__} finds no NVIDIA GPU; --plan prints the planned "
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return NO_GPU
     every = configurations(tiny=options.tiny)
-    device = torch.device("cuda" if gpu and not (options.tiny or options.plan) else "cpu")
+    device = torch.device("cuda" if gpu and not options.plan else "cpu")
     if options.one:
         torch.set_num_threads(1 if options.tiny else torch.get_num_threads())
         chosen = next(each for each in every if each.key == options.one)
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             keep(lines, row)
         report(options, found, rows)
     print(report(options, found, rows))
-    return 0
+    return int(any(row["outcome"] == "failed" for row in rows.values()))
 
 
 if __name__ == "__main__":

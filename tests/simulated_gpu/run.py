@@ -1,4 +1,4 @@
-"""Builds the simulated GPU, and runs its own tests and those of device code on it.
+"""Builds the simulated GPU; runs its tests, those of device code, and the dry run of bench/gpu.py.
 
 Without a C++ compiler nothing can be built: one line says so.
 """
@@ -64,6 +64,8 @@ def main(arguments: list[str]) -> None:
     run("-m", "pytest", str(PACKAGE))
     run_suite()
     run(*ON_DEVICE, str(MUTANTS))  # they fork: no backward may have run before
+    with tempfile.TemporaryDirectory() as out:
+        run(str(ROOT / "bench" / "gpu.py"), "--dry-run", "--out", out)
 
 
 if __name__ == "__main__":

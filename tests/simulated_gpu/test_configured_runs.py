@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,6 +10,9 @@ import torch
 from neaptide import HybridTrainer
 from neaptide.run.assembly import build_data
 from neaptide.run.feed import moved
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TASKS: dict[str, dict[str, Any]] = {
     "byte-gpt": {

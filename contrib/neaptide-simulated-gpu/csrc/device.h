@@ -49,6 +49,15 @@ at::Generator new_generator(int device);
 std::vector<Range> ranges_of(const at::Tensor& tensor);
 void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, bool write);
 
+// What an operation costs: floating-point operations, bytes, and whether half precision computes them.
+struct Work {
+  double operations = 0, bytes = 0;
+  bool half = false;
+};
+Work work_of(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out,
+             const std::vector<at::Tensor>& written);
+void enqueue(const std::string& name, const Work& work, const std::vector<Access>& accesses);
+
 // Enqueue an operation that reads `in` and writes `out` and `written`, on the current stream.
 void launch(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out,
             const std::vector<at::Tensor>& written);

@@ -35,20 +35,24 @@ Seen look_at(const c10::OperatorHandle& op) {
   return found;
 }
 
-const Seen& seen(const c10::OperatorName& name) {
-  static std::mutex lock;
-  static auto* known = new std::unordered_map<c10::OperatorName, Seen>();
-  std::lock_guard<std::mutex> guard(lock);
-  auto [found, is_new] = known->try_emplace(name);
-  if (is_new)
-    if (auto op = c10::Dispatcher::singleton().findSchema(name)) found->second = look_at(*op);
-  return found->second;
+// By the address of the schema's name, which is the faster key; another schema may get it later.
+const Seen& seen(const at::RecordFunction& call) {
+  struct Known {
+    std::string name, overload;
+    Seen says;
+  };
+  thread_local std::unordered_map<const char*, Known> known;
+  const char *name = call.name(), *overload = call.overload_name();
+  auto& found = known[name];
+  if (found.name == name && found.overload == overload) return found.says;
+  auto full = call.operator_name();
+  auto op = full ? c10::Dispatcher::singleton().findSchema(*full) : std::nullopt;
+  found = {name, overload, op ? look_at(*op) : Seen{}};
+  return found.says;
 }
 
 std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& call) {
-  auto name = call.operator_name();
-  if (!name) return nullptr;
-  const Seen& says = seen(*name);
+  const Seen& says = seen(call);
   if (!says.counts) return nullptr;
   auto inputs = call.inputs();
   std::vector<std::pair<at::Tensor, bool>> tensors;
@@ -69,7 +73,7 @@ std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& call
     if (tensor.layout() != at::kStrided || !tensor.numel()) continue;
     bytes += static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
     for (auto& range : ranges_of(tensor))
-      if (m.pinning(range) != Machine::Pinning::pageable) m.host_touch(name->name, {range, write});
+      if (m.pinning(range) != Machine::Pinning::pageable) m.host_touch(call.name(), {range, write});
   }
   m.host_work(bytes / m.device(0).profile.host_bandwidth);
   note_places();

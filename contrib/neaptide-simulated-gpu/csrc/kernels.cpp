@@ -5,61 +5,13 @@
 #include <ATen/record_function.h>
 #include <torch/library.h>
 
-#include <unordered_set>
-
 #include "device.h"
 #include "own_kernels.h"
+#include "shape_cache.h"
 #include "twins.h"
 
 namespace simulated_gpu {
 namespace {
-
-// What a schema says of an operation, read once.
-struct Signature {
-  std::vector<bool> writes, generator;  // by argument
-  std::vector<int> returned;            // by result: the argument that is returned, or -1
-  bool reveals = false;                 // the host learns a value or a shape: it has waited
-  bool mixes = false;                   // index tensors may be of the host
-};
-
-Signature read_signature(const c10::FunctionSchema& schema) {
-  static const std::unordered_set<std::string> shaped_by_values{
-      "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2", "aten::unique_consecutive",
-      "aten::repeat_interleave", "aten::bincount"};
-  const std::string& name = schema.name();
-  Signature found;
-  bool writes = false;
-  for (auto& argument : schema.arguments()) {
-    auto* alias = argument.alias_info();
-    found.writes.push_back(alias && alias->isWrite());
-    writes |= found.writes.back();
-    found.generator.push_back(argument.type()->str().rfind("Generator", 0) == 0);
-  }
-  found.reveals = shaped_by_values.count(name) || (schema.returns().empty() && !writes);
-  for (auto& result : schema.returns()) {
-    auto* alias = result.alias_info();
-    int argument = -1;
-    for (size_t i = 0; alias && alias->isWrite() && i < found.writes.size(); ++i) {
-      auto* given = schema.arguments()[i].alias_info();
-      if (given && *given == *alias) argument = static_cast<int>(i);
-    }
-    found.returned.push_back(argument);
-    auto kind = result.type()->str();
-    found.reveals |= kind.rfind("Tensor", 0) != 0 && kind.find("Tensor[]") == std::string::npos;
-  }
-  found.mixes = name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index_put", 0) == 0 ||
-                name == "aten::_unsafe_index" || name == "aten::repeat_interleave" || name == "aten::tensor_split";
-  return found;
-}
-
-const Signature& signature_of(const c10::OperatorHandle& op) {
-  static std::mutex lock;
-  static auto* known = new std::unordered_map<c10::OperatorName, Signature>();
-  std::lock_guard<std::mutex> guard(lock);
-  auto found = known->find(op.operator_name());
-  if (found == known->end()) found = known->emplace(op.operator_name(), read_signature(op.schema())).first;
-  return found->second;
-}
 
 // One call: arguments become twins, the CPU's kernel runs, results become ours.
 class Call {
@@ -68,19 +20,26 @@ class Call {
       : op_(op), says_(signature_of(op)), stack_(*stack), first_(stack->size() - op.schema().arguments().size()) {}
 
   void run() {
-    int device = device_of_arguments();
-    OnDevice on(device);
+    OnDevice on(device_of_arguments());
+    CallKey call;
+    auto& cache = shape_cache();
+    bool keep = twins_.fake && cache.enabled && says_.shaped_by_shapes &&
+                call.read(op_, says_, stack_.data() + first_, stack_.size() - first_);
+    if (keep)
+      if (auto known = cache.find(call)) return replay(*known, call, op_.schema().name(), stack_, first_);
+    at::DisableRecordFunctionGuard quiet;
     std::vector<c10::IValue> given(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
     for (size_t i = 0; i < given.size(); ++i) stack_[first_ + i] = twin(stack_[first_ + i], i);
     auto key = twins_.fake ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
     op_.redispatchBoxed(c10::DispatchKeySet(key), &stack_);
-    for (size_t i = 0; i < written_.size(); ++i) twins_.follow(written_[i], written_twins_[i]);
+    for (size_t i = 0; i < written_.size(); ++i) keep &= !twins_.follow(written_[i], written_twins_[i]);
     size_t results = stack_.size() - says_.returned.size();
     for (size_t i = 0; i < says_.returned.size(); ++i) {
       auto& value = stack_[results + i];
       value = says_.returned[i] >= 0 ? given[static_cast<size_t>(says_.returned[i])] : adopted(value);
     }
     launch(op_.schema().name(), read_, made_, written_);
+    if (keep) keep_outcome(call, op_.schema().name(), says_, stack_.data() + results, read_, made_, written_);
     if (says_.reveals) wait_for_current_stream();
   }
 
@@ -167,7 +126,6 @@ class Call {
 
 void by_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below;
-  at::DisableRecordFunctionGuard quiet;
   Call(op, stack).run();
 }
 

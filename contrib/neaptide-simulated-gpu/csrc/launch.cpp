@@ -62,29 +62,43 @@ void add_accesses(std::vector<Access>& accesses, const at::Tensor& tensor, bool 
   for (auto& range : ranges_of(tensor)) accesses.push_back({range, write});
 }
 
-void launch(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out,
-            const std::vector<at::Tensor>& written) {
-  auto& m = machine();
-  std::vector<Access> accesses;
-  double bytes = 0;
-  bool half = false;
+Work work_of(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out,
+             const std::vector<at::Tensor>& written) {
+  Work work{operations_of(name, in, out)};
   auto add = [&](const std::vector<at::Tensor>& tensors, bool write) {
     for (auto& tensor : tensors) {
       if (!is_gpu(tensor)) continue;
-      bytes += static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
-      half |= !write && tensor.is_floating_point() && tensor.element_size() < 4;
-      add_accesses(accesses, tensor, write);
+      work.bytes += static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
+      work.half |= !write && tensor.is_floating_point() && tensor.element_size() < 4;
     }
   };
   add(in, false);
   add(out, true);
   add(written, true);
+  return work;
+}
+
+void enqueue(const std::string& name, const Work& work, const std::vector<Access>& accesses) {
+  auto& m = machine();
   auto& profile = m.device(current_device()).profile;
-  double rate = half ? profile.flops_half : profile.flops_single;
-  double seconds = std::max(operations_of(name, in, out) / rate, bytes / profile.bandwidth);
+  double rate = work.half ? profile.flops_half : profile.flops_single;
+  double seconds = std::max(work.operations / rate, work.bytes / profile.bandwidth);
   m.launch(name, current_stream(), Engine::compute, seconds + profile.launch_device, accesses,
-           static_cast<size_t>(bytes));
+           static_cast<size_t>(work.bytes));
   note_places();
+}
+
+void launch(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out,
+            const std::vector<at::Tensor>& written) {
+  std::vector<Access> accesses;
+  auto add = [&](const std::vector<at::Tensor>& tensors, bool write) {
+    for (auto& tensor : tensors)
+      if (is_gpu(tensor)) add_accesses(accesses, tensor, write);
+  };
+  add(in, false);
+  add(out, true);
+  add(written, true);
+  enqueue(name, work_of(name, in, out, written), accesses);
 }
 
 double fake_value() { return given_fake_value; }

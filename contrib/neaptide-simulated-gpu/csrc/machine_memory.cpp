@@ -26,9 +26,6 @@ Block* Machine::allocate(int index, size_t size, int stream_index) {
 
 void Machine::release(Block* block) {
   Guard guard(lock);
-  std::string what = describe(block->range.begin);
-  names_.erase(block->range.begin);
-  blocks_.erase(block->range.begin);
   auto& recorded = block->recorded;
   auto touches = shadow_.forget(block->range);
   Touch last;  // of its own stream: another stream that gets the memory next has to wait for it
@@ -40,7 +37,9 @@ void Machine::release(Block* block) {
            std::find(recorded.begin(), recorded.end(), touch.stream) != recorded.end();
   };
   touches.erase(std::remove_if(touches.begin(), touches.end(), harmless), touches.end());
-  if (!touches.empty()) freed_[block->stream].push_back({touches, what});
+  if (!touches.empty()) freed_[block->stream].push_back({touches, describe(block->range.begin)});
+  names_.erase(block->range.begin);
+  blocks_.erase(block->range.begin);
   Waiting wait{block->chunk, {}};
   for (int index : recorded) {
     if (index == block->stream) continue;

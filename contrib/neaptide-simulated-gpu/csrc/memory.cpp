@@ -90,7 +90,7 @@ struct Allocator final : c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override {
     Machine::Guard guard(machine().lock);
-    machine().device(device).memory->statistics.each([](Counts& counts) { counts.reset_accumulated(); });
+    machine().device(device).memory->statistics.reset_accumulated();
   }
   void resetPeakStats(c10::DeviceIndex device) override {
     Machine::Guard guard(machine().lock);

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "device.h"
+#include "shape_cache.h"
 
 namespace py = pybind11;
 
@@ -84,6 +85,7 @@ void set_fake(bool on, double value) {
     TORCH_CHECK(machine().fake == on || !machine().device(device).memory->statistics.allocations.of[0].current,
                 "tensors are on the device: real and fake ones do not mix");
   machine().fake = on;
+  shape_cache().clear();
   set_fake_value(value);
 }
 
@@ -112,6 +114,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("device_count", [&m] { return m.device_count; });
   module.def("capacity", [&m](int device) { return m.device(device).memory->capacity; });
   module.def("set_fake", &set_fake);
+  module.def("use_shape_cache", [](bool on) { shape_cache().enabled = on; });
   module.def("set_tracing", [&m](bool on) { m.tracing = on; });
   module.def("reset", [&m] { m.reset(); });
   module.def("races", [&m] { return m.races; });

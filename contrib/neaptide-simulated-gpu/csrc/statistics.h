@@ -45,6 +45,11 @@ struct MemoryStatistics {
                          &requested_bytes, &allocations, &segments, &active, &inactive_split})
       f(*counts);
   }
+
+  void reset_accumulated() {
+    each([](Counts& counts) { counts.reset_accumulated(); });
+    retries = out_of_memory = device_allocations = device_frees = synchronizations = 0;
+  }
 };
 
 }  // namespace simulated_gpu

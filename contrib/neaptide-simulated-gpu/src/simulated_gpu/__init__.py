@@ -20,6 +20,7 @@ from simulated_gpu.machine import (  # noqa: E402
     reset,
     statistics,
     timeline,
+    use_shape_cache,
 )
 from simulated_gpu.races import RaceError, detect_races, races  # noqa: E402
 
@@ -37,4 +38,5 @@ __all__ = [
     "reset",
     "statistics",
     "timeline",
+    "use_shape_cache",
 ]

@@ -95,6 +95,14 @@ def fake_data(value: float = 1.0) -> Iterator[None]:
         _C.set_fake(False, value)
 
 
+def use_shape_cache(on: bool) -> None:  # noqa: FBT001
+    """Say whether shapes of fake results are computed once for equal calls (so it is) or each time.
+
+    The cache makes fake data faster and changes nothing else.
+    """
+    _C.use_shape_cache(on)
+
+
 def name(thing: Named, text: str) -> Named:
     """Call a tensor's memory, or a stream, `text` in reports of races."""
     if isinstance(thing, torch.Tensor):

@@ -5,6 +5,7 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "bind_programs.h"
 #include "device.h"
 #include "shape_cache.h"
 
@@ -166,6 +167,7 @@ PYBIND11_MODULE(_C, module) {
     py::gil_scoped_release no_gil;
     torch::autograd::Engine::get_default_engine().stop();
   });
+  bind_programs(module);
   module.def("default_generator", [](int device) {
     return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(device)));
   });

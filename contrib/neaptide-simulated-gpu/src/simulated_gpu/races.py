@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LINES = 5
-_INNER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_TRITON = importlib.util.find_spec("triton")
+_INNER = tuple(
+    str(Path(str(origin)).parent)
+    for origin in (torch.__file__, __file__, _TRITON and _TRITON.origin)
+    if origin
+)
 
 
 class RaceError(AssertionError):

@@ -104,10 +104,15 @@ def tune(op: str | None = None, /, *, device: Device = None, json: AsJson = Fals
 
 
 def _measured(op: str | None, device: str | None, *, json: bool, keep: bool) -> None:
+    from neaptide_kernels.accelerator import name_of  # noqa: PLC0415 - it imports torch
+
     rows: list[dict[str, Any]] = []
     with _kernels() as (kernels, notes):
         if op is not None:
             _known(kernels, op)
+        machine = name_of(_device(device).type)
+        if not json:
+            print_text(f"on {machine}")
         for name in [op] if op is not None else sorted(kernels.ops):
             for sample in _large(kernels, name, _device(device)):
                 timings, refused = kernels.measure(name, sample.arguments, keep=keep)
@@ -122,7 +127,7 @@ def _measured(op: str | None, device: str | None, *, json: bool, keep: bool) -> 
                 if not json:
                     _print_measured(name, sample.name, timings, refused)
     if json:
-        print_json({"measured": rows, "notes": notes})
+        print_json({"machine": machine, "measured": rows, "notes": notes})
         return
     if keep:
         print_text(f"kept in {kernels.path}")

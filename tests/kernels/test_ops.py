@@ -8,7 +8,7 @@ import torch
 from neaptide_kernels import catalogue
 from neaptide_kernels.registry import KERNELS, Op, Sample, disagreements, outcome
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OPS = [pytest.param(op, id=name) for name, op in KERNELS.ops.items()]
 assert catalogue.triton_providers()
 
@@ -16,7 +16,7 @@ assert catalogue.triton_providers()
 def finite_samples(op: Op) -> list[Sample]:
     """Return a few samples whose results torch's checks can compare: NaN is not equal to itself."""
     chosen = []
-    for sample in op.spec.samples(CPU):
+    for sample in op.spec.samples(DEVICE):
         results = outcome(op.spec, op.spec.reference, cloned(op.spec.complete(sample.arguments)))
         if all(not tensor.is_floating_point() or tensor.isfinite().all() for _, tensor in results):
             chosen.append(sample)
@@ -35,6 +35,7 @@ def test_torch_finds_nothing_wrong(op: Op) -> None:
         torch.library.opcheck(op.overload, tuple(cloned(sample.arguments)))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler's own
 @pytest.mark.parametrize("op", OPS)
 def test_compiles_into_one_graph(op: Op) -> None:
     torch._dynamo.reset()
@@ -51,7 +52,7 @@ def test_compiles_into_one_graph(op: Op) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler's own
 @pytest.mark.parametrize("op", OPS)
 def test_providers_for_a_cpu_agree(op: Op) -> None:
-    for sample in op.spec.samples(CPU):
+    for sample in op.spec.samples(DEVICE):
         arguments = op.spec.complete(sample.arguments)
         for provider in KERNELS.providers(op.spec.name):
             if provider.supports(KERNELS.query(op.spec.name, arguments)) is True:

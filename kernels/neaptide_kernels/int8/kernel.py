@@ -27,8 +27,9 @@ def _encode(values, inverse, zero, positions, first_key, second_key, affine, sto
 @triton.jit
 def _parameters(low, high, affine):
     if affine:
-        low = tl.minimum(low, 0.0)
-        extent = tl.maximum(high, 0.0) * 0.5 - low * 0.5
+        # Without ALL, the lesser of NaN and 0 is 0.
+        low = tl.minimum(low, 0.0, tl.PropagateNan.ALL)
+        extent = tl.maximum(high, 0.0, tl.PropagateNan.ALL) * 0.5 - low * 0.5
         codes = 127.5
     else:
         extent = tl.maximum(-low, high)

@@ -111,12 +111,12 @@ def key_of(query: Query, timed_by: Container[str]) -> str:
     The key does not contain the exact shape, so timings of one batch size also apply to similar
     batch sizes. The key contains a numeric argument only if `timed_by` names this argument.
     """
-    machine = name_of(query.device)
     options = [
         f"{name}={value}"
         for name, value in query.options
         if name in timed_by or isinstance(value, bool | str | torch.dtype)
     ]
+    machine = name_of(query.device)
     parts = (machine, torch.__version__, query.op, *query.dtypes, str(query.bucket), *options)
     return "|".join(parts)
 

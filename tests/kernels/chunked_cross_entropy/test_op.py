@@ -10,13 +10,13 @@ from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
 from neaptide_kernels.chunked_cross_entropy.trials import arguments
 from neaptide_kernels.registry import KERNELS
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OP = KERNELS.ops["chunked_cross_entropy"]
 
 
 def leaves(tokens: int = 9, width: int = 4, vocabulary: int = 7, **kind: Any) -> list[torch.Tensor]:
     """Return hidden, weight and bias that want gradients, and labels."""
-    *given, labels = arguments(tokens, width, vocabulary, CPU)
+    *given, labels = arguments(tokens, width, vocabulary, DEVICE)
     return [*(tensor.to(**kind).requires_grad_() for tensor in given), labels]
 
 
@@ -71,7 +71,7 @@ def test_flops_are_those_of_the_products() -> None:
 
 
 def test_a_label_out_of_range_makes_the_loss_nan_where_nobody_looks() -> None:
-    *given, labels = arguments(9, 4, 7, CPU)
+    *given, labels = arguments(9, 4, 7, DEVICE)
     labels[2] = 7
     loss, for_hidden, *_ = OP(*given, labels, 4, -100, None, None, True, False, False)
     assert loss.isnan()
@@ -80,7 +80,7 @@ def test_a_label_out_of_range_makes_the_loss_nan_where_nobody_looks() -> None:
 
 @pytest.mark.parametrize("provider", ["reference", "torch"])
 def test_what_is_ignored_may_be_nan(provider: str) -> None:
-    hidden, weight, _, labels = arguments(9, 4, 7, CPU)
+    hidden, weight, _, labels = arguments(9, 4, 7, DEVICE)
     labels[2] = -100
     kept = torch.arange(9) != 2
     expected = OP(hidden[kept], weight, None, labels[kept], 100, -100, 2.0)[0]
@@ -129,7 +129,7 @@ def test_errors_are_at_most_twice_those_of_torch(dtype: torch.dtype, softcap: fl
     def chunked(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return chunked_cross_entropy(hidden, weight, labels, chunk=17, softcap=softcap)
 
-    *rounded, _, labels = arguments(120, 32, 200, CPU, dtype)
+    *rounded, _, labels = arguments(120, 32, 200, DEVICE, dtype)
     hidden, weight = (tensor.double().requires_grad_() for tensor in rounded)
     loss = whole(hidden, weight)
     truth = [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
@@ -138,7 +138,7 @@ def test_errors_are_at_most_twice_those_of_torch(dtype: torch.dtype, softcap: fl
 
 
 def test_the_op_takes_a_matrix_and_says_so_in_one_line() -> None:
-    *given, labels = arguments(6, 4, 7, CPU)
+    *given, labels = arguments(6, 4, 7, DEVICE)
     with pytest.raises(ValueError, match=r"hidden \[2, 3, 4\]: the op takes \[tokens, d\]") as told:
         OP(given[0].view(2, 3, 4), *given[1:], labels.view(2, 3))
     assert "\n" not in str(told.value)

@@ -11,6 +11,7 @@ from triton.runtime.jit import JITFunction
 from simulated_gpu import _C
 from simulated_gpu.triton.declared import BY_REFERENCE, PREFIX, declared
 from simulated_gpu.triton.language import as_argument, interpreting, python_function
+from simulated_gpu.triton.stores import stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,7 +65,7 @@ def _launch(kernel: Any, bound: dict[str, Any], grid: Grid) -> None:
     says = declared(kernel)
     name, half, operations = PREFIX + kernel.__name__, False, 0.0
     if _C.is_fake():
-        traffic = _of_arguments(bound, _written(kernel, bound))
+        traffic = _of_arguments(bound, stored(kernel))
     else:
         traffic = _C.Traffic()
         try:
@@ -138,14 +139,6 @@ def _of_arguments(bound: Mapping[str, Any], writes: Any) -> Any:
     for name, value in bound.items():
         tensor = _tensor(value)
         if tensor is not None:
-            traffic.add(tensor, False)
-            if writes is None or name in writes:
-                traffic.add(tensor, True)
+            traffic.add(tensor, writes is None or name in writes)
     return traffic
 
-
-def _written(kernel: Any, bound: dict[str, Any]) -> Any:
-    """Return which arguments a kernel stores to, as far as Triton's IR tells it."""
-    from torch._higher_order_ops.triton_kernel_wrap import identify_mutated_tensors  # noqa: PLC0415
-
-    return identify_mutated_tensors(kernel, dict(bound), {})

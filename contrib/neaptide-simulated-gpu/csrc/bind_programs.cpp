@@ -76,6 +76,7 @@ void bind_programs(py::module_& module) {
   // The bytes of a tensor of the device as a tensor of the CPU, or of meta where data are fake. It is
   // valid as long as the tensor is.
   module.def("bytes_of", [](const at::Tensor& tensor) { return Twins().of(tensor); });
+  module.def("resize_storage", [](const at::Tensor& tensor, size_t size) { resize_storage(tensor.storage(), size); });
   module.def("is_fake", [] { return machine().fake; });
 }
 

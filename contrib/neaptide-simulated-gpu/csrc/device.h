@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <atomic>
+
 #include "machine.h"
 
 namespace simulated_gpu {
@@ -64,6 +66,9 @@ void launch(const std::string& name, const std::vector<at::Tensor>& in, const st
 void wait_for_current_stream();
 double fake_value();  // what every element of fake data is said to be
 void set_fake_value(double value);
+
+// Not 0: what the host computes is the simulation's, not the program's.
+extern std::atomic<int> unseen;
 
 // Append the line of the program to races told since the last call. Call it without the lock.
 void note_places();

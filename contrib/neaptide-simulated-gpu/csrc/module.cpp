@@ -168,6 +168,7 @@ PYBIND11_MODULE(_C, module) {
     torch::autograd::Engine::get_default_engine().stop();
   });
   bind_programs(module);
+  bind_process_group(module);
   module.def("default_generator", [](int device) {
     return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(device)));
   });

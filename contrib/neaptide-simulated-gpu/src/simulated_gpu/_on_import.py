@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-PREPARED = {"triton": "simulated_gpu.triton.driver"}
+PREPARED = {
+    "triton": "simulated_gpu.triton.driver",
+    "torch.distributed.distributed_c10d": "simulated_gpu.distributed",
+}
 """By package: the module whose `install` prepares it."""
 
 

@@ -241,8 +241,20 @@ def _new_storage(kind: type, *args: Any, device: Device = None, **given: Any) ->
     return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
+_RESIZE = torch.UntypedStorage.resize_
+
+
+def _resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    """Resize a storage in place: of the device as `_new_storage`."""
+    if storage.device.type != "cuda":
+        return _RESIZE(storage, size)
+    _C.resize_storage(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), size)
+    return storage
+
+
 def install() -> None:
     """Give `torch.cuda` the functions of the simulated device."""
     torch.UntypedStorage.__new__ = _new_storage
+    torch.UntypedStorage.resize_ = _resize_storage
     for name, value in _public().items():
         setattr(torch.cuda, name, value)

@@ -6,42 +6,6 @@
 namespace simulated_gpu {
 namespace {
 
-// What NCCL's returns: `wait` makes the current stream wait, not the host.
-class LinkWork final : public c10d::Work {
- public:
-  LinkWork(int rank, const Exchange& what, int device, int stream, Event done, ::simulated_gpu::Work pending)
-      : c10d::Work(rank, what.type), device_(device), done_(std::move(done)), results_(what.writes), kept_(what.reads),
-        pending_(std::move(pending)) {
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                       std::vector<c10::Device>{gpu(device)});
-    int before = exchange_stream(stream);
-    future_->markCompleted(c10::IValue(results_));
-    exchange_stream(before);
-  }
-
-  bool isCompleted() override { return machine().reached(done_); }
-  bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds) override {
-    if (auto pending = std::move(pending_)) pending->wait();
-    machine().wait(current_stream(device_), done_);
-    if (opType_ == c10d::OpType::BARRIER) machine().synchronize(done_);
-    kept_.clear();
-    return true;
-  }
-  void synchronize() override { wait(std::chrono::milliseconds(0)); }
-  void blockCurrentStream() override { synchronize(); }
-  Tensors result() override { return results_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-
- private:
-  const int device_;
-  const Event done_;
-  const Tensors results_;
-  Tensors kept_;  // until somebody waits: freed before, their memory would be used again too early
-  ::simulated_gpu::Work pending_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
-
 struct Unseen {  // what the host does for the simulation takes no simulated time
   Unseen() { ++unseen; }
   ~Unseen() { --unseen; }
@@ -50,6 +14,24 @@ struct Unseen {  // what the host does for the simulation takes no simulated tim
 }  // namespace
 
 std::atomic<int> unseen{0};
+
+LinkWork::LinkWork(int rank, const Exchange& what, int device, int stream, Event done)
+    : c10d::Work(rank, what.type), device_(device), done_(std::move(done)), results_(what.writes), kept_(what.reads),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                       std::vector<c10::Device>{gpu(device)})) {
+  int before = exchange_stream(stream);
+  future_->markCompleted(c10::IValue(results_));
+  exchange_stream(before);
+}
+
+bool LinkWork::wait(std::chrono::milliseconds) {
+  for (auto& message : pending) message->wait();
+  pending.clear();
+  machine().wait(current_stream(device_), done_);
+  if (opType_ == c10d::OpType::BARRIER) machine().synchronize(done_);
+  kept_.clear();
+  return true;
+}
 
 int Link::stream(int device) {
   auto& m = machine();
@@ -69,8 +51,8 @@ double Link::largest(double mine) {
   return *numbers[0].const_data_ptr<double>();
 }
 
-Work Link::run(const Exchange& what, const std::function<double(double)>& agreed,
-               const std::function<Work(Twins&)>& move) {
+c10::intrusive_ptr<LinkWork> Link::run(const Exchange& what, const std::function<double(double)>& agreed,
+                                       const std::function<void(Twins&)>& move) {
   auto& m = machine();
   at::AutoDispatchBelowADInplaceOrView below;
   Unseen guard;
@@ -90,9 +72,8 @@ Work Link::run(const Exchange& what, const std::function<double(double)>& agreed
   begin.time = agreed(begin.time);
   m.wait(stream, begin);
 
-  Work pending;
   Twins twins;
-  if (!twins.fake) pending = move(twins);
+  if (!twins.fake) move(twins);
   std::vector<Access> accesses;
   for (auto& tensor : what.reads) add_accesses(accesses, tensor, false);
   for (auto& tensor : what.writes) add_accesses(accesses, tensor, true);
@@ -102,7 +83,7 @@ Work Link::run(const Exchange& what, const std::function<double(double)>& agreed
   note_places();
   Event done;
   m.record(done, stream);
-  return c10::make_intrusive<LinkWork>(rank(), what, device, stream, std::move(done), std::move(pending));
+  return c10::make_intrusive<LinkWork>(host->getRank(), what, device, stream, std::move(done));
 }
 
 }  // namespace simulated_gpu

@@ -39,7 +39,7 @@ class SimulatedBackend final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void setTimeout(std::chrono::milliseconds timeout) override { link_.host->setTimeout(timeout); }
 
-  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     bool from = options.rootRank == getRank();
     Exchange what{"broadcast", OpType::BROADCAST, from ? tensors : Tensors{}, from ? Tensors{} : tensors,
                   bytes_of(tensors), getSize() - 1, options.asyncOp};
@@ -51,18 +51,18 @@ class SimulatedBackend final : public c10d::Backend {
     });
   }
 
-  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     Exchange what{"all_reduce", OpType::ALLREDUCE, tensors, tensors, 2 * share(bytes_of(tensors)), 2 * (getSize() - 1),
                   options.asyncOp};
     return collective(what, [&](Twins& twins) {
       for (auto& tensor : tensors) reduce_all(twins.of(tensor), options.reduceOp);
     });
   }
-  Work allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
     return allreduce(tensors, options);
   }
 
-  Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     bool to = options.rootRank == getRank();
     Exchange what{"reduce", OpType::REDUCE, tensors, to ? tensors : Tensors{}, bytes_of(tensors), getSize() - 1,
                   options.asyncOp};
@@ -73,33 +73,33 @@ class SimulatedBackend final : public c10d::Backend {
     });
   }
 
-  Work allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     return gather_all({outputs[0]}, inputs, options.asyncOp);
   }
-  Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     Tensors inputs{input};
     return gather_all({rows(output)}, inputs, options.asyncOp);
   }
-  Work allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     std::vector<Tensors> all;
     for (auto& output : outputs) all.push_back(rows(output));
     return gather_all(all, inputs, options.asyncOp);
   }
 
-  Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) override {
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) override {
     return scatter_all(outputs, {inputs[0]}, options);
   }
-  Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
     return scatter_all({output}, {rows(input)}, options);
   }
-  Work reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                        const c10d::ReduceScatterOptions& options) override {
     std::vector<Tensors> all;
     for (auto& input : inputs) all.push_back(rows(input));
     return scatter_all(outputs, all, options);
   }
 
-  Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& to_sizes,
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& to_sizes,
                      std::vector<int64_t>& from_sizes, const c10d::AllToAllOptions& options) override {
     Exchange what{"all_to_all", OpType::ALLTOALL_BASE, {input}, {output}, share(bytes_of({input})), getSize() - 1,
                   options.asyncOp};
@@ -108,7 +108,7 @@ class SimulatedBackend final : public c10d::Backend {
       host().alltoall_base(to, from, to_sizes, from_sizes, options)->wait();
     });
   }
-  Work alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
     Exchange what{"all_to_all", OpType::ALLTOALL, inputs, outputs, share(bytes_of(inputs)), getSize() - 1, options.asyncOp};
     return collective(what, [&](Twins& twins) {
       Tensors to, from;
@@ -116,13 +116,13 @@ class SimulatedBackend final : public c10d::Backend {
       for (auto& each : outputs) to.push_back(twins.of(each).view({-1})), to_sizes.push_back(each.numel());
       for (auto& each : inputs) from.push_back(twins.of(each).view({-1})), from_sizes.push_back(each.numel());
       auto joined = at::cat(to), given = at::cat(from);
+      auto parts = joined.split_with_sizes(to_sizes);  // gloo's call empties the sizes
       host().alltoall_base(joined, given, to_sizes, from_sizes, options)->wait();
-      auto parts = joined.split_with_sizes(to_sizes);
       for (size_t i = 0; i < to.size(); ++i) to[i].copy_(parts[i]);
     });
   }
 
-  Work gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     bool to = options.rootRank == getRank();
     Exchange what{"gather", OpType::GATHER, inputs, to ? outputs[0] : Tensors{},
                   bytes_of(inputs) * (to ? getSize() - 1 : 1), 1, options.asyncOp};
@@ -133,7 +133,7 @@ class SimulatedBackend final : public c10d::Backend {
       host().gather(into, from, options)->wait();
     });
   }
-  Work scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
     bool from = options.rootRank == getRank();
     Exchange what{"scatter", OpType::SCATTER, from ? inputs[0] : Tensors{}, outputs,
                   bytes_of(outputs) * (from ? getSize() - 1 : 1), 1, options.asyncOp};
@@ -146,21 +146,24 @@ class SimulatedBackend final : public c10d::Backend {
   }
 
   // A message: the receiver starts when the sender has. Tags of the user's are even, those of times odd.
-  Work send(Tensors& tensors, int to, int tag) override {
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
     Exchange what{"send", OpType::SEND, tensors, {}, bytes_of(tensors), 1, true};
-    return link_.run(
+    std::vector<WorkPtr> handed_over;
+    auto work = link_.run(
         what,
         [&](double mine) {
           Tensors time{at::full({1}, mine, at::kDouble)};
-          host().send(time, to, 2 * tag + 1)->wait();
+          handed_over.push_back(host().send(time, to, 2 * tag + 1));
           return mine;
         },
         [&](Twins& twins) {
           Tensors one = twinned(twins, tensors);
-          return host().send(one, to, 2 * tag);
+          handed_over.push_back(host().send(one, to, 2 * tag));
         });
+    work->pending = std::move(handed_over);
+    return work;
   }
-  Work recv(Tensors& tensors, int from, int tag) override {
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
     Exchange what{"recv", OpType::RECV, {}, tensors, bytes_of(tensors), 1, true};
     return link_.run(
         what,
@@ -172,11 +175,10 @@ class SimulatedBackend final : public c10d::Backend {
         [&](Twins& twins) {
           Tensors one = twinned(twins, tensors);
           host().recv(one, from, 2 * tag)->wait();
-          return Work();
         });
   }
 
-  Work barrier(const c10d::BarrierOptions& options) override {
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
     int device = options.device ? options.device->index() : current_device();
     if (!options.device && !options.device_ids.empty()) device = static_cast<int>(options.device_ids[0]);
     Tensors token{at::empty({1}, at::TensorOptions(gpu(device)))};
@@ -198,15 +200,9 @@ class SimulatedBackend final : public c10d::Backend {
     return found;
   }
 
-  template <class Move>
-  Work collective(const Exchange& what, Move move) {
+  WorkPtr collective(const Exchange& what, const std::function<void(Twins&)>& move) {
     ++sequence_;
-    return link_.run(
-        what, [&](double mine) { return link_.largest(mine); },
-        [&](Twins& twins) {
-          move(twins);
-          return Work();
-        });
+    return link_.run(what, [&](double mine) { return link_.largest(mine); }, move);
   }
 
   void reduce_all(const at::Tensor& twin, const ReduceOp& by) {
@@ -218,7 +214,7 @@ class SimulatedBackend final : public c10d::Backend {
     if (average) one[0].div_(getSize());
   }
 
-  Work gather_all(const std::vector<Tensors>& outputs, Tensors& inputs, bool async) {
+  WorkPtr gather_all(const std::vector<Tensors>& outputs, Tensors& inputs, bool async) {
     Tensors written;
     for (auto& each : outputs) written.insert(written.end(), each.begin(), each.end());
     Exchange what{"all_gather", OpType::ALLGATHER, inputs, written, share(bytes_of(written)), getSize() - 1, async};
@@ -231,7 +227,7 @@ class SimulatedBackend final : public c10d::Backend {
     });
   }
 
-  Work scatter_all(const Tensors& outputs, const std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
+  WorkPtr scatter_all(const Tensors& outputs, const std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
     Tensors read;
     for (auto& each : inputs) read.insert(read.end(), each.begin(), each.end());
     Exchange what{"reduce_scatter", OpType::REDUCE_SCATTER, read, outputs, share(bytes_of(read)), getSize() - 1,

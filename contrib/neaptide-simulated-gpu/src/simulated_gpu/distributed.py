@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from torch.cuda import nccl
 from torch.distributed import distributed_c10d as c10d
 
 from simulated_gpu import _C
@@ -41,3 +42,4 @@ def install() -> None:
     c10d.Backend.register_backend("simulated", _create, devices=["cuda"])
     c10d.ProcessGroupNCCL = _C.ProcessGroup
     c10d._NCCL_AVAILABLE = True  # noqa: SLF001
+    nccl.version = lambda: ()  # torch asks for it where a collective fails

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("triton", reason="Triton is installed on Linux and Windows only")
 
-from simulated_gpu.triton import launches  # noqa: E402
+from simulated_gpu.triton import launches
 
 PROVIDERS = [pytest.param(one, id=one.op) for one in triton_providers()]
 LEFT_OUT = {"are not contiguous", "is not contiguous"}

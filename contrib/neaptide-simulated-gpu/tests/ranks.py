@@ -12,7 +12,6 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import simulated_gpu
@@ -24,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 PEER, LATENCY = 1e9, 1e-5
 BYTES = 4_000_000
@@ -55,9 +55,9 @@ def collectives(rank: int) -> dict[str, Any]:
         found[name] = tensor.tolist()
 
     x = torch.arange(4.0, device="cuda") + 10 * rank
-    for name, op in (("sum", dist.ReduceOp.SUM), ("max", dist.ReduceOp.MAX), ("avg", dist.ReduceOp.AVG)):
+    for name in ("sum", "max", "avg"):
         y = x.clone()
-        dist.all_reduce(y, op)
+        dist.all_reduce(y, getattr(dist.ReduceOp, name.upper()))
         note(f"all_reduce {name}", y)
     half = x.bfloat16()
     dist.all_reduce(half)
@@ -156,45 +156,57 @@ def order(rank: int) -> dict[str, Any]:
 
 
 def clock(rank: int) -> dict[str, Any]:
-    """Measure collectives, with the second process a second late."""
+    """Measure collectives of fake data, some with the second process a second late."""
     rates = {"peer": PEER, "copy_latency": LATENCY, "launch_host": 0, "launch_device": 0}
     simulated_gpu.configure(bandwidth=1e9, **rates)
-    found: dict[str, Any] = {}
     with simulated_gpu.fake_data():
-        x = torch.empty(BYTES // 4, device="cuda")
+        return {**durations(), **late(rank)}
+
+
+def durations() -> dict[str, Any]:
+    found = {}
+    whole = torch.empty(BYTES // 4, device="cuda")
+    part = torch.empty(BYTES // 8, device="cuda")
+    for name, act in {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+    }.items():
         torch.cuda.synchronize()
-        for name, act in {
-            "all_reduce": lambda: dist.all_reduce(x),
-            "all_gather": lambda: dist.all_gather_into_tensor(x, x[: len(x) // 2].clone()),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(x[: len(x) // 2].clone(), x),
-            "broadcast": lambda: dist.broadcast(x, 0),
-        }.items():
-            simulated_gpu.reset()
-            act()
-            found[name] = simulated_gpu.statistics()["operations"][name][1]
         simulated_gpu.reset()
-        if rank == 1:
-            torch.empty(1_000_000_000, dtype=torch.uint8, device="cuda").fill_(0)
-        with simulated_gpu.timeline() as seen:
-            work = dist.all_reduce(x, async_op=True)
-            y = torch.empty(2_000_000, dtype=torch.uint8, device="cuda").fill_(0)
-            work.wait()
-        found["late"] = next(one[3:5] for one in seen if one[0] == "all_reduce")
-        torch.cuda.synchronize()
-        found["seconds"] = simulated_gpu.statistics()["seconds"]
-        simulated_gpu.reset()
-        if rank == 1:
-            y = torch.empty(1_000_000_000, dtype=torch.uint8, device="cuda").fill_(0)
-        dist.barrier()
-        found["barrier"] = simulated_gpu.statistics()["seconds"]
-        del x, y, work
+        act()
+        found[name] = simulated_gpu.statistics()["operations"][name][1]
+    return found
+
+
+def late(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    x = torch.empty(BYTES // 4, device="cuda")
+    second, moment = (torch.empty(n, dtype=torch.uint8, device="cuda") for n in (10**9, 2 * 10**6))
+    torch.cuda.synchronize()
+    simulated_gpu.reset()
+    if rank == 1:
+        second.fill_(0)
+    with simulated_gpu.timeline() as seen:
+        work = dist.all_reduce(x, async_op=True)
+        moment.fill_(0)
+        work.wait()
+    found["late"] = next(one[3:5] for one in seen if one[0] == "all_reduce")
+    torch.cuda.synchronize()
+    found["seconds"] = simulated_gpu.statistics()["seconds"]
+    simulated_gpu.reset()
+    if rank == 1:
+        second.fill_(0)
+    dist.barrier()
+    found["barrier"] = simulated_gpu.statistics()["seconds"]
     return found
 
 
 def trained(wrap: Callable[[nn.Module, str], nn.Module], device: str, rank: int) -> Any:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 4)).to(device)
-    net = wrap(net, device)
+    layers = nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 4)
+    net = wrap(nn.Sequential(*layers).to(device), device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(rank)
     losses = []
@@ -244,7 +256,10 @@ def main(scenario: str, store: str, rank: int) -> None:
     simulated_gpu.configure(capacity=8 << 30)
     backend = BACKENDS.get(scenario, "nccl")
     dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=2,
+        backend,
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
         timeout=timedelta(seconds=60),
     )
     found = SCENARIOS[scenario](rank)

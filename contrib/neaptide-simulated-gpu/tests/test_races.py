@@ -5,25 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 import simulated_gpu
 import torch
-from simulated_gpu import RaceError, detect_races
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from racing import raced
+from simulated_gpu import detect_races
 
 SIZE = 4096
-
-
-@contextmanager
-def raced(pattern: str) -> Iterator[None]:
-    """Expect a race that is told with this text."""
-    with pytest.raises(RaceError, match=pattern), detect_races():
-        yield
 
 
 def side_stream() -> torch.cuda.Stream:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def add(x, y, out, n, alpha, BLOCK: tl.constexpr):  # noqa: N803
+def add(x, y, out, n, alpha, BLOCK: tl.constexpr):
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < n
     total = tl.load(x + places, mask=inside) + alpha * tl.load(y + places, mask=inside)
@@ -20,7 +20,7 @@ def _shifted(values):
 
 
 @triton.jit
-def softmax(x, out, columns, BLOCK: tl.constexpr):  # noqa: N803
+def softmax(x, out, columns, BLOCK: tl.constexpr):
     places = tl.arange(0, BLOCK)
     row = tl.program_id(0) * columns + places
     inside = places < columns
@@ -30,13 +30,13 @@ def softmax(x, out, columns, BLOCK: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def double_in_place(x, n, BLOCK: tl.constexpr):  # noqa: N803
+def double_in_place(x, n, BLOCK: tl.constexpr):
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x + places, tl.load(x + places, mask=places < n) * 2, mask=places < n)
 
 
 @triton.jit
-def double_by_table(table, BLOCK: tl.constexpr):  # noqa: N803
+def double_by_table(table, BLOCK: tl.constexpr):
     """Each program doubles the tensor whose address and size its row of the table holds."""
     row = table + tl.program_id(0) * 2
     x, n = tl.load(row).to(tl.pointer_type(tl.float32)), tl.load(row + 1)
@@ -45,14 +45,14 @@ def double_by_table(table, BLOCK: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def product(a, b, out, SIZE: tl.constexpr):  # noqa: N803
+def product(a, b, out, SIZE: tl.constexpr):
     rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     places = rows * SIZE + columns
     tl.store(out + places, tl.dot(tl.load(a + places), tl.load(b + places)))
 
 
 @triton.jit
-def arithmetic(x, y, out, BLOCK: tl.constexpr):  # noqa: N803
+def arithmetic(x, y, out, BLOCK: tl.constexpr):
     """Add, multiply, take the lesser and convert, in the dtype of `x`."""
     places = tl.arange(0, BLOCK)
     a, b = tl.load(x + places), tl.load(y + places)
@@ -64,21 +64,19 @@ def arithmetic(x, y, out, BLOCK: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def fused(x, y, z, out, BLOCK: tl.constexpr):  # noqa: N803
+def fused(x, y, z, out, BLOCK: tl.constexpr):
     places = tl.arange(0, BLOCK)
-    tl.store(
-        out + places, tl.fma(tl.load(x + places), tl.load(y + places), tl.load(z + places))
-    )
+    tl.store(out + places, tl.fma(tl.load(x + places), tl.load(y + places), tl.load(z + places)))
 
 
 @triton.jit
-def histogram(x, counts, BLOCK: tl.constexpr):  # noqa: N803
+def histogram(x, counts, BLOCK: tl.constexpr):
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(counts + tl.load(x + places), 1)
 
 
 @triton.jit
-def by_assembly(x, out, BLOCK: tl.constexpr):  # noqa: N803
+def by_assembly(x, out, BLOCK: tl.constexpr):
     """Store zeros, then twice `x`: the second store is after what the interpreter cannot run."""
     places = tl.arange(0, BLOCK)
     values = tl.load(x + places)
@@ -92,7 +90,7 @@ def by_assembly(x, out, BLOCK: tl.constexpr):  # noqa: N803
 @triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 256})], key=["n"])
 @triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
 @triton.jit
-def tuned_copy(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # noqa: N803
+def tuned_copy(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if EVEN:
         tl.store(out + places, tl.load(x + places))
@@ -101,7 +99,7 @@ def tuned_copy(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # noqa: N80
 
 
 @triton.jit
-def convert(x, out, BLOCK: tl.constexpr):  # noqa: N803
+def convert(x, out, BLOCK: tl.constexpr):
     places = tl.arange(0, BLOCK)
     tl.store(out + places, tl.load(x + places).to(out.dtype.element_ty))
 
@@ -117,7 +115,7 @@ def _keep(values, at, to):
 
 
 @triton.jit
-def by_helpers(x, out, sums, columns, BLOCK: tl.constexpr):  # noqa: N803
+def by_helpers(x, out, sums, columns, BLOCK: tl.constexpr):
     places = tl.arange(0, BLOCK)
     target = _row(out, columns)
     values = tl.load(_row(x, columns) + places)

@@ -68,13 +68,11 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]  # Triton has no types
         self._remember(addresses, wanted, kind)
         return memory.store(addresses, np.asarray(value.data).astype(kind, copy=False), wanted)
 
-    def create_atomic_cas(
-        self, ptr: Handle, cmp: Handle, val: Handle, sem: Any, *_: Any
-    ) -> Handle:
+    def create_atomic_cas(self, ptr: Handle, cmp: Handle, val: Handle, sem: Any, *_: Any) -> Handle:
         whole = TensorHandle(np.ones_like(ptr.data, dtype=bool), tl.int1)
         return super().create_atomic_cas(self._both(ptr, val, whole), cmp, val, sem, None)
 
-    def create_atomic_rmw(  # noqa: PLR0917 - Triton's
+    def create_atomic_rmw(
         self, op: Any, ptr: Handle, val: Handle, mask: Handle, sem: Any, *_: Any
     ) -> Handle:
         if kept_as_bits(val.dtype.scalar):

@@ -23,7 +23,7 @@ class Declared:
 
     reference: Callable[..., None] | None = None
     writes: Collection[str] | None = None
-    bytes: Count | None = None
+    bytes_moved: Count | None = None
     operations: Count | None = None
 
 
@@ -55,14 +55,14 @@ def register_reference(
 
 
 def declare_cost(
-    kernel: Any, *, bytes: Count | None = None, operations: Count | None = None  # noqa: A002
+    kernel: Any, *, bytes_moved: Count | None = None, operations: Count | None = None
 ) -> None:
     """Say how many bytes a launch moves and how many operations it computes.
 
-    Each is a function of the arguments by name. Without `bytes` those count that the launch has
-    touched, each once; without `operations` those of `tl.dot`.
+    Each is a function of the arguments by name. Without `bytes_moved` each byte counts once that
+    the launch has touched; without `operations` those of `tl.dot` count.
     """
-    _note(kernel, bytes=bytes, operations=operations)
+    _note(kernel, bytes_moved=bytes_moved, operations=operations)
 
 
 def _note(kernel: Any, **given: Any) -> None:

@@ -60,7 +60,7 @@ class Driver(DriverBase):  # type: ignore[misc]  # Triton has no types
         cache.zero_()
 
 
-def do_bench(  # noqa: PLR0917 - Triton's
+def do_bench(
     fn: Callable[[], Any], warmup: float = 0, rep: float = 0, grad_to_none: Any = None,  # noqa: ARG001
     quantiles: Sequence[float] | None = None, return_mode: str = "mean",
 ) -> Any:  # fmt: skip

@@ -86,8 +86,12 @@ def _all_changes() -> _Changes:
     for language in (tl, core):
         interpreter._patch_lang_core(language, changes)  # noqa: SLF001
         changes.set_attr(language, "reduce", _wide(language.reduce))
-    changes.set_attr(JITFunction, "__call__", lambda self, *a, **k: python_function(self)(*a, **k))
+    changes.set_attr(JITFunction, "__call__", _call)
     return changes
+
+
+def _call(function: Any, *args: Any, **given: Any) -> Any:
+    return python_function(function)(*args, **given)
 
 
 def _at_once(builtin: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +102,10 @@ def _at_once(builtin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _method(function: Any) -> Callable[..., Any]:
-    return lambda self, *args, **given: function(self, *args, **given)
+    def called(tensor: Any, *args: Any, **given: Any) -> Any:
+        return function(tensor, *args, **given)
+
+    return called
 
 
 def _wide(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +160,7 @@ class _Assignments(ast.NodeTransformer):
 
 
 def as_argument(value: Any) -> Any:
-    """Return a kernel's argument as the kernel sees it: a scalar tensor, a pointer or a constant."""
+    """Return an argument as the kernel sees it: a scalar tensor, a pointer or a constant."""
     if isinstance(value, bool):
         return core.tensor(interpreter.TensorHandle(np.array([value]), tl.int1), tl.int1)
     if isinstance(value, float):

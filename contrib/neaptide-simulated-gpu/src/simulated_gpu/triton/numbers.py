@@ -1,4 +1,4 @@
-"""Numbers that numpy lacks, which the interpreter keeps as bits: bfloat16 and two kinds of float8."""
+"""Numbers that numpy lacks and the interpreter keeps as bits: bfloat16, two kinds of float8."""
 
 from __future__ import annotations
 

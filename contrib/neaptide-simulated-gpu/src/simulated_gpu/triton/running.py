@@ -82,7 +82,7 @@ def _launch(kernel: Any, bound: dict[str, Any], grid: Grid) -> None:
                 raise CannotInterpretError(msg) from error
             says.reference(**{key: _on_the_cpu(value) for key, value in bound.items()})
             traffic, name = _of_arguments(bound, says.writes), name + BY_REFERENCE
-    moved = traffic.bytes() if says.bytes is None else says.bytes(bound)
+    moved = traffic.bytes() if says.bytes_moved is None else says.bytes_moved(bound)
     if says.operations is not None:
         operations = says.operations(bound)
     _C.enter_program(name, traffic, operations, half, moved)
@@ -141,4 +141,3 @@ def _of_arguments(bound: Mapping[str, Any], writes: Any) -> Any:
         if tensor is not None:
             traffic.add(tensor, writes is None or name in writes)
     return traffic
-

@@ -30,10 +30,7 @@ def has_streams(device: torch.device) -> bool:
 
 
 def counted(device: torch.device, count: str) -> int | None:
-    """Return a count of torch's allocator, such as `memory_allocated`, in bytes; None without it.
-
-    The host does not wait for the device. torch has no counts for a CPU and for MPS.
-    """
+    """Return a count of torch's allocator in bytes, such as `memory_allocated`; None without it."""
     read = getattr(api_of(device), count, None)
     return None if read is None else int(read(device))
 

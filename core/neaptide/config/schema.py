@@ -46,8 +46,7 @@ def _built(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 def _device(_: object, attribute: attrs.Attribute[str], value: str) -> None:
     if not _DEVICE.fullmatch(value):
-        kinds = "auto, cpu, cuda[:N], xpu[:N] or mps"
-        msg = f"{attribute.name!r} must be {kinds} (got {value!r})"
+        msg = f"{attribute.name!r} must be auto, cpu, cuda[:N], xpu[:N] or mps (got {value!r})"
         raise ValueError(msg)
 
 

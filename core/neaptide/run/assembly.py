@@ -76,8 +76,7 @@ def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule
 def choose_device(name: str, model: nn.Module | None) -> torch.device:
     """Return the device `name`; raise ConfigError if this machine cannot use it.
 
-    `auto` means the device of `model`. Without a model it means the machine's accelerator, or the
-    CPU if there is none.
+    `auto` means the device of `model`; without a model, the machine's accelerator or else the CPU.
     """
     if name == "auto":
         parameter = next(model.parameters(), None) if model is not None else None

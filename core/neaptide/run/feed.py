@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on `device`: those in dicts, lists and tuples.
-
-    An object with a method `to`, such as a tokenizer's batch, moves itself.
-    """
+    """Return the batch with its tensors on `device`. An object with a method `to` moves itself."""
     if hasattr(batch, "to"):
         return batch.to(device)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)

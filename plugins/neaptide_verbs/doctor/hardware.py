@@ -27,7 +27,10 @@ def gpus(torch: Torch, driver: str | None) -> Iterator[Finding]:
     yield _driver(torch, driver)
     for gpu in torch.gpus:
         yield _gpu(gpu)
-    yield _pinned(torch.gpus[0].kind if torch.gpus else "cpu")
+    if torch.gpus:
+        yield _pinned(torch.gpus[0].kind)
+    else:
+        yield Finding("ok", "pinned memory", "not applicable on the CPU")
 
 
 def _driver(torch: Torch, driver: str | None) -> Finding:

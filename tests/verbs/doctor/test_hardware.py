@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch as real_torch
 
 from neaptide_toolkit.machine.cgroups import MemoryGroup
-from neaptide_toolkit.machine.facts import Memory, Processor, Torch
+from neaptide_toolkit.machine.facts import Gpu, Memory, Processor, Torch
 from neaptide_verbs.doctor import hardware
 
 if TYPE_CHECKING:
@@ -109,3 +110,21 @@ def test_the_effective_limit_is_the_smaller_one(
     effective = one(found, "effective limit")
     assert (level, detail) == (effective.level, effective.detail)
     assert "8.0 MiB (ulimit -l)" == one(found, "locked memory").detail
+
+
+def test_a_gpu_of_the_processor_shares_its_memory() -> None:
+    gpu = Gpu(0, "GPU of the processor", 8 << 30, "", "mps")
+    torch = Torch("2.13.0", "MPS", 2, (gpu,), None)
+    found = list(hardware.gpus(torch, None))
+    assert ("ok", "GPU of the processor, 8.0 GiB, shared with the processor") == (
+        one(found, "mps:0").level,
+        one(found, "mps:0").detail,
+    )
+    assert "torch has no copies to 'mps'" in one(found, "pinned memory").detail
+
+
+def test_a_gpu_without_a_compute_capability_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(1, "an XPU", 8 << 30, "", "xpu")
+    monkeypatch.setattr(real_torch.xpu, "mem_get_info", lambda _: (6 << 30, 8 << 30))
+    found = one(hardware.gpus(Torch("2.13.0", "XPU 1", 2, (gpu,), None), None), "xpu:1")
+    assert ("ok", "an XPU, 8.0 GiB, 6.0 GiB free") == (found.level, found.detail)

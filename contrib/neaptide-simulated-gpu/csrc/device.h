@@ -56,6 +56,8 @@ struct Work {
   double operations = 0, bytes = 0;
   bool half = false;
 };
+// Floating-point operations; 0 where memory bounds the time. `out` may be unknown: empty.
+double operations_of(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out);
 Work work_of(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out,
              const std::vector<at::Tensor>& written);
 void enqueue(const std::string& name, const Work& work, const std::vector<Access>& accesses);
@@ -69,6 +71,11 @@ void set_fake_value(double value);
 
 // Not 0: what the host computes is the simulation's, not the program's.
 extern std::atomic<int> unseen;
+// Work of a thread of the host beside the main one.
+void host_operation(const std::string& name, int thread, Engine engine, double bytes, double operations,
+                    const std::vector<Access>& accesses);
+// The ranges of a host tensor where races are told: pinned ones. Other memory comes and goes unseen.
+void add_pinned(std::vector<Access>& accesses, const at::Tensor& tensor, bool write);
 
 // Append the line of the program to races told since the last call. Call it without the lock.
 void note_places();

@@ -7,9 +7,10 @@
 
 namespace simulated_gpu {
 
-enum class Engine { compute, to_device, to_host, peer };
-constexpr size_t ENGINES = 4;
-constexpr const char* ENGINE_NAMES[ENGINES] = {"compute", "to_device", "to_host", "peer"};
+enum class Engine { compute, to_device, to_host, peer, disk_read, disk_write, host_arithmetic };
+constexpr size_t ENGINES = 7;
+constexpr const char* ENGINE_NAMES[ENGINES] = {"compute",   "to_device",  "to_host",        "peer",
+                                               "disk_read", "disk_write", "host_arithmetic"};
 
 class Schedule {
  public:

@@ -9,6 +9,11 @@
 namespace simulated_gpu {
 namespace {
 
+double seconds_on_host(double bytes, double operations) {
+  auto& profile = machine().device(0).profile;
+  return std::max(bytes / profile.host_bandwidth, operations / profile.host_flops);
+}
+
 struct Seen {
   bool counts = false;       // it reads or writes elements
   std::vector<bool> writes;  // by argument
@@ -65,18 +70,26 @@ std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& call
       for (const at::Tensor& one : inputs[i].toTensorVector()) tensors.emplace_back(one, write);
     }
   }
-  auto& m = machine();
-  double bytes = 0;
   for (auto& [tensor, write] : tensors)
     if (is_gpu(tensor)) return nullptr;  // a kernel or a copy: noted where it is enqueued
+  double bytes = 0;
+  std::vector<Access> accesses;
+  std::vector<at::Tensor> given;
   for (auto& [tensor, write] : tensors) {
+    given.push_back(tensor);
     if (!tensor.defined() || !tensor.device().is_cpu() || !tensor.has_storage()) continue;
     if (tensor.layout() != at::kStrided || !tensor.numel()) continue;
     bytes += static_cast<double>(tensor.numel()) * static_cast<double>(tensor.element_size());
-    for (auto& range : ranges_of(tensor))
-      if (m.pinning(range) != Machine::Pinning::pageable) m.host_touch(call.name(), {range, write});
+    add_pinned(accesses, tensor, write);
   }
-  m.host_work(bytes / m.device(0).profile.host_bandwidth);
+  auto& m = machine();
+  double operations = bytes ? operations_of(call.name(), given, {}) : 0;
+  if (int thread = m.host_thread(); thread >= 0) {
+    host_operation(call.name(), thread, Engine::host_arithmetic, bytes, operations, accesses);
+    return nullptr;
+  }
+  for (auto& access : accesses) m.host_touch(call.name(), access);
+  m.host_work(seconds_on_host(bytes, operations));
   note_places();
   return nullptr;
 }
@@ -85,4 +98,21 @@ const auto handle = at::addGlobalCallback(
     at::RecordFunctionCallback(&on_operation).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 
 }  // namespace
+
+void add_pinned(std::vector<Access>& accesses, const at::Tensor& tensor, bool write) {
+  for (auto& range : ranges_of(tensor))
+    if (machine().pinning(range) != Machine::Pinning::pageable) accesses.push_back({range, write});
+}
+
+void host_operation(const std::string& name, int thread, Engine engine, double bytes, double operations,
+                    const std::vector<Access>& accesses) {
+  auto& m = machine();
+  auto& profile = m.device(0).profile;
+  double seconds = engine == Engine::disk_read    ? bytes / profile.disk_read
+                   : engine == Engine::disk_write ? bytes / profile.disk_write
+                                                  : seconds_on_host(bytes, operations);
+  m.launch(name, thread, engine, seconds, accesses, static_cast<size_t>(bytes));
+  note_places();
+}
+
 }  // namespace simulated_gpu

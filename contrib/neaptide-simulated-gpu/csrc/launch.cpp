@@ -8,7 +8,8 @@ constexpr size_t MOST_ROWS = 64;  // a tensor of more rows is taken as one range
 
 double given_fake_value = 1.0;
 
-// Floating-point operations; 0 where memory bounds the time.
+}  // namespace
+
 double operations_of(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out) {
   auto product = [](const at::Tensor& a, int64_t columns) {
     return 2.0 * static_cast<double>(a.numel()) * static_cast<double>(columns);
@@ -21,12 +22,11 @@ double operations_of(const std::string& name, const std::vector<at::Tensor>& in,
   if (name == "aten::_scaled_dot_product_flash_attention_for_cpu") return 2 * product(in[0], in[1].size(-2)) / 2;
   if (name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward")
     return 5 * product(in[1], in[2].size(-2)) / 2;
+  if (out.empty()) return 0;
   if (name == "aten::convolution" || name == "aten::_convolution") return product(out[0], columns_of(in[1]));
   if (name == "aten::convolution_backward") return 2 * product(in[0], columns_of(in[2]));
   return 0;
 }
-
-}  // namespace
 
 std::vector<Range> ranges_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.numel()) return {};

@@ -1,6 +1,12 @@
 #include "machine.h"
 
 namespace simulated_gpu {
+namespace {
+
+constexpr int MAIN = -1;
+thread_local int this_thread = MAIN;
+
+}  // namespace
 
 Machine& machine() {
   static auto* one = new Machine();  // never destroyed: tensors outlive every order of exit
@@ -34,11 +40,26 @@ int Machine::new_stream(int index, bool high_priority) {
   return pool[next++ % STREAMS_OF_A_POOL];
 }
 
+int Machine::new_host_thread(const std::string& name) {
+  Guard guard(lock);
+  streams_.push_back(Stream{name, 0, {}});
+  streams_.back().of_host = true;
+  return static_cast<int>(streams_.size()) - 1;
+}
+
+int Machine::exchange_host_thread(int index) { return std::exchange(this_thread, index); }
+
+int Machine::host_thread() const { return this_thread; }
+
+Clock& Machine::own_clock() { return this_thread == MAIN ? host_ : stream(this_thread).clock; }
+
+double& Machine::own_time() { return this_thread == MAIN ? host_time_ : stream(this_thread).time; }
+
 void Machine::record(Event& event, int index) {
   Guard guard(lock);
   Stream& one = stream(index);
-  join(one.clock, host_);
-  event = {one.clock, std::max(one.time, host_time_), epoch_};
+  join(one.clock, own_clock());
+  event = {one.clock, std::max(one.time, own_time()), epoch_};
 }
 
 void Machine::wait(int index, const Event& event) {
@@ -50,24 +71,24 @@ void Machine::wait(int index, const Event& event) {
 
 bool Machine::reached(const Event& event) {
   Guard guard(lock);
-  if (event.epoch == epoch_ && event.time > host_time_) return false;
-  join(host_, event.clock);
+  if (event.epoch == epoch_ && event.time > own_time()) return false;
+  join(own_clock(), event.clock);
   return true;
 }
 
 bool Machine::reached_stream(int index) {
   Guard guard(lock);
   Stream& one = stream(index);
-  if (one.time > host_time_) return false;
-  join(host_, one.clock);
+  if (one.time > own_time()) return false;
+  join(own_clock(), one.clock);
   return true;
 }
 
 void Machine::host_reaches(const Clock& clock, double time) {
-  join(host_, clock);
-  if (time <= host_time_) return;
-  host_waited += time - host_time_;
-  host_time_ = time;
+  join(own_clock(), clock);
+  if (time <= own_time()) return;
+  if (this_thread == MAIN) host_waited += time - host_time_;
+  own_time() = time;
 }
 
 void Machine::synchronize(const Event& event) {
@@ -83,7 +104,7 @@ void Machine::synchronize_stream(int index) {
 void Machine::synchronize_device(int index) {
   Guard guard(lock);
   for (auto& one : streams_)
-    if (one.device == index) host_reaches(one.clock, one.time);
+    if (one.device == index && !one.of_host) host_reaches(one.clock, one.time);
 }
 
 void Machine::synchronize() {
@@ -97,8 +118,7 @@ void Machine::launch(const std::string& name, int index, Engine engine, double d
   Stream& one = stream(index);
   Device& here = device(one.device);
   Touch now{index, ++one.operations, name_index(name)};
-  ++launches;
-  join(one.clock, host_);
+  join(one.clock, own_clock());
   auto ordered = [&](const Touch& before) {
     return before.stream == index || covers(one.clock, before.stream, before.operation);
   };
@@ -113,9 +133,13 @@ void Machine::launch(const std::string& name, int index, Engine engine, double d
   }
   if (one.clock.size() < streams_.size()) one.clock.resize(streams_.size(), 0);
   one.clock[static_cast<size_t>(index)] = one.operations;
-  host_time_ += here.profile.launch_host;
+  if (!one.of_host) {
+    ++launches;
+    own_time() += here.profile.launch_host;
+  }
   auto& schedule = here.engines[static_cast<size_t>(engine)];
-  one.time = schedule.occupy(host_time_, std::max(one.time, host_time_), duration);
+  double ready = std::max(one.time, own_time());
+  one.time = schedule.occupy(std::min(host_time_, ready), ready, duration);
   one.busy += duration;
   auto& [count, seconds] = by_operation[name];
   ++count;
@@ -127,7 +151,7 @@ void Machine::launch(const std::string& name, int index, Engine engine, double d
 
 void Machine::host_touch(const std::string& name, const Access& access) {
   Guard guard(lock);
-  auto ordered = [&](const Touch& before) { return covers(host_, before.stream, before.operation); };
+  auto ordered = [&](const Touch& before) { return covers(own_clock(), before.stream, before.operation); };
   shadow_.look(access, ordered, [&](uintptr_t address, const Touch& before, bool written) {
     const char* how = written ? "written" : "read";
     tell("host" + name + how + operation_names_[before.name] + std::to_string(before.stream),

@@ -31,6 +31,7 @@ struct Stream {
   Clock clock;  // what has happened before the operation that is enqueued next
   uint64_t operations = 0;
   double time = 0, busy = 0;  // when the last operation ends; seconds of work
+  bool of_host = false;       // a thread of the host beside the main one
 };
 
 struct Event {
@@ -92,6 +93,12 @@ class Machine {
   void launch(const std::string& name, int stream, Engine engine, double duration,
               const std::vector<Access>& accesses, size_t bytes);
 
+  // -- threads of the host beside the main one --------------------------------------------------
+  // Each is a stream: it has an order of its own, waits for events and records them.
+  int new_host_thread(const std::string& name);
+  int exchange_host_thread(int index);  // what this thread of the process is; -1: the main one
+  int host_thread() const;
+
   // -- the host -------------------------------------------------------------------------------
   void host_touch(const std::string& name, const Access& access);
   void host_work(double seconds);
@@ -124,7 +131,7 @@ class Machine {
  private:
   std::array<Device, MAX_DEVICES> devices_;
   std::vector<Stream> streams_;
-  Clock host_;  // what the host knows to have ended; all its threads count as one
+  Clock host_;  // what the host's main thread knows to have ended
   double host_time_ = 0;
   uint64_t epoch_ = 0;
   Shadow shadow_;
@@ -145,6 +152,8 @@ class Machine {
   };
   std::array<std::vector<Waiting>, MAX_DEVICES> waiting_;
 
+  Clock& own_clock();  // of the host's thread that calls
+  double& own_time();
   uint32_t name_index(const std::string& name);
   std::string describe(const Touch& touch);
   void tell(const std::string& key, const std::string& text);

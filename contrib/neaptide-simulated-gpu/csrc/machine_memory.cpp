@@ -56,7 +56,7 @@ void Machine::check_reuse(int index) {
   auto found = freed_.find(index);
   if (found == freed_.end()) return;
   Clock known = stream(index).clock;
-  join(known, host_);
+  join(known, own_clock());
   for (auto& freed : found->second)
     for (auto& touch : freed.touches)
       if (!covers(known, touch.stream, touch.operation))
@@ -71,7 +71,7 @@ void Machine::recycle_reached(int index) {
   auto& waiting = waiting_[static_cast<size_t>(index)];
   auto over = [&](Waiting& one) {
     for (auto& event : one.events)
-      if (event.epoch == epoch_ && event.time > host_time_) return false;
+      if (event.epoch == epoch_ && event.time > own_time()) return false;
     device(index).memory->recycle(one.chunk);
     return true;
   };
@@ -105,7 +105,7 @@ bool Machine::unpin(uintptr_t begin) {
   if (found == pinned_.end()) return false;
   std::string what = describe(begin);
   for (auto& touch : shadow_.forget({begin, found->second}))
-    if (!covers(host_, touch.stream, touch.operation))
+    if (!covers(own_clock(), touch.stream, touch.operation))
       tell("unpin" + operation_names_[touch.name],
            "pinned " + what + " is unregistered while " + describe(touch) + " still uses it");
   pinned_.erase(found);

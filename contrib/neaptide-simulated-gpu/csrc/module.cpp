@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "bind_programs.h"
 #include "device.h"
@@ -90,6 +91,26 @@ void set_fake(bool on, double value) {
   set_fake_value(value);
 }
 
+void operation_of_host(const std::string& name, int thread, const std::string& engine,
+                       const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes,
+                       std::optional<double> bytes, double operations) {
+  std::vector<Access> accesses;
+  double all = 0;
+  auto add = [&](const std::vector<at::Tensor>& tensors, bool write) {
+    for (auto& tensor : tensors) {
+      TORCH_CHECK(tensor.device().is_cpu(), name, " is of the host, and a tensor is on ", tensor.device());
+      all += static_cast<double>(tensor.nbytes());
+      add_pinned(accesses, tensor, write);
+    }
+  };
+  add(reads, false);
+  add(writes, true);
+  auto* last = ENGINE_NAMES + ENGINES;
+  auto* found = std::find(ENGINE_NAMES + static_cast<size_t>(Engine::disk_read), last, engine);
+  TORCH_CHECK(found != last, "no engine of the host: '", engine, "'; there is disk_read, disk_write, host_arithmetic");
+  host_operation(name, thread, static_cast<Engine>(found - ENGINE_NAMES), bytes.value_or(all), operations, accesses);
+}
+
 }  // namespace
 
 void note_places() {
@@ -155,7 +176,11 @@ PYBIND11_MODULE(_C, module) {
   });
   module.def("exchange_device", &exchange_device);
   module.def("current_device", &current_device);
-  module.def("exchange_stream", [](int64_t id, int device) {
+  module.def("new_host_thread", [&m](const std::string& name) { return m.new_host_thread(name); });
+  module.def("exchange_host_thread", [&m](int thread) { return m.exchange_host_thread(thread); });
+  module.def("host_operation", &operation_of_host);
+  module.def("exchange_stream", [&m](int64_t id, int device) {
+    TORCH_CHECK(!id || !m.stream(static_cast<int>(id)).of_host, "a thread of the host runs no kernels: stream ", id);
     int before = exchange_stream(id ? static_cast<int>(id) : device);
     return before < MAX_DEVICES ? 0 : before;
   });

@@ -12,6 +12,7 @@ from simulated_gpu import _load
 _load.library()
 
 from simulated_gpu import _exit, _on_import, cuda  # noqa: E402
+from simulated_gpu.host import host_operation, host_thread, on_host_thread  # noqa: E402
 from simulated_gpu.machine import (  # noqa: E402
     configure,
     fake_data,
@@ -33,7 +34,10 @@ __all__ = [
     "configure",
     "detect_races",
     "fake_data",
+    "host_operation",
+    "host_thread",
     "name",
+    "on_host_thread",
     "races",
     "rates",
     "reset",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DONE, INCOMPLETE, REFUSED = 0, 1, 2
 PATIENCE = 4
-"""By how much limits are longer in a dry run: its times mean nothing, and others may use the CPU."""
+"""By how much limits are longer in a dry run: others may use the CPU that simulates the GPU."""
 LEAST = 20.0
 """Seconds under which no step is started."""
 PREDICTION_LIMIT = 1200.0

@@ -109,10 +109,11 @@ def table(rows: list[dict[str, Any]], copy: float) -> str:
             ops += [row["op"]] if row["op"] not in ops else []
             continue
         low, high = row["quartiles"]
-        rate = row["bytes"] / row["seconds"] if row["bytes"] else None
+        timed = row["seconds"] > 0  # a call without elements may take no time
+        rate = row["bytes"] / row["seconds"] if row["bytes"] and timed else None
         speed = f"{rate / 1e9:.1f} | {rate / copy:.0%}" if rate else "|"
         beside = eager.get((row["op"], row["sample"]))
-        times = f"{beside / row['seconds']:.2f}" if beside else ""
+        times = f"{beside / row['seconds']:.2f}" if beside and timed else ""
         lines.append(
             f"| {row['op']} | {row['sample']} | {row['by']} | {row['seconds'] * 1e3:.2f} ms "
             f"| {low * 1e3:.2f}-{high * 1e3:.2f} | {speed} | {times} |"

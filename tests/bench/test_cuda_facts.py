@@ -26,7 +26,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 def sections(tmp_path_factory: pytest.TempPathFactory) -> Sections:
     """Results by section and name of one run on the CPU."""
     path = tmp_path_factory.mktemp("facts") / "new folder" / "facts.json"
-    done = python(str(BENCH / "cuda_facts.py"), "--device", "cpu", "--quick", "--json", str(path))
+    done = python(str(BENCH / "cuda_facts.py"), "--device", "cpu", "--tiny", "--json", str(path))
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(path.read_text())
     assert all(result["summary"] in done.stdout for result in report["sections"]["streaming"])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .running import ROOT, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 SUBJECTS = ("streamed", "resident")
 """What can be simulated with data that has shapes only; others compute on the host."""
+BYTES_A_PARAMETER = 4.5
+"""RAM that simulating a streamed step takes: the blocks' weights, twice while they are built."""
 HEAD = "| step | measured s | predicted s | ratio | measured peak GB | predicted peak GB | ratio |"
 
 
@@ -27,6 +29,17 @@ def measured(document: dict[str, Any]) -> tuple[dict[str, Any] | None, list[dict
     return profile, [row for row in rows if row.get("device_seconds_a_step")]
 
 
+def lack_of_ram(row: dict[str, Any]) -> str | None:
+    """Return the reason why a row cannot be simulated in the RAM that is free, or None."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    found = {name: text for name, _, text in (line.partition(":") for line in lines)}
+    free = int(found["MemAvailable"].split()[0]) * 1024
+    needed = BYTES_A_PARAMETER * row["parameters"] if row["subject"] == "streamed" else 0
+    if needed <= free:
+        return None
+    return f"simulating it needs {needed / 1e9:.0f} GB of RAM, {free / 1e9:.0f} GB are free"
+
+
 def predicted(
     row: dict[str, Any], profile: Path, limit: float, environment: dict[str, str]
 ) -> dict[str, Any]:
@@ -34,6 +47,8 @@ def predicted(
     found: dict[str, Any] = {"key": row["key"]}
     if row["subject"] not in SUBJECTS:
         return {**found, "reason": f"{row['subject']} computes on the host"}
+    if reason := lack_of_ram(row):
+        return {**found, "reason": reason}
     script = ROOT / "bench" / "first_minutes" / "one_prediction.py"
     on_device = ["-m", "simulated_gpu", "--profile", str(profile)]
     done = run([sys.executable, *on_device, str(script), row["key"]], limit, environment)

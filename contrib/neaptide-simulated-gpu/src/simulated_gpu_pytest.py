@@ -75,7 +75,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, [])]
     launches = [
-        count for one in reports if one.when == "call" for name, count in one.user_properties
+        count
+        for one in reports
+        if one.when == "call"
+        for name, count in one.user_properties
         if name == LAUNCHES
     ]
     terminalreporter.write_line(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _checks import run_checks
+from probes.checks import run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,13 +41,13 @@ class Section:
 
 
 SECTIONS = {
-    "machine": Section("Machine", "_machine_probe", 30),
+    "machine": Section("Machine", "probes.machine", 30),
     "streaming": Section(
-        "Layer streaming against resident training", "_streaming_probe", 50, needs_gpu=False
+        "Layer streaming against resident training", "probes.streaming", 50, needs_gpu=False
     ),
-    "rebinding": Section("Rebinding a parameter's data", "_rebind_probe", 20, needs_gpu=False),
-    "link": Section("Link and arithmetic", "_link_probe", 50),
-    "host-memory": Section("Pinning host memory", "_host_memory_probe", 145),
+    "rebinding": Section("Rebinding a parameter's data", "probes.rebinding", 20, needs_gpu=False),
+    "link": Section("Link and arithmetic", "probes.link", 50),
+    "host-memory": Section("Pinning host memory", "probes.host_memory", 145),
 }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _forecast_traces import STEPS, TASKS, config_of, trace
+from predictions.traces import STEPS, TASKS, config_of, trace
 
 from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig

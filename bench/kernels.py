@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _kernel_rivals import Absent, rivals
-from _kernel_times import ceilings, seconds
+from kernel_times.rivals import Absent, rivals
+from kernel_times.seconds import ceilings, seconds
 
 from neaptide_kernels.catalogue import triton_providers
 from neaptide_kernels.registry import KERNELS, first_disagreement

@@ -6,7 +6,7 @@ Trains byte-gpt through all four phases, in float32 with AdamW, once for each se
 ledger is Neaptide's estimate by phase, moment of a step, and tier (device or host), without
 activations. On a CPU, torch's profiler counts the bytes of torch's allocator, including ordinary
 tensors on the host. Slabs (large host buffers of Neaptide) are counted separately. Allocations of
-other threads are not counted. For large models, `_memory_formula.py` computes the bytes.
+other threads are not counted. For large models, `memory_run/formula.py` computes the bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _memory_formula import KNOWN, LARGE, Decoder, computed
-from _memory_run import Size, measured
+from memory_run.formula import KNOWN, LARGE, Decoder, computed
+from memory_run.run import Size, measured
 
 from neaptide.errors import NeaptideError
 from neaptide.hooks.registry import installed_plugins

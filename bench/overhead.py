@@ -22,9 +22,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _overhead_rivals import RIVALS
-from _overhead_task import looped, loss_fn, net, optimizer_of
-from _overhead_task import step_of_plain_torch as bare
+from overheads.rivals import RIVALS
+from overheads.task import looped, loss_fn, net, optimizer_of
+from overheads.task import step_of_plain_torch as bare
 
 from neaptide import HybridTrainer, PluginSpec
 from neaptide_toolkit.machine.facts import facts
@@ -63,7 +63,7 @@ def trained(
 def eight() -> tuple[PluginSpec, ...]:
     """Return eight plugins that implement every hook of a step. The hooks do nothing."""
     return tuple(
-        PluginSpec(name=f"idle-{number}", load="_overhead_plugin:Idle") for number in range(8)
+        PluginSpec(name=f"idle-{number}", load="overheads.idle:Idle") for number in range(8)
     )
 
 

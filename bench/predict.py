@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from _predict_report import markdown, tasks
+from predictions.report import markdown, tasks
 
 from neaptide.config import load
 from neaptide.hooks.registry import installed_plugins

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from _predict_cost_plugin import REFUSE
+from predictions.refusing import REFUSE
 
 from neaptide import HybridTrainer
 from neaptide.run.assembly import build_data

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _scale_configurations import configurations
-from _scale_one import measure, name_of, plan, refused
-from _scale_table import compared, put_into, table
+from scaling.configurations import configurations
+from scaling.one import measure, name_of, plan, refused
+from scaling.table import compared, put_into, table
 
 from neaptide_toolkit.machine.facts import facts, memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from _scale_configurations import Configuration
+    from scaling.configurations import Configuration
 
 NO_GPU = 3
 FINAL = ("measured", "smoke test", "out of memory")

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _scale_table import put_into
-from _streaming_timeline import overlap, timeline, trace
-from _streaming_ways import (
+from scaling.table import put_into
+from streamed.timeline import overlap, timeline, trace
+from streamed.ways import (
     LARGE,
     NAMES,
     PLAIN,
@@ -40,7 +40,7 @@ from _streaming_ways import (
     Subject,
     subjects,
 )
-from _streaming_ways import most_allocated as most
+from streamed.ways import most_allocated as most
 
 from neaptide_toolkit.machine.facts import facts
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from _forecast_traces import TASKS
-from _verdict_branches import KINDS, Judged, judged
+from predictions.branches import KINDS, Judged, judged
+from predictions.traces import TASKS
 
 from neaptide_plugins.delayed_verdict.pacing import JumpVerdict, verdict_of
 from neaptide_plugins.delayed_verdict.trial import JumpTrial

@@ -15,8 +15,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _scale_configurations import configurations
-from _scale_one import measure
+from scaling.configurations import configurations
+from scaling.one import measure
 
 
 def main(key: str) -> int:

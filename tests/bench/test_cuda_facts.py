@@ -88,7 +88,7 @@ def test_without_a_gpu_one_line_says_so_and_the_status_is_2() -> None:
 
 def test_a_failing_check_becomes_a_line_and_the_rest_goes_on() -> None:
     code = (
-        "from _checks import run_checks\n"
+        "from probes.checks import run_checks\n"
         "run_checks([('a', lambda: {'summary': 'fine'}), ('b', lambda: 1 / 0),"
         " ('c', lambda: {'summary': 'fine'})])"
     )
@@ -106,7 +106,7 @@ def test_a_failing_check_becomes_a_line_and_the_rest_goes_on() -> None:
 def test_a_section_that_hangs_or_dies_becomes_a_line() -> None:
     code = (
         "import json, cuda_facts as facts\n"
-        "facts.SECTIONS['rebinding'] = facts.Section('Hangs', '_rebind_probe', 0)\n"
+        "facts.SECTIONS['rebinding'] = facts.Section('Hangs', 'probes.rebinding', 0)\n"
         "options = facts.arguments(['--device', 'cpu'])\n"
         "print(json.dumps([facts.measure(name, options) for name in ('rebinding', 'link')]))"
     )

@@ -79,7 +79,7 @@ def test_every_step_runs_a_program_that_is_there(bench: SimpleNamespace) -> None
 
 
 def test_every_model_is_a_configuration_of_the_scale_bench(bench: SimpleNamespace) -> None:
-    from _scale_configurations import configurations
+    from scaling.configurations import configurations
 
     assert set(bench.steps.SCALE) <= {each.key for each in configurations()}
 

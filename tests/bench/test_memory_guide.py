@@ -27,7 +27,7 @@ def guide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import memory_guide
 
     yield memory_guide
-    for name in ("memory_guide", "_memory_formula", "_memory_run"):
+    for name in ("memory_guide", "memory_run.formula", "memory_run.run"):
         sys.modules.pop(name, None)
 
 

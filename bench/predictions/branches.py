@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from _forecast_traces import config_of
 
 from neaptide import HybridTrainer, Plugin, PluginSpec, Update, hookimpl
 from neaptide.run import assembly
 from neaptide_plugins.delayed_verdict.trial import TrialWeights, losses_of
+from predictions.traces import config_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,7 +80,7 @@ class Proposer(Plugin[Any]):
 
 PROPOSER = PluginSpec(
     name="proposer",
-    load="_verdict_branches:Proposer",
+    load="predictions.branches:Proposer",
     summary="Proposes a given change.",
     claims={"predictor"},
     numerics="changes-training",

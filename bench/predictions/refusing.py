@@ -50,4 +50,4 @@ class Refuse(Plugin[Any]):
         return raised
 
 
-REFUSE = PluginSpec(name="refuse", load="_predict_cost_plugin:Refuse", numerics="changes-training")
+REFUSE = PluginSpec(name="refuse", load="predictions.refusing:Refuse", numerics="changes-training")

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from _checks import GIB
+
+from probes.checks import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from _checks import Check, Finding
+    from probes.checks import Check, Finding
 
 CGROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 2**60  # cgroups of version 1 report at least this number if there is no limit

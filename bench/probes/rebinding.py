@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _checks import first_line, outcome
 from torch import Tensor, nn
+
+from probes.checks import first_line, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from _checks import Check, Finding
+    from probes.checks import Check, Finding
 
 ROUNDS = 3
 SHAPE = (4, 4)

@@ -10,14 +10,15 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _streaming import Streamer, update
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from probes.streamer import Streamer, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from _checks import Check, Finding
+    from probes.checks import Check, Finding
 
 VOCABULARY = 256
 STEPS = 3

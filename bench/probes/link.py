@@ -11,13 +11,15 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 import torch
-from _checks import MIB, spread
+
+from probes.checks import MIB, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from _checks import Check, Finding
     from torch import Tensor
+
+    from probes.checks import Check, Finding
 
 REPEATS = 9
 SIDES = {"full": 8192, "quick": 4096, "tiny": 256}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _decoder import TOKENS_AT_ONCE
+from scaling.decoder import TOKENS_AT_ONCE
 
 if TYPE_CHECKING:
-    from _scale_configurations import Configuration
+    from scaling.configurations import Configuration
 
 PROCESS = 4 * 2**30
 """RAM used by Python, torch and a CUDA context."""

@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _checks import GIB, MIB
-from _machine_probe import host_room
+
+from probes.checks import GIB, MIB
+from probes.machine import host_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from _checks import Check, Finding
+    from probes.checks import Check, Finding
 
 SIZES_MIB = {"full": (8192, 32768, 96256), "quick": (1024,), "tiny": (4,)}
 MARGIN = 4 * GIB

@@ -15,7 +15,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _overhead_task import batches, looped, loss_fn, net, optimizer_of
+
+from overheads.task import batches, looped, loss_fn, net, optimizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

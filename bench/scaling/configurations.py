@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from _decoder import Shape
+from scaling.decoder import Shape
 
 GIGA = 10**9
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _decoder import Decoder, Shape, batch_of
+from scaling.decoder import Decoder, Shape, batch_of
 
 from neaptide_plugins.layer_streaming.streaming import Streaming
 from neaptide_toolkit.recompute import find_blocks

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from _checks import first_line
-from _decoder import batch_of
-from _scale_bytes import device as device_bytes
-from _scale_bytes import host, pieces, shortage
-from _scale_configurations import GIGA, Configuration
-from _scale_rates import rates, roofline, wait
-from _scale_subjects import MODULES, SUBJECTS
+from probes.checks import first_line
 
 from neaptide_toolkit.machine.facts import memory
+from scaling.configurations import GIGA, Configuration
+from scaling.decoder import batch_of
+from scaling.needed_bytes import device as device_bytes
+from scaling.needed_bytes import host, pieces, shortage
+from scaling.rates import rates, roofline, wait
+from scaling.subjects import MODULES, SUBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from _scale_subjects import Made
+    from scaling.subjects import Made
 
 WARM_UP = 2
 """Number of steps until the order of blocks is known and the allocator's memory is stable."""

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from _decoder import Decoder, loss_fn
-from _scale_bytes import BF16, inputs, state_bytes
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from neaptide import HybridTrainer
+from scaling.decoder import Decoder, loss_fn
+from scaling.needed_bytes import BF16, inputs, state_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from _scale_configurations import Configuration
     from torch import Tensor, nn
+
+    from scaling.configurations import Configuration
 
     Batch = tuple[Tensor, Tensor]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _decoder import Decoder, Shape, batch_of, loss_fn
+from scaling.decoder import Decoder, Shape, batch_of, loss_fn
 from torch.profiler import ProfilerActivity, profile
 
 from neaptide import HybridTrainer

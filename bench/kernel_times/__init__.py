@@ -1,0 +1,1 @@
+"""What `kernels.py` times."""

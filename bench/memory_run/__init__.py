@@ -1,0 +1,1 @@
+"""What `memory_guide.py` counts and computes."""

@@ -1,0 +1,1 @@
+"""The checks of `cuda_facts.py`."""

@@ -1,0 +1,1 @@
+"""What `scale.py` trains, and how it measures."""

@@ -1,0 +1,1 @@
+"""What `streaming.py` compares."""

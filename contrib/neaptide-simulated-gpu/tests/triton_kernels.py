@@ -1,9 +1,15 @@
-"""Triton kernels that the tests launch."""
+"""Triton kernels that the tests launch, and numbers for them."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to("cuda", dtype)
 
 
 @triton.jit

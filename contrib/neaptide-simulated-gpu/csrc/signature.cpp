@@ -42,8 +42,8 @@ Signature read(const c10::FunctionSchema& schema) {
     auto kind = result.type()->str();
     found.reveals |= !starts(kind, "Tensor") && kind.find("Tensor[]") == std::string::npos;
   }
-  found.mixes = starts(name, "aten::index") || starts(name, "aten::_index_put") || name == "aten::_unsafe_index" ||
-                name == "aten::repeat_interleave" || name == "aten::tensor_split";
+  found.mixes = name == "aten::index" || starts(name, "aten::index_put") || starts(name, "aten::_index_put") ||
+                name == "aten::_unsafe_index" || name == "aten::repeat_interleave" || name == "aten::tensor_split";
   found.shaped_by_shapes = starts(name, "aten::") && !found.reveals && name != "aten::tensor_split";
   found.shaped_by_floats = !plain_arithmetic(name);
   return found;

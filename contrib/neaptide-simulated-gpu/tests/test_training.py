@@ -88,6 +88,9 @@ def test_tensors_of_the_host_are_kept_out() -> None:
         here.numpy()
     with pytest.raises(RuntimeError, match="same device"):
         here + torch.ones(3)
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.nn.functional.embedding(torch.tensor([1]), here.view(3, 1))
+    assert here[torch.tensor([1])].cpu().tolist() == [1]  # as torch has it
     assert (here + torch.tensor(1.0)).cpu().tolist() == [2, 2, 2]
 
 

@@ -101,6 +101,15 @@ def one_block_trains() -> Result:
     return ended(streaming, model, losses)
 
 
+def updated_in_place() -> Result:
+    """Update a block that stays in its slots, while its last copy to the host may still run."""
+    torch.manual_seed(9)
+    model = LastOnly()
+    streaming, _, loss = stream_of(model, on_device=True, in_backward=True)
+    losses = [update(streaming, loss) for _ in range(4)]
+    return ended(streaming, model, losses)
+
+
 class Parts(Net):
     """The net, of which a call uses the blocks in `used`."""
 

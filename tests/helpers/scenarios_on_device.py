@@ -63,6 +63,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "in backward": partial(streaming.streamed, "all in backward"),
     "poisoned": partial(streaming.streamed, "graph, device", poison=True),
     "one block trains": streaming.one_block_trains,
+    "updated in place": streaming.updated_in_place,
     "broken off": partial(streaming.broken_off, 0),
     "broken off, kept": partial(streaming.broken_off, 5),
     "unfrozen": streaming.unfrozen,

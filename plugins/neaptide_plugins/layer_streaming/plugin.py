@@ -12,6 +12,7 @@ from .accounting import account, explained
 from .assembly import NAME, build, decided
 from .budget import spare_bytes
 from .config import LayerStreamingConfig
+from .outside import check_graph, told_outside
 from .store import StreamedStore
 
 if TYPE_CHECKING:
@@ -99,9 +100,13 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         """After each backward, store the remaining gradients and set `.grad` of each parameter."""
         streaming = self._streaming()
 
-        def gathered(following: Callable[..., None], *, phase: Phase, **arguments: Any) -> None:
+        def gathered(
+            following: Callable[..., None], *, phase: Phase, loss: torch.Tensor, **arguments: Any
+        ) -> None:
+            if streaming.settings.mode != "graph":
+                check_graph(streaming.blocks, loss)
             with explained(streaming, f"{phase.name}, backward"):
-                following(phase=phase, **arguments)
+                following(phase=phase, loss=loss, **arguments)
                 streaming.gradients.flush()
 
         return gathered
@@ -115,7 +120,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             following: Callable[..., Any], *, phase: Phase, moment: str, **arguments: Any
         ) -> Any:
             what = "forward" if moment == "train" else moment
-            with explained(streaming, f"{phase.name}, {what}"):
+            with explained(streaming, f"{phase.name}, {what}"), told_outside(streaming.blocks):
                 return following(phase=phase, moment=moment, **arguments)
 
         return forward

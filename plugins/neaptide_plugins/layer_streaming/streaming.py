@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
+from neaptide_toolkit.machine.devices import end_backward
 from neaptide_toolkit.offload import Lane, Slab, lane_for
 from neaptide_toolkit.recompute import Buffers, Patch
 
@@ -262,6 +263,8 @@ class Streaming:
         """Stop streaming and remove all patches; the weights stay on the host."""
         with ExitStack() as stack:
             stack.callback(self._leave)
+            if any(block.users for block in self.blocks):
+                end_backward(self.residency.device)
             self.residency.close()
 
     def _leave(self) -> None:

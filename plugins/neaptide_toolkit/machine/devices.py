@@ -77,6 +77,18 @@ def empty_cache(device: torch.device) -> None:
     getattr(api_of(device), "empty_cache", lambda: None)()
 
 
+def end_backward(device: torch.device) -> None:
+    """Wait until autograd's thread for `device` has left its last backward.
+
+    The caller of a backward hears of its end, or of an error in another thread, before that. The
+    thread runs one backward after the other, so a second backward ends later.
+    """
+    if device.type != "cpu":
+        with torch.enable_grad():
+            one = torch.ones((), device=device, requires_grad=True)
+            torch.autograd.grad(one.clone(), one)
+
+
 def _no_streams(device: torch.device) -> str | None:
     if has_streams(device):
         return None

@@ -13,6 +13,7 @@ from neaptide import devices
 from neaptide.api.phases import PREDICT, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
 from neaptide.tensors import nested_tensors, tensor_bytes
+from neaptide_toolkit.machine.devices import end_backward
 from neaptide_toolkit.offload import lies_in_slab, mapped_slabs, slab_bytes
 
 from .allocations import Allocations, counted
@@ -79,7 +80,7 @@ def observed(subject: Subject) -> Observed:
     others: dict[str, list[tuple[int, int]]] = {}
 
     def mark(name: str) -> None:
-        _end_backward()
+        end_backward(accelerator_or_cpu())  # its thread drops gradients late
         Allocations.mark(name)
         others.setdefault(name, []).append((_cuda_bytes() - cuda_before, slab_bytes(slabs_before)))
 
@@ -107,18 +108,6 @@ def observed(subject: Subject) -> Observed:
         ]
         held[phase, moment] = max(reversed(every), key=lambda one: one.cpu + one.cuda + one.slabs)
     return Observed(device, held, ledgers, beside)
-
-
-def _end_backward() -> None:
-    """Wait until autograd's thread for the device has dropped the gradients of its last backward.
-
-    The thread drops them after it has told the caller of the end. It does one backward after the
-    other, so a second backward ends later.
-    """
-    if torch.accelerator.is_available():
-        with torch.enable_grad():
-            one = torch.ones((), device=accelerator_or_cpu(), requires_grad=True)
-            torch.autograd.grad(one.clone(), one)
 
 
 def _cuda_bytes() -> int:

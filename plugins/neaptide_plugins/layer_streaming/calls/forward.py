@@ -69,7 +69,11 @@ def _forward(call: Call) -> None:
     hooks = (
         saved_tensors_hooks(_nothing, lambda _: _not_kept(call)) if unit.hooked else nullcontext()
     )
-    with torch.enable_grad(), hooks:
+    # In one thread the numbers of the graph's nodes rise, even if the block itself runs a backward.
+    threads = (
+        nullcontext() if call.outside is None else torch.autograd.set_multithreading_enabled(False)
+    )
+    with torch.enable_grad(), hooks, threads:
         if call.batch is None or call.batch.count == 1:
             call.batch = None
             _note(call)

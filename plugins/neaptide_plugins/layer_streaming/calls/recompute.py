@@ -103,6 +103,8 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         call, inputs = ctx.call, ctx.inputs
         ctx.call = ctx.inputs = None  # free the stored inputs after each block
+        if call is None and ctx.twice:
+            raise RuntimeError(_differentiated_twice(ctx.name))
         if call is None:
             msg = (
                 f"block {ctx.name!r} is run backward a second time: its inputs are kept for one "
@@ -110,12 +112,12 @@ class _Function(torch.autograd.Function):
                 f"of the model holds on to); set mode = 'graph'"
             )
             raise RuntimeError(msg)
+        ctx.twice = torch.is_grad_enabled()
         anchor, _ = ctx.next_functions[0]
         own_too = anchor is None or torch._C._will_engine_execute_node(anchor)
-        twice = torch.is_grad_enabled()
         with torch.no_grad():
             found = backward(call, inputs, gradients, own_too=own_too)
-        return (None, None, None, *(_once(ctx.name, found) if twice else found))
+        return (None, None, None, *(_once(ctx.name, found) if ctx.twice else found))
 
 
 class _Once(torch.autograd.Function):
@@ -131,11 +133,14 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
-        msg = (
-            f"block {ctx.name!r} is differentiated twice (create_graph), which mode = 'recompute' "
-            f"does not support; set mode = 'graph', or exclude the block"
-        )
-        raise RuntimeError(msg)
+        raise RuntimeError(_differentiated_twice(ctx.name))
+
+
+def _differentiated_twice(block: str) -> str:
+    return (
+        f"block {block!r} is differentiated twice (create_graph), which mode = 'recompute' does "
+        f"not support; set mode = 'graph', or exclude the block"
+    )
 
 
 def _once(name: str, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -131,6 +131,7 @@ class Updates:
         self.prefetch(block)
         home = self._homes[block.index]
         home.arrival.wait()
+        block.written.wait()  # the last write-back may still read the slots
         items = list(self._items(block, home, gradients))
         for batch in _batches(items):
             left = left_by_kernels(self._optimizer, batch)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from ..outside import used_outside
 from .host_gradients import HostGradients
 
 if TYPE_CHECKING:
@@ -203,15 +204,7 @@ class Gradients:
             views = self.host.views(block)
             for parameter in block.parameters:
                 if parameter.grad is not None and parameter.grad is not views.get(parameter):
-                    named = block.module.named_parameters()
-                    name = next(name for name, each in named if each is parameter)
-                    msg = (
-                        f"parameter {name!r} of block {block.name!r} has a gradient from outside "
-                        f"the block's forward (a penalty on weights, or a direct call of a part of "
-                        f"the block), which cannot be streamed; set `blocks` to the modules that "
-                        f"are called, or exclude {block.name!r}"
-                    )
-                    raise RuntimeError(msg)
+                    raise RuntimeError(used_outside(parameter, block))
 
     def _finished(self, block: Block, gradients: list[Gradient]) -> None:
         if all(gradient is None for gradient in gradients):

@@ -1,0 +1,93 @@
+"""Explains the error when a block's parameter is used outside the block's forward.
+
+The weights of a streamed block are in RAM there, and torch does not compute with tensors of two
+devices.
+"""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from .weights.block import Block
+
+_TWO_DEVICES = ("to be on the same device", ") and weight type (")
+"""Parts of torch's error texts for an operation with tensors of two devices."""
+
+
+@contextmanager
+def told_outside(blocks: Sequence[Block]) -> Iterator[None]:
+    """In a forward, replace torch's error for two devices by one that names the parameter.
+
+    The error stays as it is if no module of `blocks` has raised it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _TWO_DEVICES):
+            raise
+        owners = _owners(blocks)
+        found = _called(error, owners)
+        if found is None:
+            raise
+        raise RuntimeError(used_outside(found, owners[found])) from error
+
+
+def check_graph(blocks: Sequence[Block], loss: torch.Tensor) -> None:
+    """Raise RuntimeError if `loss` depends on a streamed parameter outside its block's forward.
+
+    Not for `mode = "graph"`, in which the graph of the loss contains the parameters.
+    """
+    owners = _owners(blocks)
+    found = _in_graph(loss, owners)
+    if found is not None:
+        raise RuntimeError(used_outside(found, owners[found]))
+
+
+def used_outside(parameter: nn.Parameter, block: Block) -> str:
+    """Return the error text for a use of a block's parameter outside the block's forward."""
+    name = next(name for name, each in block.module.named_parameters() if each is parameter)
+    return (
+        f"parameter {name!r} of block {block.name!r} is used outside the block's forward (by a "
+        f"penalty on weights, a hook, or a direct call of a part of the block), which cannot be "
+        f"streamed; set `blocks` to the modules that are called, exclude {block.name!r}, or, for a "
+        f"tensor that a hook hands out, set mode = 'graph'"
+    )
+
+
+def _owners(blocks: Sequence[Block]) -> dict[nn.Parameter, Block]:
+    return {parameter: block for block in blocks for parameter in block.parameters}
+
+
+def _called(error: RuntimeError, owners: dict[nn.Parameter, Block]) -> nn.Parameter | None:
+    """Return a streamed parameter of the innermost module whose code raised `error`."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            return next((each for each in module.parameters() if each in owners), None)
+    return None
+
+
+def _in_graph(loss: torch.Tensor, owners: dict[nn.Parameter, Block]) -> nn.Parameter | None:
+    """Return a parameter that `loss` depends on other than by a block's node, of the last block."""
+    waiting: list[Any] = [loss.grad_fn]
+    seen = set()
+    found: list[nn.Parameter] = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf in owners:
+            found.append(leaf)
+        waiting += [following for following, _ in node.next_functions]
+    return max(found, key=lambda parameter: owners[parameter].index, default=None)

@@ -77,7 +77,7 @@ class Noisy(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.rand(()) < 0.5:
             x = x + 0.1 * torch.randn_like(x)
-        return residual(x, torch.randn(WIDTH) * self.linear(x))
+        return residual(x, torch.randn(WIDTH, device=x.device) * self.linear(x))
 
 
 class Lowered(nn.Module):
@@ -88,7 +88,7 @@ class Lowered(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16):
             return residual(x, self.linear(x).sigmoid())
 
 
@@ -196,7 +196,7 @@ class Cells(nn.Module):
         self.cells = nn.ModuleList(nn.GRUCell(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        states = [torch.zeros(len(x), WIDTH) for _ in self.cells]
+        states = [x.new_zeros(len(x), WIDTH) for _ in self.cells]
         for _ in range(4):
             for index, cell in enumerate(self.cells):
                 x = states[index] = cell(x, states[index])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,6 +12,7 @@ import pytest
 import torch
 from support import DEVICE, random_state, same_bits
 
+from neaptide_plugins.layer_streaming.outside import told_outside
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 from neaptide_toolkit.offload import ThreadLane, lane_for
@@ -103,7 +105,8 @@ def train(
     trace = Trace()
     try:
         for step in range(steps):
-            loss = call(model, step)
+            with nullcontext() if streaming is None else told_outside(streaming.blocks):
+                loss = call(model, step)
             loss.backward()
             trace.losses.append(loss.detach().clone())
             if streaming is not None:
@@ -128,7 +131,7 @@ def train(
 
 def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
-        name: parameter.grad.clone()
+        name: parameter.grad.cpu().clone()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }

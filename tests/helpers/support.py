@@ -92,13 +92,13 @@ def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors hold the same bytes, NaN and signed zero included."""
+    """Return whether two tensors, on any devices, hold the same bytes, NaN and signed zero too."""
     return (
         one.dtype == other.dtype
         and one.shape == other.shape
         and torch.equal(
-            one.contiguous().reshape(-1).view(torch.uint8),
-            other.contiguous().reshape(-1).view(torch.uint8),
+            one.cpu().contiguous().reshape(-1).view(torch.uint8),
+            other.cpu().contiguous().reshape(-1).view(torch.uint8),
         )
     )
 

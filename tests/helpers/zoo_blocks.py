@@ -269,7 +269,7 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "no gradients": given(lambda b, x: b(x.detach()) + x, linear),
     "nothing": given(
         lambda b, x: b() + x,
-        lambda b: b.linear(torch.ones(1, 1, WIDTH)),
+        lambda b: b.linear(torch.ones(1, 1, WIDTH, device=b.linear.weight.device)),
     ),
     "an expanded tensor": given(lambda b, x: b(x.mean(1, keepdim=True).expand_as(x)) + x, linear),
     "a tensor changed before": given(lambda b, x: b(x.mul(1.5).add_(1.0)), linear),
@@ -299,9 +299,11 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "reentrant checkpoint": stacked(lambda b, x: x + checkpoint(b.linear, x, use_reentrant=True)),
     "torch.no_grad": stacked(lambda b, x: x + b.linear(x) * torch.no_grad()(b.linear)(x).sigmoid()),
     "autocast": stacked(
-        lambda b, x: x + torch.autocast("cpu", torch.bfloat16)(b.linear)(x).float()
+        lambda b, x: x + torch.autocast(x.device.type, torch.bfloat16)(b.linear)(x).float()
     ),
-    "torch's rng": stacked(lambda b, x: x + b.linear(x) * torch.randn(WIDTH) + torch.rand_like(x)),
+    "torch's rng": stacked(
+        lambda b, x: x + b.linear(x) * torch.randn(WIDTH, device=x.device) + torch.rand_like(x)
+    ),
     "dropout in place": stacked(lambda b, x: functional.dropout(b.linear(x), 0.3, inplace=True)),
     "a split and joined": stacked(lambda b, x: torch.cat([b.linear(x)[..., :3], x[..., 3:]], -1)),
     "in-place softmax": stacked(lambda b, x: x + b.linear(x).exp_().softmax(-1)),

@@ -68,7 +68,7 @@ def volume(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def causal(x: torch.Tensor) -> torch.Tensor:
-    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
 
 
 def decoded(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -81,9 +81,9 @@ def attended(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def masked(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    padding = torch.zeros(x.shape[:2], dtype=torch.bool)
+    padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     padding[:, -1] = True
-    bias = torch.zeros(x.shape[1], x.shape[1]).masked_fill(causal(x), -torch.inf)
+    bias = x.new_zeros(x.shape[1], x.shape[1]).masked_fill(causal(x), -torch.inf)
     return layer(x, x, x, key_padding_mask=padding.float(), attn_mask=bias, need_weights=False)[0]
 
 

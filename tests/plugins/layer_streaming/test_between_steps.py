@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -67,7 +69,7 @@ def test_a_model_in_evaluation_mode_trains_as_it_does_resident() -> None:
 
 
 def deep(model: nn.Module, step: int) -> torch.Tensor:
-    copied = copy.deepcopy(model)
+    copied = copy.deepcopy(model).to(DEVICE)
     first, second = model(batch_of(step)), copied(batch_of(step))
     assert torch.equal(first, second)
     buffer = io.BytesIO()
@@ -131,3 +133,27 @@ def test_after_an_error_in_a_block_all_goes_on(when: str, update: dict[str, Any]
     streaming.close()
     assert [float(loss) for loss in resident.losses] == [float(loss) for loss in trace.losses]
     assert [] == different(resident.state, dict(model.state_dict()))
+
+
+def test_closing_waits_for_a_backward_that_an_error_elsewhere_has_broken_off() -> None:
+    """On a GPU autograd's thread is in a block while the caller's thread raises."""
+    entered = threading.Event()
+
+    def slow(block: Any, x: torch.Tensor) -> torch.Tensor:
+        y = block.linear(x)
+        if y.requires_grad:
+            y.register_hook(lambda _: entered.set() or time.sleep(0.1))
+        return y
+
+    def fail(_: torch.Tensor) -> None:
+        entered.wait(10)
+        raise BrokenError
+
+    model = stacked(slow)().to(DEVICE)
+    streaming, _ = streaming_of(model)
+    on_host = torch.ones((), requires_grad=True) * 1
+    on_host.register_hook(fail)
+    with pytest.raises(BrokenError):
+        (model(batch_of(0)) + on_host).backward()
+    streaming.close()
+    assert {0} == {block.users for block in streaming.blocks}

@@ -9,47 +9,55 @@ from textwrap import dedent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import environment, tiny_trainer
+from support import DEVICE, environment, tiny_trainer
 
 from neaptide import DoesNotFitError
 from neaptide.io.units import size
 from neaptide_plugins.layer_streaming.budget import least, shortage
 
+LIMITS = {DEVICE.type: "device_gib"} | {"cpu": "host_gib"}
+"""What limits the memory of each kind of device."""
 
+
+@pytest.mark.parametrize("where", LIMITS)
 @pytest.mark.parametrize("settings", [{}, {"optimizer_on": "device"}, {"update": "in_backward"}])
-def test_a_plan_is_what_is_then_held(settings: dict[str, str]) -> None:
+def test_a_plan_is_what_is_then_held(settings: dict[str, str], where: str) -> None:
     """Through the refusal: one byte less than the plan is refused, the plan is not."""
+    limit = LIMITS[where]
     with pytest.raises(DoesNotFitError) as refused:
-        tiny_trainer({"plugins": {"layer-streaming": {"host_gib": 1e-6, **settings}}})
+        tiny_trainer({"plugins": {"layer-streaming": {limit: 1e-6, **settings}}})
     needed = int(str(refused.value).partition("(")[2].partition(" bytes")[0])
-    below = {"host_gib": (needed - 1) / 1024**3, **settings}
+    below = {limit: (needed - 1) / 1024**3, **settings}
     with pytest.raises(DoesNotFitError):
         tiny_trainer({"plugins": {"layer-streaming": below}})
-    enough = {"host_gib": (needed + 1) / 1024**3, **settings}
+    enough = {limit: (needed + 1) / 1024**3, **settings}
     trainer, batches = tiny_trainer({"plugins": {"layer-streaming": enough}})
     with trainer:
         for batch in batches[:3]:
             trainer.step(batch)
         streaming = trainer.store.streaming  # type: ignore[attr-defined]  # the plugin's store
-        held = sum(tensor.nbytes for tensor in streaming.buffers())
-        state = [] if streaming.updates is None else streaming.updates.stored()
-        held += sum(tensor.nbytes for tensor in state)
-        if streaming.updates is None:
+        tensors = streaming.buffers()
+        if DEVICE.type != "cpu":
+            tensors += [block.host for block in streaming.blocks]  # they were on the device
+        if streaming.updates is not None:
+            tensors += streaming.updates.stored()
+        else:
             streamed = {p for block in streaming.blocks for p in block.parameters}
-            held += sum(
-                value.nbytes
+            tensors += [
+                value
                 for parameter, values in trainer.optimizer.state.items()
                 for value in values.values()
                 if parameter in streamed and value.dim()
-            )
-    largest = max(block.layout.bytes for block in streaming.blocks)
-    gradients = 0
-    if settings.get("update") == "in_backward":
-        gradients = max(
+            ]
+        held = sum(tensor.nbytes for tensor in tensors if tensor.device.type == where)
+    if where == "cpu":
+        held += max(block.layout.bytes for block in streaming.blocks)
+    if where == DEVICE.type and settings.get("update") == "in_backward":
+        held += max(
             sum(-(-p.nbytes // 256) * 256 for p in block.parameters) for block in streaming.blocks
         )
     slack = 256 * 2 * len(list(trainer.model.parameters()))  # a resident state is not aligned
-    assert needed - slack <= held + largest + gradients <= needed
+    assert needed - slack <= held <= needed
 
 
 def test_the_refusal_is_one_line_that_says_what_helps() -> None:

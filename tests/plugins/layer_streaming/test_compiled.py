@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from streamed import WAYS, assert_same, batch_of, train
+from streamed import DEVICE, WAYS, assert_same, batch_of, train
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from zoo_blocks import linear, stacked
@@ -89,7 +89,7 @@ def test_a_model_compiled_as_a_whole_whose_graph_is_kept(way: str) -> None:
 
 
 def lowered(model: nn.Module, step: int) -> torch.Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE.type, torch.bfloat16):
         return model(batch_of(step))
 
 

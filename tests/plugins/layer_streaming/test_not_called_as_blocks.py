@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from streamed import different
+from streamed import DEVICE, different
 from torch import nn
 
 from neaptide import HybridTrainer
@@ -87,11 +87,12 @@ def trained(
     make: Any, loss: Any, settings: dict[str, Any] | None
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    model = make()
+    model = make().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = {"plugins": {} if settings is None else {"layer-streaming": settings}}
     with HybridTrainer(model, optimizer, loss_fn=loss, config=config) as trainer:
-        losses = [trainer.step(torch.full((3, 8), float(step))).loss for step in range(3)]
+        batches = [torch.full((3, 8), float(step), device=DEVICE) for step in range(3)]
+        losses = [trainer.step(batch).loss for batch in batches]
     return losses, {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -116,7 +117,7 @@ def test_a_gradient_from_outside_the_block_is_told(make: Any, loss: Any, way: st
 
 
 def test_a_block_that_is_never_called_is_told_where_the_graph_is_kept() -> None:
-    with pytest.raises(RuntimeError, match=r"of block 'blocks\.1' has a gradient from outside"):
+    with pytest.raises(RuntimeError, match=r"of block 'blocks\.1' is used outside"):
         trained(lambda: Parts(blocks()), called, WAYS["graph"])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import DEVICE
 from torch import nn
 from torch.nn import functional
 
@@ -35,7 +36,7 @@ class Hungry(nn.Module):
 
 def trained(config: dict[str, Any], **options: Any) -> tuple[HybridTrainer, list[float]]:
     torch.manual_seed(0)
-    model = nn.Sequential(*[Hungry(**options) for _ in range(3)])
+    model = nn.Sequential(*[Hungry(**options) for _ in range(3)]).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
@@ -43,7 +44,7 @@ def trained(config: dict[str, Any], **options: Any) -> tuple[HybridTrainer, list
 
     trainer = HybridTrainer(model, optimizer, loss_fn=loss, config={"plugins": config})
     with trainer:
-        losses = [trainer.step(torch.randn(8, 8)).loss for _ in range(3)]
+        losses = [trainer.step(torch.randn(8, 8).to(DEVICE)).loss for _ in range(3)]
     return trainer, losses
 
 

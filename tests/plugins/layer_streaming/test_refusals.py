@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import tiny_trainer
+from support import DEVICE, tiny_trainer
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
@@ -106,7 +106,7 @@ def test_what_compiles_without_them_is_not() -> None:
     with HybridTrainer(
         model, optimizer, loss_fn=lambda net, x: net(x).square().mean(), config=config
     ) as trainer:
-        assert trainer.step(torch.ones(2, 4)).loss > 0
+        assert trainer.step(torch.ones(2, 4, device=DEVICE)).loss > 0
 
 
 def test_tied_blocks_need_as_many_slots_as_are_used_together() -> None:

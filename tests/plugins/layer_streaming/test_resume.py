@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from support import DEVICE
 from torch import nn
 from torch.nn import functional
 
@@ -45,10 +46,11 @@ def trainer_of(way: str) -> tuple[HybridTrainer, list[torch.Tensor]]:
     config = {"train": train, "plugins": {"layer-streaming": WAYS[way]}}
 
     def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
-        return functional.mse_loss(net(x).float(), torch.ones(len(x), 8))
+        return functional.mse_loss(net(x).float(), torch.ones(len(x), 8, device=DEVICE))
 
     dtype = next(model.parameters()).dtype
-    batches = list(torch.randn(10, 4, 8, generator=torch.Generator().manual_seed(1)).to(dtype))
+    given = torch.randn(10, 4, 8, generator=torch.Generator().manual_seed(1))
+    batches = list(given.to(DEVICE, dtype))
     return HybridTrainer(model, optimizer, loss_fn=loss, config=config), batches
 
 
@@ -108,4 +110,4 @@ def test_a_scheduler_and_the_users_own_state_dict_work() -> None:
         assert found[0][1]["param_groups"] == state["param_groups"]
         for index, values in found[0][1]["state"].items():
             for name, value in values.items():
-                assert torch.equal(value, state["state"][index][name])
+                assert torch.equal(value.cpu(), state["state"][index][name].cpu())

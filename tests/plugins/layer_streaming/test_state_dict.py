@@ -13,12 +13,12 @@ from torch import nn
 
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
-from neaptide_toolkit.offload import ThreadLane
+from neaptide_toolkit.offload import ThreadLane, lane_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from neaptide_toolkit.offload import Ticket
+    from neaptide_toolkit.offload import Lane, Ticket
 
 
 class Late(ThreadLane):
@@ -36,6 +36,11 @@ class Late(ThreadLane):
         return super().submit(what, later, after)
 
 
+def late_lane(device: torch.device, name: str) -> Lane:
+    """Return a lane whose copies end late: on a GPU they do by themselves."""
+    return Late(name) if device.type == "cpu" else lane_for(device, name)
+
+
 def make() -> nn.Module:
     return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
 
@@ -51,7 +56,7 @@ def states(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 
 def trained(way: dict[str, Any] | None, *, of: str) -> list[dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    model = make()
+    model = make().to(DEVICE)
     optimizer = optimizer_of(model)
     streaming = None
     if way is not None:
@@ -61,11 +66,11 @@ def trained(way: dict[str, Any] | None, *, of: str) -> list[dict[str, torch.Tens
             optimizer,
             DEVICE,
             StreamingSettings(**way),
-            lanes=lambda _, name: Late(name),
+            lanes=late_lane,
         )
     found = []
     for step in range(3):
-        model(torch.full((2, 8), 1.0 + step)).square().mean().backward()
+        model(torch.full((2, 8), 1.0 + step, device=DEVICE)).square().mean().backward()
         if streaming is None:
             optimizer.step()
         else:

@@ -29,7 +29,7 @@ def trained(
     plugins = {} if settings is None else {"layer-streaming": settings}
     with HybridTrainer(model, optimizer, config={"plugins": plugins}) as trainer:
         losses = [trainer.step(batch(step)).loss for step in range(3)]
-    return losses, {key: value.clone() for key, value in model.state_dict().items()}
+    return losses, {key: value.cpu().clone() for key, value in model.state_dict().items()}
 
 
 GRAPH = {"mode": "graph"}

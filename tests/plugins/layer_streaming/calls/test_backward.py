@@ -95,7 +95,7 @@ def test_two_backwards_of_one_graph_where_it_is_kept(way: str) -> None:
 def test_two_forwards_and_then_their_backwards_in_either_order(way: str) -> None:
     def trained(settings: dict[str, Any] | None) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        model = PLAIN()
+        model = PLAIN().to(DEVICE)
         optimizer = optimizer_of(model)
         streaming = None
         if settings is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from streamed import (
+    DEVICE,
     assert_close,
     refusal,
     train,
@@ -72,4 +73,5 @@ def test_a_block_whose_own_hook_makes_its_weight(kind: str) -> None:
     def make() -> nn.Module:
         return Passed(lambda: getattr(nn.utils, kind)(Hooked(WIDTH, WIDTH)))
 
-    assert "captures" in refusal(make)
+    # On a GPU the hook computes in RAM, and the block cannot use what comes out.
+    assert ("captures" if DEVICE.type == "cpu" else "is used outside") in refusal(make)

@@ -23,7 +23,7 @@ from neaptide_plugins.layer_streaming.streaming import Streaming
 
 def test_a_hidden_rng_is_refused() -> None:
     generator = torch.Generator()
-    line = refusal(stacked(lambda b, x: b.linear(x) * torch.rand(WIDTH, generator=generator)))
+    line = refusal(stacked(lambda b, x: b.linear(x) * torch.rand(WIDTH, generator=generator).to(x)))
     assert "block 'blocks.3' returned something else when recomputed" in line
 
 
@@ -32,7 +32,7 @@ def test_an_rng_of_its_own_that_begins_late_is_refused() -> None:
 
     def late(block: Any, x: torch.Tensor) -> torch.Tensor:
         block.seen += 1
-        noise = torch.rand(WIDTH, generator=generator) if block.seen > 3 else 1
+        noise = torch.rand(WIDTH, generator=generator).to(x) if block.seen > 3 else 1
         return x + block.linear(x) * noise
 
     make = stacked(late, seen=lambda: torch.zeros(()))

@@ -41,7 +41,7 @@ def trained(
 ) -> dict[str, torch.Tensor]:
     """Train with two backwards an update; the actions come before, between and after them."""
     torch.manual_seed(0)
-    model = PLAIN()
+    model = PLAIN().to(DEVICE)
     before(model, -1)
     optimizer = optimizer_of(model)
     streaming = None

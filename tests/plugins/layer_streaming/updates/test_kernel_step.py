@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 from stepped_away import Away, assert_same_state, parameters_of, step_resident
-from support import same_bits
+from support import DEVICE, same_bits
 from torch import nn, optim
 from torch.nn import functional
 
@@ -134,11 +134,11 @@ class Block(nn.Module):
 
 def digest_of_a_run() -> str:
     torch.manual_seed(0)
-    model = nn.Sequential(*[Block() for _ in range(4)]).to(torch.bfloat16)
+    model = nn.Sequential(*[Block() for _ in range(4)]).to(DEVICE, torch.bfloat16)
     settings = {"update": "in_backward", "master": "split"}
 
     def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
-        return functional.mse_loss(net(x).float(), torch.ones(len(x), 8))
+        return functional.mse_loss(net(x).float(), torch.ones(len(x), 8, device=DEVICE))
 
     trainer = HybridTrainer(
         model,
@@ -148,7 +148,7 @@ def digest_of_a_run() -> str:
     )
     with trainer:
         for _ in range(10):
-            trainer.step(torch.randn(4, 8, dtype=torch.bfloat16))
+            trainer.step(torch.randn(4, 8, dtype=torch.bfloat16).to(DEVICE))
         return trainer.digest()
 
 

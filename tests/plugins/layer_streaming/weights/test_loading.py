@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_model, save_file, save_model
-from support import environment
+from support import DEVICE, environment
 from torch import nn
 
 from neaptide import CheckpointError, ConfigError, HybridTrainer
@@ -47,7 +47,7 @@ def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
 def trained(model: nn.Module, **settings: Any) -> tuple[list[float], HybridTrainer]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     config = {"plugins": {"layer-streaming": settings}}
-    batches = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
+    batches = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     with HybridTrainer(model, optimizer, loss_fn=loss, config=config) as trainer:
         return [trainer.step(batch).loss for batch in batches], trainer
 
@@ -78,7 +78,7 @@ def test_what_is_exported_is_what_others_read(tmp_path: Path, *, tied: bool) -> 
     again = Net(tied=tied)
     load_model(again, str(file))
     for name, value in trainer.model.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name])
+        assert torch.equal(value.cpu(), again.state_dict()[name])
     shards = export_model(trainer.model, trainer.store, tmp_path / "more", max_shard_bytes=600)
     assert len(shards) > 2
     with torch.device("meta"):

@@ -37,6 +37,13 @@ struct Chunk {  // part of a segment; torch says block
   bool whole() const { return !before && !after; }
 };
 
+struct MemoryEvent {  // by torch's names; `size` is what was asked for, or a segment's
+  const char* action;
+  uintptr_t address;
+  size_t size;
+  int stream;
+};
+
 class CachingModel {
  public:
   // `reserve`: addresses for a segment of so many bytes; `unreserve`: they are free again.
@@ -46,6 +53,8 @@ class CachingModel {
   size_t capacity = size_t(1) << 34;
   bool expandable = false;
   MemoryStatistics statistics;
+  bool recording = false;
+  std::vector<MemoryEvent> events;  // while recording
 
   // Return a chunk of at least `size` bytes, or null where the device has too little memory left.
   // `free_waiting` ends the wait of every freed chunk that some stream still used.
@@ -64,6 +73,7 @@ class CachingModel {
     }
     if (!found) {
       ++statistics.out_of_memory;
+      note("oom", capacity - reserved_, size, stream);
       return nullptr;
     }
     if (found->size - rounded >= least_rest(pool)) put(divide(found, rounded));
@@ -74,6 +84,7 @@ class CachingModel {
     statistics.requested_bytes.add(pool, as_signed(size));
     statistics.active.add(pool, 1);
     statistics.active_bytes.add(pool, as_signed(found->size));
+    note("alloc", found->address, size, stream);
     return found;
   }
 
@@ -81,19 +92,36 @@ class CachingModel {
   void give_back(Chunk* chunk, bool waits) {
     chunk->allocated = false;
     chunk->waiting = waits;
+    note("free_requested", chunk->address, chunk->requested, chunk->stream);
     statistics.allocations.add(chunk->pool, -1);
     statistics.allocated_bytes.add(chunk->pool, -as_signed(chunk->size));
-    statistics.requested_bytes.add(chunk->pool, -as_signed(chunk->requested));
     if (!waits) recycle(chunk);
   }
 
   // No stream uses it any more: the next allocation of its stream may have it.
   void recycle(Chunk* chunk) {
     chunk->waiting = false;
+    note("free_completed", chunk->address, chunk->requested, chunk->stream);
     statistics.active.add(chunk->pool, -1);
     statistics.active_bytes.add(chunk->pool, -as_signed(chunk->size));
+    statistics.requested_bytes.add(chunk->pool, -as_signed(chunk->requested));
     for (Chunk* neighbour : {chunk->before, chunk->after}) merge(chunk, neighbour);
     put(chunk);
+  }
+
+  // The first chunk of each run of mapped chunks, by address. `used`: those that are not free.
+  std::vector<const Chunk*> segments(const std::vector<Chunk*>& used) const {
+    std::map<uintptr_t, const Chunk*> heads;
+    auto add = [&](const Chunk* chunk) {
+      while (chunk->before && chunk->before->mapped) chunk = chunk->before;
+      heads[chunk->address] = chunk;
+    };
+    for (auto* chunk : used) add(chunk);
+    for (auto& pool : free_)
+      for (auto* chunk : pool) add(chunk);
+    std::vector<const Chunk*> found;
+    for (auto& [address, chunk] : heads) found.push_back(chunk);
+    return found;
   }
 
   void release_cached() {
@@ -115,6 +143,9 @@ class CachingModel {
   std::map<std::pair<int, int>, std::vector<Chunk*>> rooms_;  // by pool and stream: not mapped yet
   size_t reserved_ = 0;
 
+  void note(const char* action, uintptr_t address, size_t size, int stream) {
+    if (recording) events.push_back({action, address, size, stream});
+  }
   static int64_t as_signed(size_t size) { return static_cast<int64_t>(size); }
   size_t least_rest(Pool pool) const { return pool == small_pool || expandable ? ROUND : SMALL + 1; }
 
@@ -162,7 +193,9 @@ class CachingModel {
     size_t segment = size <= SMALL ? SMALL_SEGMENT : size < MIDDLE ? LARGE_SEGMENT : round_up(size, ROUND_SEGMENT);
     if (!reserve_bytes(pool, segment)) return nullptr;
     statistics.segments.add(pool, 1);
-    return new Chunk{reserve_(segment), segment, pool, stream};
+    auto* made = new Chunk{reserve_(segment), segment, pool, stream};
+    note("segment_alloc", made->address, segment, stream);
+    return made;
   }
 
   // Map pages behind the free end of the stream's segment until `size` bytes lie there.
@@ -183,6 +216,7 @@ class CachingModel {
       else
         rooms.erase(rooms.begin() + (&room - rooms.data()));
       mapped->mapped = true;
+      note("segment_map", mapped->address, need, stream);
       merge(mapped, front);
       return mapped;
     }
@@ -193,8 +227,7 @@ class CachingModel {
     size_t size = round_up(capacity + capacity / 8, LARGE_SEGMENT);
     auto* room = new Chunk{reserve_(size), size, pool, stream};
     room->mapped = false;
-    room->expandable = true;
-    statistics.segments.add(pool, 1);
+    room->expandable = true;  // torch does not count it among the segments
     return room;
   }
 
@@ -235,6 +268,7 @@ class CachingModel {
     take(chunk);
     unreserve_bytes(chunk->pool, chunk->size);
     statistics.segments.add(chunk->pool, -1);
+    note("segment_free", chunk->address, chunk->size, chunk->stream);
     unreserve_(chunk->address, chunk->size);
     delete chunk;
   }
@@ -254,6 +288,7 @@ class CachingModel {
     }
     if (end - begin < hole->size) put(divide(hole, end - begin));
     unreserve_bytes(hole->pool, hole->size);
+    note("segment_unmap", hole->address, hole->size, hole->stream);
     hole->mapped = false;
     auto& rooms = rooms_[{hole->pool, hole->stream}];
     for (Chunk* neighbour : {hole->before, hole->after}) {

@@ -80,4 +80,7 @@ void add_pinned(std::vector<Access>& accesses, const at::Tensor& tensor, bool wr
 // Append the line of the program to races told since the last call. Call it without the lock.
 void note_places();
 
+// Give Python the allocator's events since the last call, where it records them. The same holds.
+void note_memory();
+
 }  // namespace simulated_gpu

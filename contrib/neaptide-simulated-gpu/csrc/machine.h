@@ -111,6 +111,7 @@ class Machine {
   void release(Block* block);
   Block* find(uintptr_t address);
   void empty_cache(int device);
+  std::vector<const Chunk*> segments(int device);
   void pin(const Range& range) { pinned_[range.begin] = range.end; }
   bool unpin(uintptr_t begin);       // the program does so itself: copies under way are told
   void unpin_quietly(uintptr_t begin);

@@ -90,6 +90,15 @@ void Machine::empty_cache(int index) {
   device(index).memory->release_cached();
 }
 
+std::vector<const Chunk*> Machine::segments(int index) {
+  Guard guard(lock);
+  std::vector<Chunk*> used;
+  for (auto& [address, block] : blocks_)
+    if (block->device == index) used.push_back(block->chunk);
+  for (auto& one : waiting_[static_cast<size_t>(index)]) used.push_back(one.chunk);
+  return device(index).memory->segments(used);
+}
+
 Machine::Pinning Machine::pinning(const Range& range) {
   Guard guard(lock);
   auto after = pinned_.upper_bound(range.begin);

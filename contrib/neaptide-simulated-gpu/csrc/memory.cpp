@@ -31,6 +31,7 @@ void free_held(void* context) {
   std::unique_ptr<Held> held(static_cast<Held*>(context));
   report(*held, -1);
   machine().release(held->block);
+  note_memory();
 }
 
 [[noreturn]] void out_of_memory(int device, size_t size) {
@@ -61,6 +62,7 @@ struct Allocator final : c10::DeviceAllocator {
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {
     for (int device = 0; device < machine().device_count; ++device) machine().empty_cache(device);
+    note_memory();
   }
   void recordStream(const at::DataPtr& data, c10::Stream stream) override {
     auto* held = static_cast<Held*>(data.get_context());
@@ -146,6 +148,7 @@ at::DataPtr new_memory(size_t size, at::DataPtr bytes) {
   if (size == 0) return {nullptr, gpu(device)};
   Block* block = machine().allocate(device, size, current_stream(device));
   note_places();
+  note_memory();
   if (!block) out_of_memory(device, size);
   if (!machine().fake && !bytes) bytes = c10::GetCPUAllocator()->allocate(size);
   block->data = bytes.get();

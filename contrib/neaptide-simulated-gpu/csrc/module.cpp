@@ -13,6 +13,9 @@
 namespace py = pybind11;
 
 namespace simulated_gpu {
+
+void define_memory(py::module_& module);  // memory_module.cpp
+
 namespace {
 
 PyObject* place_of_call = nullptr;  // a function: the lines of the program that are being run
@@ -184,9 +187,8 @@ PYBIND11_MODULE(_C, module) {
     int before = exchange_stream(id ? static_cast<int>(id) : device);
     return before < MAX_DEVICES ? 0 : before;
   });
-  module.def("empty_cache", [&m] {
-    for (int device = 0; device < m.device_count; ++device) m.empty_cache(device);
-  });
+  module.def("empty_cache", [] { device_allocator()->emptyCache(); });
+  define_memory(module);
   // Autograd's threads take the GIL as they end. Where Python is gone by then, the process aborts.
   module.def("stop_autograd", [] {
     py::gil_scoped_release no_gil;

@@ -13,6 +13,7 @@ using Names = std::unordered_set<std::string>;
 void register_creation(torch::Library& library, Names& names);
 void register_copies(torch::Library& library, Names& names);
 void register_attention(torch::Library& library, Names& names);
+void register_histogram(torch::Library& library, Names& names);
 
 // Register all of them; return their names, without "aten::".
 inline Names register_own_kernels(torch::Library& library) {
@@ -20,6 +21,7 @@ inline Names register_own_kernels(torch::Library& library) {
   register_creation(library, names);
   register_copies(library, names);
   register_attention(library, names);
+  register_histogram(library, names);
   return names;
 }
 

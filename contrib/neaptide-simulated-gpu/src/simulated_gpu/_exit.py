@@ -23,6 +23,7 @@ def _autograd_threads() -> list[str]:
 
 
 def _stop() -> None:
+    _C.record_memory(False)
     _C.stop_autograd()
     deadline = time.monotonic() + _LIMIT
     while _autograd_threads() and time.monotonic() < deadline:

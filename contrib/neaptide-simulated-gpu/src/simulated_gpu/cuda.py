@@ -200,21 +200,13 @@ def _public() -> dict[str, Any]:
         set_device, get_device_properties, get_rng_state, set_rng_state, get_rng_state_all,
         set_rng_state_all, manual_seed, manual_seed_all, set_per_process_memory_fraction,
     )  # fmt: skip
-    measured = (
-        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
-        "reset_peak_memory_stats", "reset_accumulated_memory_stats", "memory_stats",
-    )  # fmt: skip
     return {
         **{each.__name__: each for each in own},
-        **{name: _of_accelerator(name) for name in measured},
         "stream": StreamContext,
         "synchronize": _of_accelerator("synchronize"),
         "mem_get_info": _of_accelerator("get_memory_info"),
-        "empty_cache": _C.empty_cache,
         "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
+        "_initialized": True,
         "_is_in_bad_fork": lambda: False,
         "device_count": _C.device_count,
         "current_device": _C.current_device,

@@ -84,7 +84,7 @@ def compile_all(sources: list[Path], folder: Path, target: Path) -> None:
         torch / "include/torch/csrc/api/include",
         sysconfig.get_paths()["include"],
     ]
-    flags = FLAGS + [f"-isystem{path}" for path in include]
+    flags = [*FLAGS, f"-iquote{HERE / 'csrc'}", *(f"-isystem{path}" for path in include)]
     folder.mkdir(parents=True, exist_ok=True)
 
     def compiled(source: Path) -> str:
@@ -121,8 +121,8 @@ class Build(build_ext):
 
     def build_extension(self, extension: Extension) -> None:
         """Put the library where setuptools looks for it."""
-        headers = sorted((HERE / "csrc").glob("*.h"))
-        sources = sorted((HERE / "csrc").glob("*.cpp"))
+        headers = sorted((HERE / "csrc").glob("*/*.h"))
+        sources = sorted((HERE / "csrc").glob("*/*.cpp"))
         kept = cached(headers + sources)
         target = Path(self.get_ext_fullpath(extension.name))
         target.parent.mkdir(parents=True, exist_ok=True)

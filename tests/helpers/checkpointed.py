@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def attached(model: nn.Module, pattern: str | None = None, **settings: Any) -> Segments:
-    """Return the segments of the model's blocks, patched in; `interval` is 2 unless given."""
+    """Move the model to `DEVICE` and patch its blocks; `interval` is 2 unless given."""
     segments = Segments(**{"interval": 2, **settings})
-    segments.attach(find_blocks(model, pattern))
+    segments.attach(find_blocks(model.to(DEVICE), pattern))
     return segments
 
 

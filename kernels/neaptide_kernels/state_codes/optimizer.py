@@ -73,7 +73,9 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         calls = 0
         for group in self.param_groups:
             for params in _alike(group["params"]):
-                self._step(params, group, (group["seed"] + calls * _APART) % (1 << 63))
+                seed = (group["seed"] + calls * _APART) % (1 << 63)
+                for device in dict.fromkeys(param.device for param in params):
+                    self._step(params, device, group, seed)
                 calls += 1
         return loss
 
@@ -100,15 +102,33 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
             for name, value in saved.get(number, {}).items():
                 self.state[param][name] = value.to(param.device, copy=True)
 
-    def _step(self, params: list[torch.Tensor], group: dict[str, Any], seed: int) -> None:
-        for param in params:
-            if not self.state[param]:
-                made = self.new_state(param)
-                self.state[param] = dict(zip(self.state_names, made, strict=True))
-        grads = [param.grad for param in params if param.grad is not None]
-        state = [[self.state[param][name] for param in params] for name in self.state_names]
-        torch._foreach_add_(state[-1], 1.0)
-        self.update([params, grads, *state], _rate(group["lr"], params[0].device), group, seed)
+    def _step(
+        self, params: list[torch.Tensor], device: torch.device, group: dict[str, Any], seed: int
+    ) -> None:
+        """Update the parameters on `device`.
+
+        Empty tensors stand for the others, because random bits depend on places in the list: so
+        the bits of a run in which some weights are on the host are those of a run on the device.
+        """
+        rows = [
+            self._row(param) if param.device == device else self._empty_row(param, device)
+            for param in params
+        ]
+        lists = [list(column) for column in zip(*rows, strict=True)]
+        torch._foreach_add_(lists[-1], 1.0)
+        self.update(lists, _rate(group["lr"], device), group, seed)
+
+    def _row(self, param: torch.Tensor) -> list[Any]:
+        if not self.state[param]:
+            made = self.new_state(param)
+            self.state[param] = dict(zip(self.state_names, made, strict=True))
+        state = self.state[param]
+        return [param, param.grad, *(state[name] for name in self.state_names)]
+
+    def _empty_row(self, param: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+        given: tuple[Any, ...] = (param, param.grad)
+        weight, gradient = (tensor.new_empty(0, device=device) for tensor in given)
+        return [weight, gradient, *self.new_state(weight)]
 
     def _check_state(self, number: int, saved: dict[str, Any], param: torch.Tensor) -> None:
         name = type(self).__name__
@@ -130,15 +150,11 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _alike(params: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the parameters that have gradients, in lists with equal device and dtypes.
-
-    One call of the op can update all parameters of a list.
-    """
-    lists: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+    """Return the parameters that have gradients, in lists with equal dtypes."""
+    lists: dict[tuple[torch.dtype, torch.dtype], list[torch.Tensor]] = {}
     for param in params:
         if param.grad is not None:
-            key = (param.device, param.dtype, param.grad.dtype)
-            lists.setdefault(key, []).append(param)
+            lists.setdefault((param.dtype, param.grad.dtype), []).append(param)
     return list(lists.values())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from checkpointed import attached, differing, trace
+from support import DEVICE
 from torch import nn
 
 from neaptide_toolkit.recompute import ChangedInPlaceError
@@ -50,7 +51,7 @@ class Net(nn.Module):
 
 
 def batch(step: int) -> torch.Tensor:
-    return torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(step))
+    return torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(step)).to(DEVICE)
 
 
 @pytest.fixture(params=[{"interval": 1}, {"interval": 3}, {"interval": 8, "save_ops": ("matmul",)}])

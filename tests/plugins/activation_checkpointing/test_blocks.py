@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpointed import attached
-from support import tiny_trainer
+from support import DEVICE, tiny_trainer
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -147,7 +147,7 @@ def test_detach_restores_the_very_dict_a_forward_of_the_users_included() -> None
     model[1].forward = own
     before = [dict(vars(block)) for block in model]
     segments = attached(model)
-    model(torch.randn(2, 2)).sum().backward()
+    model(torch.randn(2, 2, device=DEVICE)).sum().backward()
     segments.detach()
     after = [dict(vars(block)) for block in model]
     assert [list(each) for each in before] == [list(each) for each in after]
@@ -160,16 +160,16 @@ def test_a_copy_of_a_patched_model_computes_with_its_own_weights() -> None:
     model = nn.Sequential(*linears(3))
     segments = attached(model)
     twin = copy.deepcopy(model)
-    x = torch.randn(4, 2)
+    x = torch.randn(4, 2, device=DEVICE)
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()
     twin(x).sum().backward()
-    assert torch.equal(torch.zeros(4, 2), twin(x))
-    assert not torch.equal(torch.zeros(4, 2), model(x))
+    assert torch.equal(torch.zeros(4, 2, device=DEVICE), twin(x))
+    assert not torch.equal(torch.zeros(4, 2, device=DEVICE), model(x))
     assert [None] * 6 == [parameter.grad for parameter in model.parameters()]
     segments.detach()
-    assert torch.equal(torch.zeros(4, 2), twin(x))
+    assert torch.equal(torch.zeros(4, 2, device=DEVICE), twin(x))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_the_ratio_chooses_segments_evenly_and_at_least_one(
     model = nn.Sequential(*linears(6))
     segments = attached(model, interval=1, ratio=ratio)
     dropped = []
-    x = torch.randn(4, 2, requires_grad=True)
+    x = torch.randn(4, 2, device=DEVICE, requires_grad=True)
     for block in model:
         segments.reset_statistics()
         block(x)
@@ -203,7 +203,7 @@ def test_a_weight_that_wraps_others_is_not_dropped_and_an_activation_is_counted_
     model = nn.Sequential(Scaled(), Scaled())
     segments = attached(model, interval=2)
     segments.reset_statistics()
-    model[0](torch.ones(100, requires_grad=True))
+    model[0](torch.ones(100, device=DEVICE, requires_grad=True))
     assert 800 * 2 == segments.dropped_bytes  # the input, both parts, and its product
 
 

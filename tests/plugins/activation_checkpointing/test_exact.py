@@ -23,7 +23,7 @@ from awkward_nets import (
 from checkpointed import attached, differing, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import CYCLE, same_tensors, tensors_of, tiny_trainer
+from support import CYCLE, DEVICE, random_state, same_tensors, tensors_of, tiny_trainer
 from torch import nn
 
 from neaptide_toolkit.recompute import ChangedInPlaceError
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 def loss_of(model: nn.Module, step: int, *, autocast: bool = False) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        return model(torch.randn(6, WIDTH, generator=generator))
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+        return model(torch.randn(6, WIDTH, generator=generator).to(DEVICE))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -138,7 +138,7 @@ def test_a_run_through_all_phases_is_bitwise_the_same(interval: int) -> None:
         )
         with trainer:
             losses = [trainer.step(batch).loss for batch in batches[:14]]
-        random = torch.get_rng_state()
+        random = random_state()
         return {**tensors_of(trainer.model), "losses": torch.tensor(losses), "random": random}
 
     assert same_tensors(weights({}), weights({"activation-checkpointing": {"interval": interval}}))

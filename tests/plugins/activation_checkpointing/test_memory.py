@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from checkpointed import attached
+from support import DEVICE, random_state
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,12 +71,12 @@ class Block(nn.Module):
 
 
 def make() -> nn.Module:
-    return nn.Sequential(*(Block() for _ in range(DEPTH)))
+    return nn.Sequential(*(Block() for _ in range(DEPTH))).to(DEVICE)
 
 
 def left_alive(model: nn.Module, finish: Callable[[torch.Tensor], Any] = lambda loss: loss) -> int:
     """Return the bytes alive after a forward (the second: in the first, blocks are learned)."""
-    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    x = torch.randn(ROWS, WIDTH, device=DEVICE, requires_grad=True)
     model(x).sum().backward()
     with Storages() as storages:
         held = finish(model(x).sum())
@@ -108,10 +109,10 @@ def test_what_it_counts_as_kept_is_what_is_alive() -> None:
     segments = attached(model, interval=3)
     alive = left_alive(model)
     segments.reset_statistics()
-    model(torch.randn(ROWS, WIDTH, requires_grad=True))
+    model(torch.randn(ROWS, WIDTH, device=DEVICE, requires_grad=True))
     assert DEPTH // 3 * ACTIVATION == segments.kept_bytes
     # Besides, each block's random state waits for its second run; the first input is the user's.
-    random_states = DEPTH * torch.get_rng_state().nbytes
+    random_states = DEPTH * random_state().nbytes
     assert 0 <= alive - (segments.kept_bytes - ACTIVATION) <= random_states + ACTIVATION
 
 

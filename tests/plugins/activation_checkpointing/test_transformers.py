@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from checkpointed import attached, differing, trace
+from support import DEVICE
 from torch import nn
 
 VOCABULARY = 64
@@ -49,9 +50,10 @@ def t5() -> nn.Module:
 
 def loss_of(model: nn.Module, step: int, *, use_cache: bool, autocast: bool) -> torch.Tensor:
     tokens = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(step))
+    tokens = tokens.to(DEVICE)
     mask = torch.ones_like(tokens)
     mask[0, 9:] = 0
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
         loss: torch.Tensor = model(
             input_ids=tokens, attention_mask=mask, labels=tokens, use_cache=use_cache
         ).loss

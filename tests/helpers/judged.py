@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-from support import stranger, tensors_of, tiny_trainer
+from support import DEVICE, stranger, tensors_of, tiny_trainer
 
 from neaptide import PACE, HybridTrainer, Plugin, Update, hookimpl
 from neaptide_plugins.delayed_verdict import SPEC
@@ -45,7 +45,7 @@ class Along(Plugin[Any]):
 
         def delta(span: Span) -> torch.Tensor:
             with self.store.loan(span, "read") as weight:
-                return (weight - self.first[span.name]) * self.share * scale
+                return (weight - self.first[span.name].to(weight)) * self.share * scale
 
         return Update(5, delta)
 
@@ -94,17 +94,17 @@ class Noise(Along):
     @hookimpl
     def propose_update(self) -> Update:
         generator = torch.Generator().manual_seed(0)
-        return Update(1, lambda span: torch.randn(span.shape, generator=generator))
+        return Update(1, lambda span: torch.randn(span.shape, generator=generator).to(DEVICE))
 
 
 def line(cls: type[Plugin[Any]], lr: float = 2e-3, *, there: bool = False, **settings: Any) -> Any:
     """Return a closed trainer after 32 steps towards a line, far off unless `there`."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(6, 1)
+    model = torch.nn.Linear(6, 1).to(DEVICE)
     if there:
         model.load_state_dict({"weight": torch.full((1, 6), 5.0), "bias": torch.zeros(1)})
     generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(32, 16, 6, generator=generator)
+    inputs = torch.randn(32, 16, 6, generator=generator).to(DEVICE)
     trainer = HybridTrainer(
         model,
         torch.optim.SGD(model.parameters(), lr),

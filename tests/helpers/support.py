@@ -52,10 +52,14 @@ def plugin_with(**members: Any) -> type[Plugin[Any]]:
 
 
 def tiny_trainer(
-    config: dict[str, Any] | None = None, plugins: Any = (), seed: int = 0, **given: Any
+    config: dict[str, Any] | None = None,
+    plugins: Any = (),
+    seed: int = 0,
+    device: torch.device = DEVICE,
+    **given: Any,
 ) -> tuple[HybridTrainer, list[Any]]:
     """Return a trainer of the tiny task (batch norm, dropout, tied, frozen) and its batches."""
-    task = tiny_task(seed)
+    task = tiny_task(seed, device=device)
     trainer = HybridTrainer(
         task.model, task.optimizer, loss_fn=tiny_loss, config=config, plugins=plugins, **given
     )

@@ -251,6 +251,7 @@ def test_constant_activations(value: float) -> None:
     assert error(*both(call, layer.parameters())) < 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # as torch loads
 def test_compiled_modules_keep_what_they_save() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -182,7 +182,9 @@ def test_a_real_transformer_with_conv1d_and_a_tied_head() -> None:
 def test_a_cpu_is_refused_unless_asked_for(dtype: str) -> None:
     message = f"dtype = '{dtype}' would be slower .* set even_if_slower = true @ plugins"
     with pytest.raises(ConfigError, match=message):
-        tiny_trainer(settings_of(dtype=dtype, even_if_slower=False), [NAME])
+        tiny_trainer(
+            settings_of(dtype=dtype, even_if_slower=False), [NAME], device=torch.device("cpu")
+        )
 
 
 def test_a_gpu_without_the_kernel_is_refused_whatever_is_asked(

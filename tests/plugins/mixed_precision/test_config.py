@@ -13,7 +13,9 @@ from neaptide import ConfigError, HybridTrainer
 
 
 def trainer_with(settings: dict[str, Any], **config: Any) -> HybridTrainer:
-    return tiny_trainer({"plugins": {"mixed-precision": settings}, **config})[0]
+    """Return a trainer on the CPU, where fp8 is refused unless it is asked for twice."""
+    config = {"plugins": {"mixed-precision": settings}, **config}
+    return tiny_trainer(config, device=torch.device("cpu"))[0]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import same_tensors, tensors_of, tiny_trainer
+from support import DEVICE, same_tensors, tensors_of, tiny_trainer
 
 from neaptide_plugins.predictor_drift import SPEC
 from neaptide_toolkit.testing import check_plugin
@@ -71,7 +71,7 @@ def test_the_sum_is_the_drift_of_the_run() -> None:
             torch.stack([sample[name] for sample in half]).mean(0)
             for half in (window[:4], window[4:])
         )
-        torch.testing.assert_close(total, second - first, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(total.to(DEVICE), second - first, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

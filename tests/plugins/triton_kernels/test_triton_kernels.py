@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from support import DEVICE
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide_kernels.catalogue import triton_providers
@@ -18,8 +19,8 @@ def providers() -> set[tuple[str, str]]:
     return {(op, one.name) for op in KERNELS.ops for one in KERNELS.providers(op)}
 
 
-def trainer(**settings: object) -> HybridTrainer:
-    task = tiny_task()
+def trainer(device: torch.device = DEVICE, **settings: object) -> HybridTrainer:
+    task = tiny_task(device=device)
     return HybridTrainer(
         task.model, task.optimizer, loss_fn=tiny_loss, config={"plugins": {NAME: settings}}
     )
@@ -55,7 +56,7 @@ def test_an_unknown_provider_is_an_error_with_the_way_out() -> None:
 def test_a_run_on_a_cpu_says_that_references_do_the_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING, "neaptide"), trainer():
+    with caplog.at_level(logging.WARNING, "neaptide"), trainer(torch.device("cpu")):
         pass
 
     assert any("triton_kernels.not_used" in record.message for record in caplog.records)

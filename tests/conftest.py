@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 torch.set_num_threads(1)
 settings.register_profile("neaptide", deadline=None, max_examples=50)
@@ -23,6 +27,15 @@ def _measured_backward() -> None:
         one = torch.ones((), device="cuda", requires_grad=True)
         one.register_hook(lambda _: sys.settrace(threading.gettrace()))
         torch.autograd.grad(one * 1, one)
+
+
+@pytest.fixture(scope="module")
+def on_device() -> Iterator[None]:
+    """Let torch make tensors on `DEVICE` where no device is said."""
+    from support import DEVICE  # imports torch's accelerator
+
+    with DEVICE:
+        yield
 
 
 @pytest.fixture(autouse=True)

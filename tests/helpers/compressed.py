@@ -75,4 +75,5 @@ def linear(seed: int = 0) -> nn.Linear:
 
 
 def given_x() -> torch.Tensor:
-    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator(device := torch.get_default_device()).manual_seed(1)
+    return torch.randn(SIZE, SIZE, generator=generator, device=device)

@@ -25,7 +25,10 @@ from neaptide_toolkit.export import export
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("on_device")
 
+
+@torch.device("cpu")  # transformers takes no default device
 def test_an_index_is_as_the_library_reads_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -11,6 +11,8 @@ import torch
 from neaptide import ConfigError, PluginSpec, field
 from neaptide_toolkit.optimizers import FACTOR, OptimizerPlugin, decays
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 @attrs.frozen(kw_only=True)
 class Options:

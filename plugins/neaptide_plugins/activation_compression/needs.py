@@ -89,6 +89,7 @@ _FAMILIES: dict[Family, frozenset[str]] = {
             "ScaledDotProductEfficientAttention",
             "ScaledDotProductFlashAttention",
             "ScaledDotProductFlashAttentionForCpu",
+            "ScaledDotProductFusedAttentionOverrideable",  # of XPU and of devices of others
         }
     ),
     # The backward uses only the shape of the input.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.spans import Span
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 GUARD = Guard(rise=0.0, halvings=2)
 
 

@@ -50,7 +50,7 @@ def of_weight(factor: float) -> Callable[[ParameterStore, Span], torch.Tensor]:
 def noise_of_four_times_the_weight(store: ParameterStore, span: Span) -> torch.Tensor:
     """Draw a new delta at every call, from the global generator a run draws from too."""
     with store.loan(span, "read") as weight:
-        return torch.randn(span.shape) * (4.0 * weight.abs().mean() + 1.0)
+        return torch.randn(span.shape, device=weight.device) * (4.0 * weight.abs().mean() + 1.0)
 
 
 def nan_in_one_element(store: ParameterStore, span: Span) -> torch.Tensor:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import CYCLE, plugin_with, same_bits, same_tensors, stranger, tensors_of, tiny_trainer
+from support import (
+    CYCLE,
+    DEVICE,
+    plugin_with,
+    same_bits,
+    same_tensors,
+    stranger,
+    tensors_of,
+    tiny_trainer,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -309,7 +318,7 @@ def failing(calls: set[int]) -> Callable[..., Any]:
 def eval_mode_weights(loss_fn: Callable[..., Any], plugins: Any, batches: range) -> Any:
     """Train a model without state in the forward on `batches`, repeating steps that raise."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 8))
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 8)).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     task = tiny_task()
     with HybridTrainer(model, optimizer, loss_fn=loss_fn, plugins=plugins) as trainer:

@@ -20,6 +20,8 @@ from neaptide import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 @pytest.fixture
 def factories() -> Iterator[str]:

@@ -289,8 +289,8 @@ class Samples(Dataset[dict[str, torch.Tensor]]):
         return len(self.x)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        noise = 0.1 * torch.randn(16)
-        return {"x": self.x[index] + noise, "y": self.y[index]}
+        noise = 0.1 * torch.randn(16)  # of the CPU, as a loader has it
+        return {"x": self.x[index] + noise.to(self.x), "y": self.y[index]}
 
 
 def shuffled(batches: list[Any]) -> DataLoader[Any]:

@@ -18,6 +18,8 @@ from neaptide.run.resident.store import ResidentStore
 if TYPE_CHECKING:
     from neaptide.api.spans import Evictable
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 Pair = namedtuple("Pair", "one two")  # noqa: PYI024 - as strangers write it
 
 
@@ -137,6 +139,7 @@ def test_the_memory_of_weights_stays() -> None:
     assert {"used by other tensors, too": 4 * SMALLEST} == dict(result.left)
 
 
+@torch.device("cpu")  # whose memory others can have
 def test_memory_that_is_not_torchs_stays() -> None:
     shared = large().share_memory_()
     memory = np.ones(SMALLEST + 16, dtype=np.float32)

@@ -14,12 +14,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
+from support import DEVICE, same_bits
 from torch import nn, optim
 
 from neaptide_kernels.adamw_split import adamw_split_step
 from neaptide_kernels.adamw_split.op import scalars, values
 from neaptide_kernels.adamw_split.split_master import join, split
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 SHAPES = [(5, 7), (64,), (), (2, 0), (33, 3)]
 CPU = torch.device("cpu")
@@ -55,7 +57,7 @@ def numbers(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("tensor_lr", [False, True])
 def test_a_thousand_steps_are_those_of_torch_adamw(dtype: torch.dtype, *, tensor_lr: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     parameters = [nn.Parameter(numbers(shape, generator)) for shape in SHAPES]
     ours = Split(parameters)
     optimizer = optim.AdamW(parameters, lr=1e-2, weight_decay=0.1, foreach=False)
@@ -90,7 +92,7 @@ def test_any_options_are_those_of_torch_adamw(
     *,
     maximize: bool,
 ) -> None:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(DEVICE).manual_seed(1)
     parameters = [nn.Parameter(numbers((37,), generator))]
     ours = Split(parameters)
     options = {"eps": eps, "weight_decay": decay, "maximize": maximize}

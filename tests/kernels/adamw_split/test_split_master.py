@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from neaptide_kernels.adamw_split import split_master
 from neaptide_kernels.adamw_split.split_master import join, split
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 LOWER_HALVES = [0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF, 0x1234, 0xABCD]
 
 

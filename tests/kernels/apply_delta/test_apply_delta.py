@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
+from support import DEVICE, same_bits
 
 from neaptide_kernels.apply_delta import apply_delta, apply_int8_delta
 from neaptide_kernels.apply_delta.op import numbers
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("on_device")
+
 SHAPES = [(5, 7), (64,), (), (0,), (33, 3)]
 NARROW = [torch.bfloat16, torch.float16]
 HALF = torch.tensor(0.5)
@@ -39,8 +40,8 @@ def neighbours(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *NARROW], ids=str)
 @pytest.mark.parametrize("delta", [torch.float32, torch.bfloat16], ids=str)
 def test_adds_in_float32_at_least_and_rounds_once(dtype: torch.dtype, delta: torch.dtype) -> None:
-    params = [tensor.to(dtype) for tensor in numbers(SHAPES, 0, CPU)]
-    deltas = [tensor.to(delta) for tensor in numbers(SHAPES, 1, CPU)]
+    params = [tensor.to(dtype) for tensor in numbers(SHAPES, 0, DEVICE)]
+    deltas = [tensor.to(delta) for tensor in numbers(SHAPES, 1, DEVICE)]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     expected = [
         (weight.to(wide) + each.to(wide) * 0.5).to(dtype)
@@ -52,8 +53,8 @@ def test_adds_in_float32_at_least_and_rounds_once(dtype: torch.dtype, delta: tor
 
 def test_sets_are_added_one_after_another() -> None:
     scales = torch.tensor([0.1, -2.0, 3.0])
-    sets = [numbers(SHAPES, seed, CPU) for seed in (1, 2, 3)]
-    together, apart = numbers(SHAPES, 0, CPU), numbers(SHAPES, 0, CPU)
+    sets = [numbers(SHAPES, seed, DEVICE) for seed in (1, 2, 3)]
+    together, apart = numbers(SHAPES, 0, DEVICE), numbers(SHAPES, 0, DEVICE)
     apply_delta(together, [delta for each in sets for delta in each], scales)
     for each, scale in zip(sets, scales, strict=True):
         apply_delta(apart, each, scale)
@@ -63,10 +64,10 @@ def test_sets_are_added_one_after_another() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_codes_are_the_deltas_they_stand_for(dtype: torch.dtype, *, stochastic: bool) -> None:
-    pairs = [quantize_int8(delta, 16)[:2] for delta in numbers(SHAPES, 1, CPU)]
+    pairs = [quantize_int8(delta, 16)[:2] for delta in numbers(SHAPES, 1, DEVICE)]
     codes, sizes = [codes for codes, _ in pairs], [sizes for _, sizes in pairs]
     deltas = [dequantize_int8(*pair, None, 16) for pair in pairs]
-    expected = [tensor.to(dtype) for tensor in numbers(SHAPES, 0, CPU)]
+    expected = [tensor.to(dtype) for tensor in numbers(SHAPES, 0, DEVICE)]
     params = cloned(expected)
     apply_delta(expected, deltas, HALF, stochastic, 5)
     apply_int8_delta(params, codes, sizes, HALF, 16, stochastic, 5)
@@ -92,7 +93,9 @@ def test_stochastic_rounding_goes_to_a_neighbour(
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("size", [1.0, 3e-5, 2e-7, 2.0**-14])
 def test_stochastic_rounding_has_the_right_mean(dtype: torch.dtype, size: float) -> None:
-    values = size * torch.rand(16, generator=torch.Generator().manual_seed(0)).repeat(10_000, 1)
+    values = size * torch.rand(16, generator=torch.Generator(DEVICE).manual_seed(0)).repeat(
+        10_000, 1
+    )
     weight = torch.zeros_like(values, dtype=dtype)
     apply_delta([weight], [values], torch.tensor(1.0), True, 3)
     below, above = neighbours(values[0], dtype)
@@ -136,7 +139,7 @@ def test_small_deltas_are_lost_to_the_nearest_but_not_to_chance() -> None:
 
 def test_empty_lists_change_nothing() -> None:
     apply_delta([], [], HALF)
-    params = numbers(SHAPES, 0, CPU)
+    params = numbers(SHAPES, 0, DEVICE)
     before = cloned(params)
     apply_delta(params, [], HALF)
     apply_delta(params, [], torch.ones(0))

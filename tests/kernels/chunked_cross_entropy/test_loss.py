@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
+from support import DEVICE, same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
 from neaptide_toolkit.testing import peak_of
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 IGNORED = -100
 
@@ -19,7 +21,7 @@ def inputs(
     shape: tuple[int, ...], width: int, vocabulary: int, seed: int = 0, **kind: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return hidden, weight, bias and labels, a quarter of which are ignored."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     kind = {"dtype": torch.float64, **kind}
     hidden, weight, bias = (
         torch.randn(size, generator=generator, dtype=torch.float64).to(**kind).requires_grad_()
@@ -200,7 +202,7 @@ def test_a_large_loss_scale_reaches_float16_gradients_unrounded() -> None:
 
 def test_under_autocast_logits_are_narrow_and_the_loss_is_not() -> None:
     hidden, weight, bias, labels = inputs((40,), 16, 30, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         loss = chunked_cross_entropy(hidden, weight, labels, bias=bias, chunk=40)
         expected = whole(hidden, weight, labels, bias)
         mixed = chunked_cross_entropy(hidden.detach().bfloat16(), weight, labels, bias=bias)
@@ -217,7 +219,7 @@ def test_under_autocast_logits_are_narrow_and_the_loss_is_not() -> None:
 
 def test_autocast_remembers_no_weight() -> None:
     hidden, weight, _, labels = inputs((40,), 16, 30, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         before = chunked_cross_entropy(hidden, weight, labels).item()
         with torch.no_grad():
             weight.mul_(2)
@@ -289,7 +291,8 @@ def test_tensors_without_values_have_a_loss_without_one(kind: str) -> None:
     assert [(2, 3, 5), (7, 5)] == [hidden.grad.shape, weight.grad.shape]
 
 
-H, W, B, L = inputs((3, 4), 5, 6)
+with DEVICE:
+    H, W, B, L = inputs((3, 4), 5, 6)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from support import DEVICE
 from torch.utils.flop_counter import FlopCounterMode
 
 from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
 from neaptide_kernels.chunked_cross_entropy.trials import arguments
 from neaptide_kernels.registry import KERNELS
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = pytest.mark.usefixtures("on_device")
+
 OP = KERNELS.ops["chunked_cross_entropy"]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
+from support import DEVICE, same_bits
 
 from neaptide.api.history import GRADIENT_NORMS, History
 from neaptide.api.history import LOSSES as HISTORY_LOSSES
@@ -19,8 +19,18 @@ from neaptide_kernels.encode_state import (
     NORMS,
     SECONDS,
     encode_state,
-    packed,
 )
+from neaptide_kernels.encode_state import (
+    packed as packed_on_host,
+)
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+
+def packed(samples: Any, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ring, count = packed_on_host(samples, window)
+    return ring.to(DEVICE), count.to(DEVICE)
+
 
 LEVELS = [*FEATURES[2:8], "norm_last", "norm_mean"]
 ORDERLESS = FEATURES[:2] + FEATURES[3:18]
@@ -98,7 +108,7 @@ def test_another_unit_scales_the_levels_and_nothing_else(
 
 @given(losses=st.lists(MODERATE, max_size=LOSSES), seed=st.integers(0, 99))
 def test_order_moves_only_what_is_about_order(losses: list[float], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     shuffled = [losses[place] for place in torch.randperm(len(losses), generator=generator)]
     before, after = encoded(losses), encoded(shuffled)
     for name in ORDERLESS:

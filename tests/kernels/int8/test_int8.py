@@ -7,15 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import DEVICE
 
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 SIZES = st.sampled_from([0, 1, 17, 63, 257])
 GROUPS = st.sampled_from([1, 3, 64, 1000, 1 << 40])
 
 
 def normal(elements: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(elements, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(elements, generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 def spread(of_groups: torch.Tensor, group: int, elements: int) -> torch.Tensor:
@@ -95,6 +98,7 @@ def test_the_smallest_and_largest_numbers_of_float32() -> None:
     assert bool(scale.isfinite().all())
 
 
+@torch.device("cpu")  # the simulated GPU has no sparse tensors
 def test_what_has_no_codes_is_said_in_one_line() -> None:
     for x, message in (
         (torch.ones(3, dtype=torch.int32), "takes a floating tensor .got torch.int32"),

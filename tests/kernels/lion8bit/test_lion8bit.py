@@ -8,6 +8,8 @@ import torch
 from neaptide_kernels import state_codes
 from neaptide_kernels.lion8bit import lion8bit_step, new_state
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def lists(params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     return [list(each) for each in zip(*map(new_state, params), strict=True)]

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from neaptide_kernels import state_codes as codes
 from neaptide_kernels.counter_random import random_bits
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 SIGNED = torch.arange(-127, 128, dtype=torch.int8)
 UNSIGNED = torch.arange(256, dtype=torch.int16).to(torch.uint8)
 

@@ -23,6 +23,8 @@ from neaptide_plugins.activation_compression.codes import (
 )
 from neaptide_plugins.activation_compression.layout import layout_of
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 LEAST = {torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-24}
 DTYPES = st.sampled_from(sorted(ROUNDING, key=str))

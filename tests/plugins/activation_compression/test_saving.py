@@ -19,6 +19,8 @@ from neaptide_toolkit.testing.allocations import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def change(what: str, session: Any) -> None:
     layer, x = linear(), given_x()
@@ -105,6 +107,7 @@ def test_nothing_is_held_once_the_graph_is_gone() -> None:
         gc.enable()
 
 
+@torch.device("cpu")  # of which the allocator is
 def test_the_allocator_sees_what_is_reported() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)))
@@ -194,6 +197,7 @@ def test_torchs_own_checkpoint(reentrant: bool) -> None:  # noqa: FBT001
     assert float((exact - compressed).norm() / exact.norm()) < 0.02
 
 
+@torch.device("cpu")  # on a GPU nobody looks for them, which would be a wait
 @pytest.mark.parametrize("broken", [float("inf"), float("-inf"), float("nan")])
 def test_gradients_are_finite_where_the_exact_ones_are(broken: float) -> None:
     layer, x = linear(), given_x()
@@ -251,7 +255,6 @@ def test_constant_activations(value: float) -> None:
     assert error(*both(call, layer.parameters())) < 1e-3
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # as torch loads
 def test_compiled_modules_keep_what_they_save() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

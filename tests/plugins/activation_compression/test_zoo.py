@@ -8,7 +8,7 @@ import awkward_nets
 import pytest
 import torch
 from compressed import differentiated, error, saving
-from support import same_bits
+from support import DEVICE, same_bits
 from zoo_blocks import BLOCKS
 from zoo_layers import LAYERS, Residual, Stack
 from zoo_nets import NETS
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 OTHERWISE = {
     "python's rng": "draws other numbers each time",
@@ -44,7 +46,7 @@ NOT_UNDER_AUTOCAST = {"layer: bilinear"}
 
 def check(name: str, dtype: torch.dtype, group: int) -> None:
     make, size = SUBJECTS[name]
-    x = torch.randn(*size, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(*size, generator=torch.Generator(DEVICE).manual_seed(1))
     results = []
     for session in (None, saving(group=group)):
         torch.manual_seed(0)
@@ -52,7 +54,7 @@ def check(name: str, dtype: torch.dtype, group: int) -> None:
         parameters = [each for each in model.parameters() if each.requires_grad]
 
         def call(model: nn.Module = model) -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype is torch.bfloat16):
                 return model(x).float()
 
         results.append(differentiated(call, parameters, session))

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.adam8bit.optimizer import Adam8bit
 from neaptide_plugins.lion8bit.optimizer import Lion8bit
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 BOTH = pytest.mark.parametrize("cls", [Adam8bit, Lion8bit])
 
@@ -23,7 +26,7 @@ def net(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
     dtype = next(model.parameters()).dtype
     for step in range(first, first + steps):
-        x = torch.randn(8, 20, generator=torch.Generator().manual_seed(step)).to(dtype)
+        x = torch.randn(8, 20, generator=torch.Generator(DEVICE).manual_seed(step)).to(dtype)
         optimizer.zero_grad()
         (model(x) - x).square().mean().backward()
         optimizer.step()
@@ -167,6 +170,7 @@ def test_nothing_of_two_tensors_is_rounded_alike(cls: Any) -> None:
 
 
 @BOTH
+@torch.device("cpu")  # the simulated GPU has no sparse tensors
 def test_what_cannot_be_updated_is_refused_in_one_line(cls: Any) -> None:
     def refused(act: Callable[[], Any]) -> str:
         with pytest.raises(ValueError, match="8bit") as caught:
@@ -238,7 +242,7 @@ def digits_loss(make: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype
         nn.Linear(128, 10),
     ).to(dtype)  # fmt: skip
     optimizer = make(model.parameters())
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(DEVICE).manual_seed(1)
     for _ in range(300):
         chosen = torch.randint(0, 1200, (64,), generator=generator)
         optimizer.zero_grad()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.ademamix.optimizer import AdEMAMix
@@ -19,16 +20,18 @@ from neaptide_plugins.ademamix.warmups import alpha_at, slow_decay_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 SHAPES = [(4, 3), (5,), ()]
 
 
 def weights(shapes: Sequence[tuple[int, ...]] = SHAPES, **kind: Any) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     return [nn.Parameter(torch.randn(shape, generator=generator).to(**kind)) for shape in shapes]
 
 
 def gradient(step: int, param: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 + step)
+    generator = torch.Generator(DEVICE).manual_seed(100 + step)
     return torch.randn(param.shape, generator=generator).to(param.dtype)
 
 
@@ -161,6 +164,7 @@ def test_large_weights_are_updated_apart_with_the_same_result() -> None:
     assert same(together, alone)
 
 
+@torch.device("cpu")  # the simulated GPU has no sparse tensors
 def test_what_cannot_be_updated_is_refused_in_one_line() -> None:
     def refused(act: Callable[[], Any]) -> str:
         with pytest.raises(ValueError, match="AdEMAMix") as caught:

@@ -6,16 +6,19 @@ import math
 
 import pytest
 import torch
+from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.builtin_models import byte_gpt
 from neaptide_plugins.builtin_models.config import ByteGptOptions
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 SMALL = ByteGptOptions(layers=2, width=32, heads=2, context=16)
 
 
 def tokens(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(0, 256, (rows, length), generator=torch.Generator().manual_seed(0))
+    return torch.randint(0, 256, (rows, length), generator=torch.Generator(DEVICE).manual_seed(0))
 
 
 def test_the_defaults_give_870_656_parameters() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from support import DEVICE
 
 from neaptide_plugins.builtin_models import digits_cnn, mlp
 from neaptide_plugins.builtin_models.config import DigitsCnnOptions, MlpOptions
@@ -14,9 +15,11 @@ from neaptide_plugins.builtin_models.config import DigitsCnnOptions, MlpOptions
 if TYPE_CHECKING:
     from types import ModuleType
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def batch(rows: int = 32) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     return {
         "x": torch.rand(rows, 1, 8, 8, generator=generator),
         "y": torch.randint(0, 10, (rows,), generator=generator),

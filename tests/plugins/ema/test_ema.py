@@ -12,6 +12,8 @@ from torch import nn
 from neaptide import HybridTrainer, Plugin, Update, hookimpl
 from neaptide_plugins.ema.average import decay_at, shift, start, update
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 @given(st.floats(0.0, 0.9999), st.lists(st.floats(-10, 10), min_size=1, max_size=30))
 def test_the_average_is_the_closed_formula(decay: float, values: list[float]) -> None:

@@ -17,6 +17,8 @@ from transformers import BatchEncoding
 from neaptide.api.steps import batch_length
 from neaptide_plugins.gradient_accumulation.split import rows, split
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 class Pair(NamedTuple):
     one: Any

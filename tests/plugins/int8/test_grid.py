@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import DEVICE
 
 from neaptide_plugins.int8.grid import round_to_grid
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 @given(
@@ -20,7 +24,7 @@ from neaptide_plugins.int8.grid import round_to_grid
 def test_what_was_rounded_once_stays(
     group: int, exponent: int, seeds: tuple[int, int], dtype: torch.dtype, channel: int
 ) -> None:
-    generator = torch.Generator().manual_seed(seeds[0])
+    generator = torch.Generator(DEVICE).manual_seed(seeds[0])
     weight = (torch.randn(16, 16, generator=generator) * 2.0**exponent).to(dtype)
     weight[3] = 0
     once = round_to_grid(weight, group, seeds[0], channel)
@@ -33,7 +37,7 @@ def test_what_was_rounded_once_stays(
 
 
 def test_the_mean_over_many_roundings_is_the_weight() -> None:
-    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(32, 64, generator=torch.Generator(DEVICE).manual_seed(0))
     seeds = 400
     roundings = [round_to_grid(weight, 64, seed) for seed in range(seeds)]
     mean = sum(codes.decode(torch.float32) for codes in roundings) / seeds

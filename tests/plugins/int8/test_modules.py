@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from support import DEVICE
 from torch import nn
 from zoo_layers import LAYERS, Residual, Stack
 from zoo_nets import NETS
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("on_device")
+
 SCHEME = Scheme("channel", 64, True)
 QUANTIZER = Quantizer(scheme=SCHEME, calibration=None, percentile=99.9)
 
@@ -40,7 +42,7 @@ class InPlace:
 
 
 def holding(model: nn.Module, quantizer: Quantizer = QUANTIZER) -> HeldWeights:
-    return HeldWeights(find(model, ("*",), (), quantizer.scheme), quantizer, CPU, InPlace())
+    return HeldWeights(find(model, ("*",), (), quantizer.scheme), quantizer, DEVICE, InPlace())
 
 
 def decoded_in_place(model: nn.Module) -> nn.Module:
@@ -95,7 +97,7 @@ def test_nets(name: str) -> None:
 
 def test_it_looks_like_the_weight() -> None:
     conv = nn.Conv2d(4, 8, 3).bfloat16().to(memory_format=torch.channels_last)
-    weight = Int8Weight(encode(conv.weight, SCHEME), conv.weight, CPU)
+    weight = Int8Weight(encode(conv.weight, SCHEME), conv.weight, DEVICE)
     assert (conv.weight.shape, conv.weight.dtype) == (weight.shape, weight.dtype)
     assert conv.weight.stride() == weight.stride() == weight.decoded().stride()
     assert not weight.requires_grad
@@ -160,7 +162,7 @@ def test_what_fails_half_way_leaves_the_model_as_it_was(fails_at: int) -> None:
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     parameters = list(model.parameters())
-    held = HeldWeights(find(model, ("*",), (), SCHEME), QUANTIZER, CPU, Failing())
+    held = HeldWeights(find(model, ("*",), (), SCHEME), QUANTIZER, DEVICE, Failing())
     with pytest.raises(MemoryError):
         held.hold()
     assert not held.held
@@ -179,7 +181,7 @@ def test_one_that_cannot_come_back_keeps_no_other_away() -> None:
             return back
 
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
-    held = HeldWeights(find(model, ("*",), (), SCHEME), QUANTIZER, CPU, Failing())
+    held = HeldWeights(find(model, ("*",), (), SCHEME), QUANTIZER, DEVICE, Failing())
     held.hold()
     with pytest.raises(MemoryError):
         held.release()
@@ -209,7 +211,7 @@ def test_autocast_lowers_the_decoded_weight() -> None:
     held = holding(layer)
     x = torch.randn(3, 8)
     held.hold()
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.no_grad(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         lowered = layer(x)
     assert torch.bfloat16 == lowered.dtype
     held.release()

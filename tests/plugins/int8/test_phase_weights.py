@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from neaptide_plugins.int8.scheme import WeightCodes
     from neaptide_plugins.int8.targets import Target
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 class InPlace:
     """The weights are where the module has them, and stay there."""

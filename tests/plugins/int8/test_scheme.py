@@ -6,9 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import DEVICE
 
 from neaptide_plugins.int8.calibration import calibrated
 from neaptide_plugins.int8.scheme import Scheme, WeightCodes, bytes_of, encode
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 SHAPES = ((24, 32), (6, 16, 4), (4, 8, 3, 3), (1, 64), (16, 1))
 
@@ -18,7 +21,7 @@ def scheme(granularity: str = "channel", *, symmetric: bool = True, block: int =
 
 
 def weight(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     magnitudes = 10 ** (4 * torch.rand(shape[0], generator=generator) - 3)
     spread = magnitudes.view(-1, *(1 for _ in shape[1:]))
     return (torch.randn(shape, generator=generator) * spread).to(dtype)
@@ -90,7 +93,7 @@ def test_a_channel_with_an_inf_or_nan_is_nan_and_the_others_are_not(
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("how", ["percentile", "mse"])
 def test_ranges_without_outliers_spend_the_codes_on_the_rest(how: str, *, symmetric: bool) -> None:
-    given_weight = torch.randn(8, 4096, generator=torch.Generator().manual_seed(1))
+    given_weight = torch.randn(8, 4096, generator=torch.Generator(DEVICE).manual_seed(1))
     given_weight[:, 7] = 9.0
     chosen = scheme(symmetric=symmetric)
     ranges = calibrated(given_weight, chosen, how, percentile=99.9)  # type: ignore[arg-type]  # a literal

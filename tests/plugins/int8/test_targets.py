@@ -13,6 +13,8 @@ from neaptide_plugins.int8.scheme import Scheme
 from neaptide_plugins.int8.targets import find
 from neaptide_toolkit.testing.tiny import TinyNet
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 CHANNEL = Scheme("channel", 64, True)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from support import DEVICE
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional
@@ -24,6 +25,8 @@ from neaptide_toolkit.low_precision import intercepting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 BOUNDS = {"int8": 0.02, "fp8": 0.1}
 
@@ -74,7 +77,9 @@ def test_forward_is_torchs_own_and_gradients_are_close(
     x = torch.randn(3, 20, 32, dtype=next(module.parameters()).dtype, requires_grad=True)
     tensors = [x, *module.parameters()]
     handler = lowering(module, dtype=dtype)
-    with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+    with torch.autocast(
+        DEVICE.type, dtype=autocast or torch.bfloat16, enabled=autocast is not None
+    ):
         plain, exact = taken(lambda: module(x), tensors, None)
         output, low = taken(lambda: module(x), tensors, handler)
     assert (plain.dtype, True) == (output.dtype, torch.equal(plain, output))
@@ -228,7 +233,7 @@ def test_autocasts_cache_holds_no_cast_without_a_graph() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(32, 32, bias=False)
     x = torch.randn(8, 32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         with intercepting(lowering(layer)):
             layer(x)
         layer(x).sum().backward()

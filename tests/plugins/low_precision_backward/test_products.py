@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support import DEVICE
 
 from neaptide_plugins.low_precision_backward import products
 from neaptide_plugins.low_precision_backward.products import (
@@ -15,9 +16,11 @@ from neaptide_plugins.low_precision_backward.products import (
 )
 from neaptide_toolkit.testing.allocations import peak_of
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def factors(rows: int = 48, terms: int = 64, columns: int = 32) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     spread = 10 ** torch.randn(rows, 1, generator=generator)
     return (
         torch.randn(rows, terms, generator=generator) * spread,
@@ -85,6 +88,7 @@ def test_more_terms_than_int32_adds_up_are_added_piecewise() -> None:
     assert torch.allclose(torch.full((2, 16), float(terms)), found, rtol=1e-6)
 
 
+@torch.device("cpu")  # of which the allocator is
 def test_a_large_product_takes_its_sums_and_no_more() -> None:
     a = torch.randn(1024, 16)
     peak = peak_of(lambda: int8_product(a, a, torch.bfloat16, Seeds(0)))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from neaptide_plugins.mixed_precision.scaling import LARGEST, SMALLEST, LossScale, LossScaler
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 powers = st.integers(-126, 126).map(lambda exponent: 2.0**exponent)
 scales = st.builds(
     LossScale,

@@ -13,6 +13,8 @@ from neaptide_plugins.builtin_models.config import ByteGptOptions
 from neaptide_plugins.muon.config import FUSED, NOT_HIDDEN
 from neaptide_plugins.muon.groups import parameter_groups
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def names_by_group(model: nn.Module, **changed: Any) -> dict[tuple[str, tuple[int, ...]], set[str]]:
     settings: dict[str, Any] = {"adamw": NOT_HIDDEN, "split": FUSED} | changed

@@ -6,18 +6,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.muon.matrices import Piece, batches
 from neaptide_plugins.muon.newton_schulz import orthogonalised
 from neaptide_plugins.muon.optimizer import Muon
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 sides = st.integers(1, 80)
 
 
 def spectrum(rows: int, columns: int, least: float, seed: int) -> torch.Tensor:
     """Return a float64 matrix whose singular values are at least `least` of its norm."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     left, values, right = torch.linalg.svd(
         torch.randn(rows, columns, generator=generator, dtype=torch.float64), full_matrices=False
     )
@@ -53,7 +56,7 @@ def test_float32_is_float64_up_to_rounding_whatever_the_spectrum(
     rows: int, more: int, rank: int, decades: float, steps: int
 ) -> None:
     """Square, oblong (by way of Gram matrices), of little rank, and over many decades."""
-    generator = torch.Generator().manual_seed(rows + more)
+    generator = torch.Generator(DEVICE).manual_seed(rows + more)
     rank, columns = min(rank, rows), rows + more
     left, right = (torch.randn(side, rank, generator=generator) for side in (rows, columns))
     matrix = ((left * 10 ** -torch.linspace(0, decades, rank)) @ right.mT).double()
@@ -67,7 +70,7 @@ def test_float32_is_float64_up_to_rounding_whatever_the_spectrum(
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=12))
 def test_together_is_as_one_by_one(shapes: list[tuple[int, int]]) -> None:
-    generator = torch.Generator().manual_seed(len(shapes))
+    generator = torch.Generator(DEVICE).manual_seed(len(shapes))
     together = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     alone = [nn.Parameter(weight.detach().clone()) for weight in together]
     optimizers = [Muon(together, lr=0.01), *(Muon([weight], lr=0.01) for weight in alone)]

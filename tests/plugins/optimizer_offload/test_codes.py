@@ -8,8 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from support import DEVICE
 
 from neaptide_plugins.optimizer_offload.codes import GROUP, decode, encodable, encode
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -23,7 +26,7 @@ def coded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def values(seed: int, octaves: float, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     signs = torch.randint(0, 2, (3, 700), generator=generator) * 2.0 - 1.0
     magnitudes = torch.exp2(-octaves * torch.rand(3, 700, generator=generator))
     return (signs * magnitudes).to(dtype)

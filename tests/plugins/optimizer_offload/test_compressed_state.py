@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from offloaded import state_of
-from support import same_bits
+from support import DEVICE, same_bits
 from torch import nn
 
 from neaptide_plugins.optimizer_offload.compressed_state import CompressedState
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 def holding(**tensors: Any) -> tuple[Any, dict[str, Any]]:
@@ -22,7 +24,7 @@ def holding(**tensors: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def test_floats_are_coded_and_the_rest_stays() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     normal = torch.randn(3000, generator=generator)
     odd = normal.clone()
     odd[5] = math.nan
@@ -78,7 +80,7 @@ def test_a_variance_never_becomes_negative(value: float, dtype: torch.dtype) -> 
 def test_centred_rmsprop_with_constant_gradients_goes_on() -> None:
     weight = nn.Parameter(torch.zeros(64, 64))
     optimizer = torch.optim.RMSprop([weight], lr=1e-3, centered=True, alpha=0.5)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     gradient = torch.randn(64, 64, generator=generator)
     mechanism = CompressedState()
     for number in range(30):
@@ -100,7 +102,7 @@ def test_values_that_it_is_given_meanwhile_are_kept() -> None:
 
 
 def test_many_codings_do_not_drift() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     square = torch.randn(20000, generator=generator).square()
     state, held = holding(square=square.clone())
     mechanism = CompressedState()

@@ -9,14 +9,16 @@ import pytest
 import torch
 from offloaded import state_of
 from optimizers_of_torch import OPTIMIZERS
-from support import same_bits
+from support import DEVICE, same_bits
 from torch import nn
 
 from neaptide_plugins.optimizer_offload.dropped_state import DroppedState
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def gradients(parameters: list[nn.Parameter], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     for each in parameters:
         each.grad = torch.randn(each.shape, generator=generator).to(each.dtype)
 
@@ -58,6 +60,7 @@ def test_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
     fresh_after_drop(OPTIMIZERS[name], dtype)
 
 
+@torch.device("cpu")  # the simulated GPU has no sparse tensors
 def test_sparse_gradients() -> None:
     weight = nn.Parameter(torch.randn(100, 8))
     optimizer = torch.optim.SparseAdam([weight])

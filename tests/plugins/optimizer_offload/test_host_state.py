@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from streamed import Sleepy
-from support import same_bits
+from support import DEVICE, same_bits
 from torch import nn
 
 from neaptide.run.resident import evicted as module
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from neaptide import Span
     from neaptide_toolkit.offload import Ticket
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 class FailingLane(ThreadLane):
@@ -56,7 +56,7 @@ def trained(steps: int = 2, seed: int = 0) -> tuple[nn.Module, torch.optim.Optim
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-    generator = torch.Generator().manual_seed(number)
+    generator = torch.Generator(DEVICE).manual_seed(number)
     model(torch.randn(4, 24, generator=generator)).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -81,7 +81,7 @@ def all_same(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
 def test_it_is_readable_away_and_the_same_object_back() -> None:
     (model, optimizer), (_, plain) = trained(), trained()
     before = tensors_of(optimizer)
-    host_state = HostState(CPU, pin=False)
+    host_state = HostState(DEVICE, pin=False)
     host_state.leave(*state_of(model, optimizer))
     large = [tensor for tensor in before if tensor.nbytes >= 1024]
     assert large
@@ -101,7 +101,7 @@ def test_memory_that_is_shared_stays_shared() -> None:
     entry = {"row": flat[:1024], "odd": flat[1::2], "square": flat.view(32, 64).t()}
     optimizer.state[parameter] = entry
     del flat
-    host_state = HostState(CPU, pin=False)
+    host_state = HostState(DEVICE, pin=False)
     host_state.leave(*state_of(nn.ParameterList([parameter]), optimizer))
     assert lies_in_slab(entry["row"])
     entry["row"][3] = -1.0
@@ -116,7 +116,7 @@ def test_memory_that_is_shared_stays_shared() -> None:
 
 def test_what_is_written_while_it_comes_back_is_kept() -> None:
     model, optimizer = trained()
-    host_state = HostState(CPU, pin=False)
+    host_state = HostState(DEVICE, pin=False)
     host_state.leave(*state_of(model, optimizer))
     host_state.begin()
     moment = optimizer.state[model[0].weight]["exp_avg"]
@@ -129,7 +129,7 @@ def test_what_is_written_while_it_comes_back_is_kept() -> None:
 
 def test_other_memory_that_it_was_given_is_kept() -> None:
     model, optimizer = trained()
-    host_state = HostState(CPU, pin=False)
+    host_state = HostState(DEVICE, pin=False)
     host_state.leave(*state_of(model, optimizer))
     moment = optimizer.state[model[0].weight]["exp_avg"]
     mine = torch.full_like(moment, 3.0, device="cpu")
@@ -142,7 +142,7 @@ def test_other_memory_that_it_was_given_is_kept() -> None:
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_copy_that_fails_can_be_tried_again(at: int) -> None:
     (model, optimizer), (same, plain) = trained(), trained()
-    host_state = HostState(CPU, pin=False, lane=FailingLane(at))
+    host_state = HostState(DEVICE, pin=False, lane=FailingLane(at))
     state = state_of(model, optimizer)
     with pytest.raises(torch.OutOfMemoryError):  # noqa: PT012 - which of them fails is the case
         host_state.leave(*state)
@@ -168,7 +168,7 @@ def test_leaving_is_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     moved_in = module.moved_in
     monkeypatch.setattr(module, "moved_in", interrupted)
-    host_state = HostState(CPU, pin=False)
+    host_state = HostState(DEVICE, pin=False)
     with pytest.raises(KeyboardInterrupt):
         host_state.leave(*state_of(model, optimizer))
     assert not host_state.is_away
@@ -188,7 +188,7 @@ def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
         moved_in(tensor, storage, first)
 
     moved_in = module.moved_in
-    host_state = HostState(CPU, pin=False)
+    host_state = HostState(DEVICE, pin=False)
     with monkeypatch.context() as patch:
         patch.setattr(module, "moved_in", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -203,7 +203,7 @@ def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
 def random_schedule(seed: int) -> None:
     rng = random.Random(seed)
     (model, optimizer), (same, plain) = trained(1), trained(1)
-    host_state = HostState(CPU, pin=rng.random() < 0.5, lane=Sleepy("slow"))
+    host_state = HostState(DEVICE, pin=rng.random() < 0.5, lane=Sleepy("slow"))
     hook = optimizer.register_step_pre_hook(lambda *_: host_state.finish())
     for number in range(12):
         for _ in range(rng.randrange(3)):
@@ -246,7 +246,7 @@ def test_a_user_with_a_gradient_scaler() -> None:
             if host_state is not None and number % 3 == 2:
                 host_state.leave(*state_of(model, optimizer))
                 host_state.begin()
-            generator = torch.Generator().manual_seed(number)
+            generator = torch.Generator(DEVICE).manual_seed(number)
             loss = model(torch.randn(4, 24, generator=generator)).square().sum()
             if number in (2, 4):
                 loss = loss * torch.inf  # an update that is skipped
@@ -261,5 +261,5 @@ def test_a_user_with_a_gradient_scaler() -> None:
             host_state.close()
         return [*model.state_dict().values(), *tensors_of(optimizer)]
 
-    pairs = zip(run(None), run(HostState(CPU, pin=False)), strict=True)
+    pairs = zip(run(None), run(HostState(DEVICE, pin=False)), strict=True)
     assert all(itertools.starmap(same_bits, pairs))

@@ -8,15 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import DEVICE
 
 from neaptide_plugins.predictor_dmd.modes import forecast
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 SEEDS = st.integers(0, 99)
 
 
 def vectors(count: int, seed: int) -> torch.Tensor:
     """Return float64 `[count, 50]`."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     return torch.randn(count, 50, generator=generator, dtype=torch.float64)
 
 

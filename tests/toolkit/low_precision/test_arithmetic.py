@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import DEVICE
 from torch import nn
 
 from neaptide_toolkit.low_precision import (
@@ -22,6 +23,8 @@ from neaptide_toolkit.low_precision import (
 )
 from neaptide_toolkit.low_precision.fp8 import scaled
 from neaptide_toolkit.low_precision.hardware import INT8_TENSOR_CORES, reason_by_capability
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,7 +61,7 @@ def test_zeros_are_zeros_and_what_is_not_finite_has_no_scale(dtype: torch.dtype)
 
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_product_of_exact_numbers_is_exact(out_dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     a, b = (
         torch.randint(-3, 4, shape, generator=generator).float() for shape in ((5, 32), (16, 32))
     )

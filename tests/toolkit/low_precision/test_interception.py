@@ -15,6 +15,8 @@ from neaptide_toolkit.low_precision import intercepting, not_a_view
 if TYPE_CHECKING:
     from neaptide_toolkit.low_precision import Product
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 def test_only_products_with_a_matrix_of_parameters_are_handed_on() -> None:
     seen: list[Product] = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
+from support import DEVICE, same_bits
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
@@ -19,6 +19,8 @@ from neaptide_toolkit.predictors.held_tensors import (
     pieces,
     seed_of,
 )
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 CPU = torch.device("cpu")
 OPS = WindowOps(quantize_int8, dequantize_int8, apply_delta)
@@ -36,7 +38,7 @@ def filled(shape: tuple[int, ...], state: str, seed: int, place: str = "host") -
 
 
 def values(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 @given(SHAPES, st.sampled_from(STATES), st.sampled_from(sorted(PLACES)), st.integers(0, 99))
@@ -46,7 +48,7 @@ def test_what_is_read_is_what_was_written_within_a_digit(
     expected, kept = values(shape, seed), filled(shape, state, seed, place)
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     assert expected.shape == kept.whole(CPU).shape
-    assert (kept.whole(CPU) - expected).abs().le(DIGIT[state] * largest).all()
+    assert (kept.whole(DEVICE) - expected).abs().le(DIGIT[state] * largest).all()
 
 
 @given(SHAPES, st.sampled_from(STATES), st.sampled_from(sorted(PLACES)))

@@ -15,6 +15,8 @@ from torch import nn
 from neaptide.run.resident.store import ResidentStore
 from neaptide_toolkit.predictors.line_search import FACTORS, LineSearch, along, lowest
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 nan, inf = math.nan, math.inf
 
 

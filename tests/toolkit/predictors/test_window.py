@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
+from support import DEVICE, same_bits
 
 from neaptide import Span
 from neaptide_kernels.apply_delta import apply_delta
@@ -19,8 +19,10 @@ from neaptide_toolkit.predictors.window import Window, WindowPlan, window_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 CPU = torch.device("cpu")
-STORAGE = Storage(WindowOps(quantize_int8, dequantize_int8, apply_delta), CPU)
+STORAGE = Storage(WindowOps(quantize_int8, dequantize_int8, apply_delta), DEVICE)
 STATES = ("float32", "bfloat16", "int8")
 
 
@@ -61,7 +63,7 @@ def fed(window: Window, name: str, weights: Sequence[torch.Tensor]) -> Window:
 
 def path(steps: int, seed: int = 0, size: int = 300, step: float = 1e-3) -> list[torch.Tensor]:
     """Return weights that move a little: their drift is a thousandth of them."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     moves = torch.randn(steps, size, generator=generator) * step
     return list(torch.randn(size, generator=generator) + moves.cumsum(0))
 
@@ -72,7 +74,7 @@ def test_a_combination_is_that_of_the_samples(
 ) -> None:
     weights = path(samples * every, seed)
     window = fed(opened({"w": weights[0]}, samples, every=every, state=state), "w", weights)
-    gains = torch.randn(samples, generator=torch.Generator().manual_seed(seed)).double()
+    gains = torch.randn(samples, generator=torch.Generator(DEVICE).manual_seed(seed)).double()
     gains -= gains.mean()
     taken = torch.stack(weights[every - 1 :: every]).double()
     expected = (gains[:, None] * taken).sum(0)

@@ -32,9 +32,16 @@ def _measured_backward() -> None:
 @pytest.fixture(scope="module")
 def on_device() -> Iterator[None]:
     """Let torch make tensors on `DEVICE` where no device is said."""
-    from support import DEVICE  # imports torch's accelerator
+    from support import DEVICE
 
     with DEVICE:
+        yield
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    """Let torch make tensors on the CPU where no device is said, in a module with `on_device`."""
+    with torch.device("cpu"):
         yield
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("on_device")
 
 
-@torch.device("cpu")  # transformers takes no default device
+@pytest.mark.usefixtures("on_cpu")  # transformers takes no default device
 def test_an_index_is_as_the_library_reads_it(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -139,7 +139,7 @@ def test_the_memory_of_weights_stays() -> None:
     assert {"used by other tensors, too": 4 * SMALLEST} == dict(result.left)
 
 
-@torch.device("cpu")  # whose memory others can have
+@pytest.mark.usefixtures("on_cpu")  # whose memory others can have
 def test_memory_that_is_not_torchs_stays() -> None:
     shared = large().share_memory_()
     memory = np.ones(SMALLEST + 16, dtype=np.float32)

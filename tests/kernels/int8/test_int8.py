@@ -98,7 +98,7 @@ def test_the_smallest_and_largest_numbers_of_float32() -> None:
     assert bool(scale.isfinite().all())
 
 
-@torch.device("cpu")  # the simulated GPU has no sparse tensors
+@pytest.mark.usefixtures("on_cpu")  # the simulated GPU has no sparse tensors
 def test_what_has_no_codes_is_said_in_one_line() -> None:
     for x, message in (
         (torch.ones(3, dtype=torch.int32), "takes a floating tensor .got torch.int32"),

@@ -99,7 +99,7 @@ def test_where_a_function_bends_no_value_changes_its_side(name: str) -> None:
     assert error(exact, compressed) < 0.01
 
 
-@torch.device("cpu")  # on a GPU nobody looks whether floats are a mask
+@pytest.mark.usefixtures("on_cpu")  # on a GPU nobody looks whether floats are a mask
 def test_masks_indices_and_statistics_are_exact() -> None:
     layer, x = linear(), given_x()
     index = torch.randint(0, SIZE, (SIZE, SIZE))
@@ -127,7 +127,7 @@ def test_a_tensor_needed_exactly_by_one_is_exact_for_all() -> None:
     assert 0.0 == error(exact, compressed)
 
 
-@torch.device("cpu")  # of which the kernel is
+@pytest.mark.usefixtures("on_cpu")  # of which the kernel is
 def test_a_bias_of_attention_is_exact() -> None:
     query = given_x().view(1, 1, SIZE, SIZE).requires_grad_()
     node = functional.scaled_dot_product_attention(query, query, query).grad_fn

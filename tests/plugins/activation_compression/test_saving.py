@@ -107,7 +107,7 @@ def test_nothing_is_held_once_the_graph_is_gone() -> None:
         gc.enable()
 
 
-@torch.device("cpu")  # of which the allocator is
+@pytest.mark.usefixtures("on_cpu")  # of which the allocator is
 def test_the_allocator_sees_what_is_reported() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(6)))
@@ -197,7 +197,7 @@ def test_torchs_own_checkpoint(reentrant: bool) -> None:  # noqa: FBT001
     assert float((exact - compressed).norm() / exact.norm()) < 0.02
 
 
-@torch.device("cpu")  # on a GPU nobody looks for them, which would be a wait
+@pytest.mark.usefixtures("on_cpu")  # on a GPU nobody looks for them, which would be a wait
 @pytest.mark.parametrize("broken", [float("inf"), float("-inf"), float("nan")])
 def test_gradients_are_finite_where_the_exact_ones_are(broken: float) -> None:
     layer, x = linear(), given_x()

@@ -170,7 +170,7 @@ def test_nothing_of_two_tensors_is_rounded_alike(cls: Any) -> None:
 
 
 @BOTH
-@torch.device("cpu")  # the simulated GPU has no sparse tensors
+@pytest.mark.usefixtures("on_cpu")  # the simulated GPU has no sparse tensors
 def test_what_cannot_be_updated_is_refused_in_one_line(cls: Any) -> None:
     def refused(act: Callable[[], Any]) -> str:
         with pytest.raises(ValueError, match="8bit") as caught:

@@ -164,7 +164,7 @@ def test_large_weights_are_updated_apart_with_the_same_result() -> None:
     assert same(together, alone)
 
 
-@torch.device("cpu")  # the simulated GPU has no sparse tensors
+@pytest.mark.usefixtures("on_cpu")  # the simulated GPU has no sparse tensors
 def test_what_cannot_be_updated_is_refused_in_one_line() -> None:
     def refused(act: Callable[[], Any]) -> str:
         with pytest.raises(ValueError, match="AdEMAMix") as caught:

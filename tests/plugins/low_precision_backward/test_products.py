@@ -88,7 +88,7 @@ def test_more_terms_than_int32_adds_up_are_added_piecewise() -> None:
     assert torch.allclose(torch.full((2, 16), float(terms)), found, rtol=1e-6)
 
 
-@torch.device("cpu")  # of which the allocator is
+@pytest.mark.usefixtures("on_cpu")  # of which the allocator is
 def test_a_large_product_takes_its_sums_and_no_more() -> None:
     a = torch.randn(1024, 16)
     peak = peak_of(lambda: int8_product(a, a, torch.bfloat16, Seeds(0)))

@@ -207,7 +207,7 @@ def test_a_closure_is_run_with_gradients_and_returned() -> None:
     assert weight.square().sum().item() < before
 
 
-@torch.device("cpu")  # the simulated GPU has no sparse tensors
+@pytest.mark.usefixtures("on_cpu")  # the simulated GPU has no sparse tensors
 def test_what_cannot_be_updated_is_refused_in_one_line() -> None:
     def refused(act: Callable[[], Any]) -> str:
         with pytest.raises(ValueError, match="Muon") as caught:

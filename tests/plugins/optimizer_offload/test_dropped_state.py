@@ -60,7 +60,7 @@ def test_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
     fresh_after_drop(OPTIMIZERS[name], dtype)
 
 
-@torch.device("cpu")  # the simulated GPU has no sparse tensors
+@pytest.mark.usefixtures("on_cpu")  # the simulated GPU has no sparse tensors
 def test_sparse_gradients() -> None:
     weight = nn.Parameter(torch.randn(100, 8))
     optimizer = torch.optim.SparseAdam([weight])

@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def attached(model: nn.Module, pattern: str | None = None, **settings: Any) -> Segments:
-    """Move the model to `DEVICE` and patch its blocks; `interval` is 2 unless given."""
+def attached(
+    model: nn.Module,
+    pattern: str | None = None,
+    device: torch.device = DEVICE,
+    **settings: Any,
+) -> Segments:
+    """Move the model to `device` and patch its blocks; `interval` is 2 unless given."""
     segments = Segments(**{"interval": 2, **settings})
-    segments.attach(find_blocks(model.to(DEVICE), pattern))
+    segments.attach(find_blocks(model.to(device), pattern))
     return segments
 
 

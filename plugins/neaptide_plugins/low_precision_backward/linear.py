@@ -71,7 +71,8 @@ class _LowBackwardProduct(torch.autograd.Function):
             of_weight = ctx.multiply(rows.t(), x.reshape(-1, x.shape[-1]).t(), weight.dtype)
             of_weight = of_weight.t() if ctx.transposed else of_weight
         if wants_bias:
-            of_bias = rows.sum(0).to(ctx.bias_dtype)
+            # With a dtype, autocast does not make it a sum in float32, which torch's is not.
+            of_bias = rows.sum(0, dtype=rows.dtype).to(ctx.bias_dtype)
         return of_x, of_weight, of_bias, None, None, None
 
 

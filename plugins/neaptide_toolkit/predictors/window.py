@@ -189,7 +189,7 @@ class Window:
         sorted names. So the result does not depend on the order of the weights in the model.
         """
         count = max((len(rows) for rows in self.rows.values()), default=1) - 1
-        total = torch.zeros(count, count, dtype=torch.float64)
+        total = torch.zeros(count, count, dtype=torch.float64, device="cpu")
         for name in sorted(filter(self.complete, self.rows)):
             rows = self.rows[name]
             device = rows[0].storage.proposes_on

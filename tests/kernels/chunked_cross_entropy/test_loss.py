@@ -21,7 +21,7 @@ def inputs(
     shape: tuple[int, ...], width: int, vocabulary: int, seed: int = 0, **kind: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return hidden, weight, bias and labels, a quarter of which are ignored."""
-    generator = torch.Generator(DEVICE).manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     kind = {"dtype": torch.float64, **kind}
     hidden, weight, bias = (
         torch.randn(size, generator=generator, dtype=torch.float64).to(**kind).requires_grad_()
@@ -229,6 +229,7 @@ def test_autocast_remembers_no_weight() -> None:
     assert before != after
 
 
+@pytest.mark.usefixtures("on_cpu")  # of which the allocator is
 @pytest.mark.parametrize(
     ("dtype", "softcap", "factor"),
     [
@@ -305,7 +306,7 @@ with DEVICE:
         ((H, W, L), {"bias": B[:4]}, r"bias \[4\]: should be \[6\]"),
         ((H, W.float(), L), {}, "weight is torch.float32, hidden torch.float64; convert one"),
         ((H, W, L), {"bias": B.half()}, "bias is torch.float16, hidden torch.float64"),
-        ((H, W.to("meta"), L), {}, "weight is on meta, hidden on cpu; put them on one"),
+        ((H, W.to("meta"), L), {}, f"weight is on meta, hidden on {H.device}; put them on one"),
         ((H, W, L), {"chunk": 0}, r"chunk must be at least 1 token \(got 0\)"),
         ((H, W, L), {"reduction": "none"}, r"'mean' or 'sum' \(got 'none'\)"),
         ((H, W, L), {"softcap": 0.0}, r"softcap must be more than 0 .* \(got 0.0\)"),

@@ -6,14 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import DEVICE
 
 from neaptide_kernels import state_codes as codes
 from neaptide_kernels.counter_random import random_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
-SIGNED = torch.arange(-127, 128, dtype=torch.int8)
-UNSIGNED = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+SIGNED = torch.arange(-127, 128, dtype=torch.int8).to(DEVICE)
+UNSIGNED = torch.arange(256, dtype=torch.int16).to(DEVICE, torch.uint8)
 
 
 def scales(elements: int, scale: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -326,6 +327,7 @@ class OnAGraph(nn.Module):
         return torch.sparse.mm(self.neighbours, self.linear(x)).tanh()
 
 
+@pytest.mark.skipif("simulated_gpu" in sys.modules, reason="it has no sparse tensors")
 def test_a_block_may_save_sparse_tensors(patch: Any) -> None:
     def loss_of(model: nn.Module, step: int) -> torch.Tensor:
         loss: torch.Tensor = model(batch(step))

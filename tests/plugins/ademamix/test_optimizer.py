@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.ademamix.optimizer import AdEMAMix
@@ -26,12 +25,12 @@ SHAPES = [(4, 3), (5,), ()]
 
 
 def weights(shapes: Sequence[tuple[int, ...]] = SHAPES, **kind: Any) -> list[nn.Parameter]:
-    generator = torch.Generator(DEVICE).manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     return [nn.Parameter(torch.randn(shape, generator=generator).to(**kind)) for shape in shapes]
 
 
 def gradient(step: int, param: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator(DEVICE).manual_seed(100 + step)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(100 + step)
     return torch.randn(param.shape, generator=generator).to(param.dtype)
 
 

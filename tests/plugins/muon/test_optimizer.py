@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.muon.optimizer import Muon
@@ -21,15 +20,19 @@ SHAPES = [(8, 8), (80, 72), (48, 16), (16, 48), (1, 5), (7, 1)]
 SCALES = ["match_rms_adamw", "original"]
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def weights(shapes: Sequence[tuple[int, ...]], seed: int = 0, **kind: Any) -> list[nn.Parameter]:
-    generator = torch.Generator(DEVICE).manual_seed(seed)
+    generator = seeded(seed)
     return [nn.Parameter(torch.randn(shape, generator=generator).to(**kind)) for shape in shapes]
 
 
 def train(optimizer: torch.optim.Optimizer, steps: int = 3, first: int = 0) -> None:
     """Step over gradients drawn from the number of the step."""
     for step in range(first, first + steps):
-        generator = torch.Generator(DEVICE).manual_seed(100 + step)
+        generator = seeded(100 + step)
         for group in optimizer.param_groups:
             for param in group["params"]:
                 drawn = torch.randn(param.shape, generator=generator)
@@ -84,7 +87,7 @@ def test_a_split_weight_is_as_many_matrices(split: tuple[int, ...]) -> None:
     ]
     whole, parts = Muon([fused], split=split), Muon(apart)
     for step in range(3):
-        fused.grad = torch.randn(48, 20, generator=torch.Generator(DEVICE).manual_seed(step))
+        fused.grad = torch.randn(48, 20, generator=seeded(step))
         for part, grad in zip(apart, fused.grad.split([len(p) for p in apart]), strict=True):
             part.grad = grad
         whole.step()
@@ -98,7 +101,7 @@ def test_a_stack_is_as_many_matrices() -> None:
     apart = [nn.Parameter(part.clone()) for part in stack.detach().flatten(0, 1).split(6)]
     whole, parts = Muon([stack], stacked=True, split=(1, 1)), Muon(apart)
     for step in range(3):
-        stack.grad = torch.randn(3, 12, 20, generator=torch.Generator(DEVICE).manual_seed(step))
+        stack.grad = torch.randn(3, 12, 20, generator=seeded(step))
         for part, grad in zip(apart, stack.grad.flatten(0, 1).split(6), strict=True):
             part.grad = grad
         whole.step()
@@ -114,7 +117,7 @@ def test_a_convolution_is_a_matrix_in_any_memory_format() -> None:
     convolutions = [nn.Parameter(kernels.clone(memory_format=each)) for each in formats]
     optimizer = Muon([matrix, *convolutions])
     for step in range(3):
-        matrix.grad = torch.randn(12, 45, generator=torch.Generator(DEVICE).manual_seed(step))
+        matrix.grad = torch.randn(12, 45, generator=seeded(step))
         for weight in convolutions:
             weight.grad = matrix.grad.view(12, 5, 3, 3).clone()
         optimizer.step()

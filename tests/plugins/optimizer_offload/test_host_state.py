@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from streamed import Sleepy
+from streamed import slow_lane
 from support import DEVICE, same_bits
 from torch import nn
 
@@ -203,7 +203,7 @@ def test_what_an_interrupt_keeps_from_being_undone_comes_back_later(
 def random_schedule(seed: int) -> None:
     rng = random.Random(seed)
     (model, optimizer), (same, plain) = trained(1), trained(1)
-    host_state = HostState(DEVICE, pin=rng.random() < 0.5, lane=Sleepy("slow"))
+    host_state = HostState(DEVICE, pin=rng.random() < 0.5, lane=slow_lane(DEVICE, "slow"))
     hook = optimizer.register_step_pre_hook(lambda *_: host_state.finish())
     for number in range(12):
         for _ in range(rng.randrange(3)):

@@ -140,7 +140,7 @@ def test_the_inner_products_are_those_of_the_steps() -> None:
         window.add("a", one)
         window.advance()
     steps = torch.stack([torch.cat(pair) for pair in zip(a, b, strict=True)]).double().diff(dim=0)
-    torch.testing.assert_close(steps @ steps.T, window.gram())
+    torch.testing.assert_close((steps @ steps.T).cpu(), window.gram())
 
 
 def test_a_weight_that_missed_a_sample_is_left_out() -> None:

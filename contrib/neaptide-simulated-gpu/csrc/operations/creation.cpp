@@ -1,5 +1,6 @@
 // Tensors come to be, are seen otherwise, and get another size or storage.
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -32,6 +33,16 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
   return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
                                            device_allocator(), c10::DispatchKeySet(GPU_KEY),
                                            c10::dtype_or_default(dtype));
+}
+
+// Zeros without memory, of which torch makes tangents.
+at::Tensor zeros(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device> device, std::optional<bool>) {
+  auto there = on(device);
+  static at::native::ZeroTensorAllocator allocator(gpu(current_device()));
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &allocator,
+                                   c10::DispatchKeySet(GPU_KEY).add(c10::DispatchKey::ZeroTensor),
+                                   c10::dtype_or_default(dtype), std::nullopt);
 }
 
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
@@ -78,6 +89,7 @@ at::Tensor& set_nothing(at::Tensor& self) {
 void register_creation(torch::Library& library, Names& names) {
   add(library, names, "empty.memory_format", &empty);
   add(library, names, "empty_strided", &empty_strided);
+  add(library, names, "_efficientzerotensor", &zeros);
   add(library, names, "as_strided", &as_strided);
   add(library, names, "view", &view);
   add(library, names, "_reshape_alias", &reshape_alias);

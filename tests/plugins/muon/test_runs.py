@@ -31,6 +31,7 @@ def trainer_of(
 ) -> tuple[HybridTrainer, list[Any]]:
     """Return a trainer of the tiny task whose optimizer the config names, and its batches."""
     task = tiny_task(steps=STEPS, device=device)
+    settings = settings | {"train": {**settings.get("train", {}), "device": str(device)}}
     predictors = [] if "predictor-drift" in settings.get("plugins", {}) else [STEADY_PREDICTOR]
     trainer = HybridTrainer(
         task.model, loss_fn=tiny_loss, config=settings, plugins=[*predictors, *plugins]

@@ -22,6 +22,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_and_its_gradients_are_the_cpus(name: str) -> None:
     torch.manual_seed(0)

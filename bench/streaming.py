@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from scaling.table import put_into
-from streamed.timeline import overlap, timeline, trace
-from streamed.ways import (
+from streaming_ways.timeline import overlap, timeline, trace
+from streaming_ways.ways import (
     LARGE,
     NAMES,
     PLAIN,
@@ -40,7 +40,7 @@ from streamed.ways import (
     Subject,
     subjects,
 )
-from streamed.ways import most_allocated as most
+from streaming_ways.ways import most_allocated as most
 
 from neaptide_toolkit.machine.facts import facts
 

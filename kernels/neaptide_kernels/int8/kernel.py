@@ -14,7 +14,9 @@ _SMALLEST: tl.constexpr = tl.constexpr(2.0**-120)
 def _encode(values, inverse, zero, positions, first_key, second_key, affine, stochastic):
     scaled = values * inverse
     if stochastic:
-        scaled = tl.floor(scaled + uniform(first_key, second_key, positions))
+        below = tl.floor(scaled)
+        up = uniform(first_key, second_key, positions) < scaled - below
+        scaled = tl.where(up, below + 1.0, below)
     else:
         scaled = round_half_even(scaled)
     least = -128.0 if affine else -127.0

@@ -44,7 +44,7 @@ def quantize_int8(
     scaled = rows * inverse[:, None]
     if stochastic:
         positions = torch.arange(rows.numel(), device=x.device).view(rows.shape)
-        scaled = (scaled + uniform(seed, positions)).floor()
+        scaled = _rounded(scaled, uniform(seed, positions))
     else:
         scaled = scaled.round()
     codes = (scaled + zero[:, None]).clamp(-128 if affine else -SYMMETRIC, 127)
@@ -73,6 +73,15 @@ def dequantize_int8(
         rows = rows - zero[:, None].float()
     values = (rows * scale[:, None]).to(dtype)
     return values.view(-1)[: codes.numel()].clone().view(codes.shape)
+
+
+def _rounded(x: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+    """Round up where `draw`, a number in [0, 1), is below the fractional part, else down.
+
+    The floor of `x + draw` is not the same: the float32 sum may round up to the next whole number.
+    """
+    below = x.floor()
+    return below + (draw < x - below)
 
 
 def parameters(

@@ -17,11 +17,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGE = ROOT / "contrib" / "neaptide-simulated-gpu"
 MUTANTS = HERE / "test_mutants.py"
+HELPERS = ROOT / "tests" / "helpers"
 SUITE = (
-    "simulated_gpu", "contract", "plugins/layer_streaming/calls", "kernels/test_ops.py",
-    "kernels/test_tensor_table.py", "kernels/registry", "kernels/chunked_cross_entropy/test_op.py",
+    "simulated_gpu", "contract", "plugins", "kernels", "toolkit",
+    "core/api", "core/checkpoint", "core/loop", "core/run",
 )  # fmt: skip
-"""Tests that train, copy or compute on the device, wherever their files lie below `tests/`."""
+"""Rooms of `tests/` in which something trains, copies or computes on a device."""
 ON_DEVICE = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")
 
 
@@ -30,6 +31,23 @@ def run(*command: str) -> None:
     done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT)
     if done.returncode:
         sys.exit(done.returncode)
+
+
+def run_suite() -> None:
+    """Run the suite on the device, and say which lines that mention a device it covered."""
+    sys.path.insert(0, str(HELPERS))
+    from coverage_of_devices import files
+
+    rooms = [str(ROOT / "tests" / room) for room in SUITE]
+    with tempfile.TemporaryDirectory() as folder:
+        config, report = Path(folder) / "coveragerc", Path(folder) / "report.json"
+        included = "\n    ".join(map(str, files()))
+        config.write_text(
+            f"[run]\nbranch = true\ndata_file = {folder}/data\ninclude =\n    {included}\n"
+        )
+        measured = ("--cov", f"--cov-config={config}", f"--cov-report=json:{report}")
+        run(*ON_DEVICE, *rooms, "--ignore", str(MUTANTS), *measured)
+        run(str(HELPERS / "coverage_of_devices.py"), str(report))
 
 
 def main(arguments: list[str]) -> None:
@@ -46,8 +64,7 @@ def main(arguments: list[str]) -> None:
         run(*ON_DEVICE, *arguments)
         return
     run("-m", "pytest", str(PACKAGE))
-    tests = [str(ROOT / "tests" / part) for part in SUITE]
-    run(*ON_DEVICE, *tests, "--ignore", str(MUTANTS))
+    run_suite()
     run(*ON_DEVICE, str(MUTANTS))  # they fork: no backward may have run before
     with tempfile.TemporaryDirectory() as out:
         run(str(ROOT / "bench" / "gpu.py"), "--dry-run", "--out", out)

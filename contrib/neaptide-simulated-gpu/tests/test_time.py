@@ -98,3 +98,14 @@ def test_a_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "trace.json").read_text("utf-8"))["traceEvents"]
     assert [event["name"] for event in events] == ["aten::fill_", "aten::sum"]
     assert all(event["dur"] > 0 for event in events)
+
+
+def test_torchs_profiler_measures_the_simulated_time() -> None:
+    simulated_gpu.configure(bandwidth=1e9, **NO_LATENCY)
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    a = torch.ones(1000, 250, device="cuda")
+    with torch.profiler.profile(activities=kinds) as found:
+        a = a * 2
+    times = {event.key: event.self_device_time_total for event in found.key_averages()}
+    # In microseconds: a MB is read, another is written.
+    assert times["aten::mul"] == pytest.approx(2000)

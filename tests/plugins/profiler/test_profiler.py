@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from support import CYCLE, plugin_with, stranger, tiny_trainer, touched
+from support import CYCLE, DEVICE, plugin_with, stranger, tiny_trainer, touched
 
 from neaptide import hookimpl
 from neaptide_plugins.profiler import SPEC
@@ -21,6 +21,7 @@ from neaptide_plugins.profiler.statistics import SPIKES_SHOWN
 from neaptide_toolkit.testing import check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
+CPU = torch.device("cpu")
 COLUMNS = [
     "step",
     "phase",
@@ -36,7 +37,10 @@ COLUMNS = [
 
 
 def trained(
-    directory: Path | None = None, steps: int = 12, settings: dict[str, Any] | None = None
+    directory: Path | None = None,
+    steps: int = 12,
+    settings: dict[str, Any] | None = None,
+    device: torch.device = DEVICE,
 ) -> Any:
     """Return the closed trainer of a profiled run through all phases."""
     config = {
@@ -44,7 +48,7 @@ def trained(
         "run": {"dir": str(directory)} if directory else {},
         "plugins": {"profiler": settings or {}},
     }
-    trainer, batches = tiny_trainer(config, [SPEC, STEADY_PREDICTOR])
+    trainer, batches = tiny_trainer(config, [SPEC, STEADY_PREDICTOR], device=device)
     with trainer:
         for batch in batches[:steps]:
             trainer.step(batch)
@@ -78,7 +82,7 @@ def test_a_predict_step_is_one_sample(tmp_path: Path) -> None:
 
 
 def test_a_cpu_has_no_allocator_to_ask(tmp_path: Path) -> None:
-    trainer = trained(tmp_path)
+    trainer = trained(tmp_path, device=CPU)
     for row in rows_of(tmp_path):
         empty = [row[name] for name in COLUMNS[3:] if not name.startswith("rss")]
         assert [""] * 5 == empty
@@ -217,7 +221,7 @@ def test_it_keeps_no_state() -> None:
 
 
 def test_the_tables_are_there_to_compute_with(tmp_path: Path) -> None:
-    trained(tmp_path)
+    trained(tmp_path, device=CPU)
     folder = tmp_path / "plugins" / "profiler"
     with (folder / "phases.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

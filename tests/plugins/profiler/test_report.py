@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from support import CYCLE, same_tensors, tensors_of, tiny_trainer
+from support import CYCLE, DEVICE, same_tensors, tensors_of, tiny_trainer
 
 from neaptide_plugins.profiler import SPEC
 from neaptide_plugins.profiler.nvml import Nvml
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import pytest
 
 
-def run(**settings: Any) -> Any:
+def run(device: torch.device = DEVICE, **settings: Any) -> Any:
     """Return the closed trainer of a profiled run through all phases."""
     config = {"phases": CYCLE, "plugins": {SPEC.name: settings}}
-    trainer, batches = tiny_trainer(config, [STEADY_PREDICTOR, SPEC])
+    trainer, batches = tiny_trainer(config, [STEADY_PREDICTOR, SPEC], device=device)
     with trainer:
         for batch in batches[:12]:
             trainer.step(batch)
@@ -29,7 +29,7 @@ def run(**settings: Any) -> Any:
 def test_a_driver_that_is_not_there_is_named_in_the_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainer = run()
+    trainer = run(torch.device("cpu"))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     trainer.hooks.plugins[SPEC.name]._session._nvml = Nvml("1")  # as on a machine with CUDA
     notes = trainer.report(SPEC.name).splitlines()[:2]

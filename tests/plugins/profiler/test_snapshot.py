@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import tiny_trainer, touched
+from support import DEVICE, tiny_trainer, touched
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from neaptide_plugins.profiler import SPEC
@@ -71,13 +71,16 @@ def test_a_request_nobody_can_take_away_is_answered_once(tmp_path: Path) -> None
 # -- in a run ---------------------------------------------------------------------------------
 
 
-def profiled(directory: Path, **settings: Any) -> tuple[Any, list[Any]]:
-    return tiny_trainer({"run": {"dir": str(directory)}, "plugins": {"profiler": settings}}, [SPEC])
+def profiled(
+    directory: Path, device: torch.device = DEVICE, **settings: Any
+) -> tuple[Any, list[Any]]:
+    config = {"run": {"dir": str(directory)}, "plugins": {"profiler": settings}}
+    return tiny_trainer(config, [SPEC], device=device)
 
 
 def snapshots_in(directory: Path) -> list[str]:
     folder = directory / "plugins" / "profiler"
-    return sorted(path.name for path in folder.glob("snapshot-*"))
+    return sorted(path.name for path in folder.glob("snapshot-*.json"))
 
 
 def events_of(directory: Path, name: str) -> list[dict[str, Any]]:
@@ -95,10 +98,11 @@ def test_a_run_writes_them_after_the_updates_asked_for(tmp_path: Path) -> None:
     assert expected == [
         line.removeprefix("snapshot: ")
         for line in trainer.report("profiler").splitlines()
-        if line.startswith("snapshot: ")
+        if line.startswith("snapshot: ") and line.endswith(".json")
     ]
     content = json.loads((tmp_path / "plugins/profiler" / expected[0]).read_text(encoding="utf-8"))
-    assert {"parameter", "buffer", "optimizer_state"} <= set(content["listed_bytes"]["cpu"])
+    device = str(batches[0]["x"].device)
+    assert {"parameter", "buffer", "optimizer_state"} <= set(content["listed_bytes"][device])
 
 
 def test_a_run_whose_process_holds_a_fake_tensor_has_its_snapshot(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_a_spike_is_kept_on_request_only(tmp_path: Path) -> None:
     for wanted in (False, True):
         directory = tmp_path / str(wanted)
         settings = {"spike_mb": 30.0, "snapshot_on_spike": wanted, "max_snapshots": 1}
-        trainer, batches = profiled(directory, **settings)
+        trainer, batches = profiled(directory, CPU, **settings)
         leaked = []
         with trainer:
             for number, batch in enumerate(batches[:5], start=1):
@@ -164,7 +168,7 @@ def test_a_spike_is_kept_on_request_only(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    trainer, batches = profiled(tmp_path, snapshot_at=[2])
+    trainer, batches = profiled(tmp_path, CPU, snapshot_at=[2])
     (tmp_path / "plugins/profiler/snapshot-00000002-warmup-step.json").mkdir()
     with trainer:
         for batch in batches[:4]:

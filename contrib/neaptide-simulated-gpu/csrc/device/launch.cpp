@@ -1,4 +1,6 @@
 // What an operation reads and writes, how long it takes, and where in the program it stands.
+#include <unordered_set>
+
 #include "device/device.h"
 
 namespace simulated_gpu {
@@ -7,6 +9,16 @@ namespace {
 constexpr size_t MOST_ROWS = 64;  // a tensor of more rows is taken as one range with its gaps
 
 double given_fake_value = 1.0;
+
+// Whether an operation in place begins with what is there. Those that fill do not.
+bool reads_what_it_writes(const std::string& name) {
+  static const std::unordered_set<std::string> fill{
+      "aten::fill_",       "aten::zero_",   "aten::normal_",      "aten::uniform_",   "aten::random_",
+      "aten::exponential_", "aten::cauchy_", "aten::log_normal_", "aten::geometric_", "aten::bernoulli_",
+      "aten::_foreach_zero_",
+  };
+  return name.back() == '_' && !fill.count(name);
+}
 
 }  // namespace
 
@@ -75,6 +87,7 @@ Work work_of(const std::string& name, const std::vector<at::Tensor>& in, const s
   add(in, false);
   add(out, true);
   add(written, true);
+  if (reads_what_it_writes(name)) add(written, false);
   return work;
 }
 

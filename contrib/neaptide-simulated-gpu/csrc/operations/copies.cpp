@@ -118,13 +118,15 @@ at::Scalar local_scalar(const at::Tensor& self) {
 }
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
-  OnDevice on((is_gpu(self) ? self : other).device().index());
+  TORCH_CHECK(self.device() == other.device(), "Cannot compare two tensors on different devices. Got: ", self.device(),
+              " and ", other.device());
+  OnDevice on(self.device().index());
   launch("aten::equal", {self, other}, {}, {});
   wait_for_current_stream();
   if (machine().fake) return true;
   Twins twins;
   at::AutoDispatchBelowADInplaceOrView below;
-  return at::equal(is_gpu(self) ? twins.of(self) : self, is_gpu(other) ? twins.of(other) : other);
+  return at::equal(twins.of(self), twins.of(other));
 }
 
 void record_stream(at::Tensor& self, c10::Stream stream) {

@@ -4,110 +4,26 @@ from __future__ import annotations
 
 import functools
 import uuid
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from simulated_gpu import _C
-
-Device = torch.device | str | int | None
-
-
-def _index(device: Device) -> int:
-    """Return the index that a device, a name, a number or None (the current one) stands for."""
-    if device is None:
-        return _C.current_device()
-    if isinstance(device, int):
-        return device if device >= 0 else _C.current_device()
-    index = torch.device(device).index
-    return _C.current_device() if index is None else index
-
-
-class Stream(torch.Stream):
-    """A stream of a device, of a pool of 32 as torch has it."""
-
-    def __new__(cls, device: Device = None, priority: int = 0, **given: Any) -> Self:
-        if given:
-            return super().__new__(cls, **given)
-        return super().__new__(cls, torch.device("cuda", _index(device)), priority=priority)
-
-    @property
-    def cuda_stream(self) -> int:
-        """A number that stands for the stream; 0 is the default one."""
-        return self.stream_id
-
-
-class Event(torch.Event):
-    """An event; `elapsed_time` is of the simulated clock."""
-
-    def __new__(cls, *, enable_timing: bool = False, **_: Any) -> Self:
-        device = torch.device("cuda", _C.current_device())
-        return super().__new__(cls, device, enable_timing=enable_timing)
-
-    def elapsed_time(self, end_event: torch.Event) -> float:
-        """Return the simulated milliseconds from this event to another. Both must be recorded."""
-        if not self.event_id or not end_event.event_id:
-            msg = "both events must be recorded before the time between them is asked"
-            raise ValueError(msg)
-        return _C.seconds_between(self.event_id, end_event.event_id) * 1e3
-
-
-def _known(stream: torch.Stream) -> Stream:
-    return Stream(
-        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-    )
-
-
-def current_stream(device: Device = None) -> Stream:
-    return _known(torch.accelerator.current_stream(_index(device)))
-
-
-def default_stream(device: Device = None) -> Stream:
-    kind = torch.accelerator.current_stream().device_type
-    return Stream(stream_id=0, device_index=_index(device), device_type=kind)
-
-
-def set_stream(stream: torch.Stream | None) -> None:
-    if stream is not None:
-        _C.exchange_device(stream.device_index)
-        _C.exchange_stream(stream.stream_id, stream.device_index)
-
-
-class StreamContext:
-    """Makes a stream, and its device, the current ones."""
-
-    def __init__(self, stream: torch.Stream | None) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> None:
-        if self.stream is None:
-            return
-        self._device = _C.exchange_device(self.stream.device_index)
-        self._before = _C.exchange_stream(self.stream.stream_id, self.stream.device_index)
-
-    def __exit__(self, *_: object) -> None:
-        if self.stream is None:
-            return
-        _C.exchange_stream(self._before, self.stream.device_index)
-        _C.exchange_device(self._device)
-
-
-class device:  # noqa: N801 - torch's name
-    """Makes a device the current one."""
-
-    def __init__(self, wanted: Device) -> None:
-        self.idx = _index(wanted)
-
-    def __enter__(self) -> Self:
-        self._before = _C.exchange_device(self.idx)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _C.exchange_device(self._before)
+from simulated_gpu.streams import (
+    Device,
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    device,
+    index_of,
+    set_stream,
+)
 
 
 def set_device(wanted: Device) -> None:
-    torch.accelerator.set_device_index(_index(wanted))
+    torch.accelerator.set_device_index(index_of(wanted))
 
 
 class Properties:
@@ -125,7 +41,7 @@ class Properties:
 
 
 def get_device_properties(device: Device = None) -> Properties:
-    return Properties(_index(device))
+    return Properties(index_of(device))
 
 
 class _Error(int):
@@ -153,11 +69,11 @@ class Cudart:
 
 
 def get_rng_state(device: Device = "cuda") -> torch.Tensor:
-    return _C.default_generator(_index(device)).get_state()
+    return _C.default_generator(index_of(device)).get_state()
 
 
 def set_rng_state(state: torch.Tensor, device: Device = "cuda") -> None:
-    _C.default_generator(_index(device)).set_state(state)
+    _C.default_generator(index_of(device)).set_state(state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -179,7 +95,7 @@ def manual_seed_all(seed: int) -> None:
 
 
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
-    index = _index(device)
+    index = index_of(device)
     _C.configure(index, {"capacity": int(fraction * _C.capacity(index))})
 
 
@@ -188,7 +104,7 @@ def _of_accelerator(name: str) -> Any:
 
     @functools.wraps(function)
     def asked(device: Device = None) -> Any:
-        return function(_index(device))
+        return function(index_of(device))
 
     return asked
 
@@ -210,7 +126,7 @@ def _public() -> dict[str, Any]:
         "_is_in_bad_fork": lambda: False,
         "device_count": _C.device_count,
         "current_device": _C.current_device,
-        "get_device_name": lambda device=None: Properties(_index(device)).name,
+        "get_device_name": lambda device=None: Properties(index_of(device)).name,
         "get_device_capability": lambda _=None: (Properties.major, Properties.minor),
         "get_arch_list": lambda: ["sm_90"],
         "is_bf16_supported": lambda *_, **__: True,

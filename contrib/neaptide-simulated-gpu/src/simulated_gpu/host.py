@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from simulated_gpu import _C
-from simulated_gpu.cuda import Event, Stream
+from simulated_gpu.streams import Event, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

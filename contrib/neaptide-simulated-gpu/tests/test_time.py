@@ -91,6 +91,21 @@ def test_fake_data_takes_no_memory_and_has_the_same_time() -> None:
         torch.cuda.empty_cache()
 
 
+def test_an_error_with_fake_data_is_the_programs_own() -> None:
+    def program() -> None:
+        with simulated_gpu.fake_data():
+            held = torch.ones(3, device="cuda")
+            held + torch.ones(4, device="cuda")
+
+    with pytest.raises(RuntimeError, match="broadcast a dimension of length 4") as told:
+        program()
+    assert "data stay fake" in told.value.__notes__[0]
+    del told
+    with simulated_gpu.fake_data():  # starts again, and ends
+        pass
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
 def test_a_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     with simulated_gpu.timeline(tmp_path / "trace.json") as found:
         torch.ones(8, device="cuda").sum()

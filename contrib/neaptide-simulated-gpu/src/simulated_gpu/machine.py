@@ -86,13 +86,19 @@ def fake_data(value: float = 1.0) -> Iterator[None]:
     """Give tensors of the device shapes and no data, so that memory of any size can be simulated.
 
     A value that the host asks for (`item()`) is `value`. What depends on values (`nonzero`) fails.
-    Raises RuntimeError where tensors are on the device, at the start or at the end.
+    Raises RuntimeError where tensors are on the device, at the start or at the end. After an error
+    whose traceback holds such tensors, data stay fake, and a note of the error says so.
     """
     _C.set_fake(True, value)
     try:
         yield
-    finally:
-        _C.set_fake(False, value)
+    except BaseException as error:
+        try:
+            _C.set_fake(False, value)
+        except RuntimeError:
+            error.add_note("simulated GPU: data stay fake, because this error holds fake tensors")
+        raise
+    _C.set_fake(False, value)
 
 
 def use_shape_cache(on: bool) -> None:  # noqa: FBT001

@@ -29,7 +29,7 @@ def has_streams(device: torch.device) -> bool:
     return device.type != "cpu" and hasattr(api_of(device), "Stream")
 
 
-def counted(device: torch.device, count: str) -> int | None:
+def allocator_count(device: torch.device, count: str) -> int | None:
     """Return a count of torch's allocator in bytes, such as `memory_allocated`; None without it."""
     read = getattr(api_of(device), count, None)
     return None if read is None else int(read(device))

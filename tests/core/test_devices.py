@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neaptide import ConfigError
-from neaptide.devices import api_in_use, api_of, counted, has_streams, widest
+from neaptide.devices import allocator_count, api_in_use, api_of, has_streams, widest
 from neaptide.loop.state import late
 from neaptide.run.assembly import choose_device
 from neaptide.run.meter import PeakMeter, sample
@@ -36,7 +36,7 @@ def test_gpus_have_streams_and_mps_has_none() -> None:
 
 @pytest.mark.parametrize("device", [CPU, META, MPS])
 def test_without_counts_nothing_is_recorded_of_the_device(device: torch.device) -> None:
-    assert counted(device, "memory_allocated") is None
+    assert allocator_count(device, "memory_allocated") is None
     assert sample(device).device_bytes is None
     assert PeakMeter(device).read().device_bytes is None
 

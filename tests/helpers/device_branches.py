@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORDS = frozenset({
-    "accelerator", "api_in_use", "api_of", "compute_capability", "counted", "cuda", "cudart",
-    "current_stream", "empty_cache", "get_device_module", "has_streams", "is_cuda", "is_pinned",
-    "lacks", "mps", "pin_memory", "record_event", "record_stream", "wait_event", "wait_stream",
-    "xpu",
+    "accelerator", "allocator_count", "api_in_use", "api_of", "compute_capability", "cuda",
+    "cudart", "current_stream", "empty_cache", "get_device_module", "has_streams", "is_cuda",
+    "is_pinned", "lacks", "mps", "pin_memory", "record_event", "record_stream", "wait_event",
+    "wait_stream", "xpu",
 })  # fmt: skip
 """Names of variables, attributes and keyword arguments. `torch` has them, or `neaptide.devices`."""
 KINDS = frozenset({"cpu", "cuda", "mps", "xpu"})

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide.api import rng
-from neaptide.devices import counted, has_streams, widest
+from neaptide.devices import allocator_count, has_streams, widest
 from neaptide_toolkit.machine.devices import lacks
 from neaptide_toolkit.testing.tiny import tiny_loss
 
@@ -114,7 +114,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def test_it_is_like_mps() -> None:
     assert not has_streams(DEVICE)
     assert torch.float32 is widest(DEVICE)
-    assert counted(DEVICE, "memory_allocated") is None
+    assert allocator_count(DEVICE, "memory_allocated") is None
 
 
 def test_plain_training_needs_no_streams_no_counts_and_no_float64(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from neaptide.api.memory import MemorySample
-from neaptide.devices import api_of, counted
+from neaptide.devices import allocator_count, api_of
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def sample(device: torch.device) -> MemorySample:
     """Return the memory in use now, measured in a few microseconds."""
-    return MemorySample(counted(device, "memory_allocated"), _resident_bytes())
+    return MemorySample(allocator_count(device, "memory_allocated"), _resident_bytes())
 
 
 def _resident_bytes() -> int:
@@ -72,7 +72,7 @@ class PeakMeter:
         """Return the peaks since `reset`."""
         now = sample(self._device)
         self.note(now)
-        device = counted(self._device, "max_memory_allocated") if now.device_bytes else None
+        device = allocator_count(self._device, "max_memory_allocated") if now.device_bytes else None
         return MemorySample(device, max(self._sampled, _high_water() if self.exact_host else 0))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.devices import counted
+from neaptide.devices import allocator_count
 
 from .calls.recompute import Recomputed
 from .oom import explanation, is_out_of_memory
@@ -102,7 +102,7 @@ def savings(streaming: Streaming) -> dict[str, int]:
     units = _recomputed(streaming)
     if units and not streaming.settings.inputs_on_host:
         saved["inputs = 'host'"] = held(streaming)["block inputs"]
-    peak = counted(device, "max_memory_allocated")
+    peak = allocator_count(device, "max_memory_allocated")
     if units and peak is not None:
         activations = peak - sum(held(streaming).values())
         pieces = max(unit.micro_batches for unit in units)

@@ -238,7 +238,8 @@ def _run(
                 break
         evaluated = trainer.evaluate(task.batches[STEPS:])
         digest = trainer.digest()
-    weights = {name: value.detach().clone() for name, value in task.model.state_dict().items()}
+    state = task.model.state_dict()
+    weights = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
     return _SubjectRun(weights, evaluated, digest)
 
 

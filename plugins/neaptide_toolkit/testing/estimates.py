@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -112,7 +113,7 @@ def _owned(plugin: Plugin[Any], model: nn.Module) -> list[torch.Tensor]:
     while queue:
         value = queue.pop()
         if id(value) in seen or isinstance(
-            value, nn.Module | ParameterStore | torch.optim.Optimizer | type
+            value, nn.Module | ParameterStore | torch.optim.Optimizer | type | ModuleType
         ):
             continue
         seen.add(id(value))

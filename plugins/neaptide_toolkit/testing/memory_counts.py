@@ -112,7 +112,7 @@ def observed(subject: Subject) -> Observed:
 
 def _cuda_bytes() -> int:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return (accelerator and devices.counted(accelerator, "memory_allocated")) or 0
+    return (accelerator and devices.allocator_count(accelerator, "memory_allocated")) or 0
 
 
 @contextmanager

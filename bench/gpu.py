@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compare", type=Path, metavar="FILE", help="predict what was measured")
     parser.add_argument("--dry-run", action="store_true", help="on the simulated GPU, tiny sizes")
     options = parser.parse_args(given)
+    if options.minutes is not None and not options.minutes > 0:
+        parser.error(f"--minutes: a number above 0 is needed (got {options.minutes})")
     options.slices = options.slices.split(",")
     if unknown := sorted(set(options.slices) - set(SLICES)):
         parser.error(f"--slices: {unknown[0]!r} is not one of {', '.join(SLICES)}")
@@ -153,7 +156,11 @@ def main(given: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as site:
         own = environment(Path(site))
         if options.compare:
-            document = json.loads(options.compare.read_text(encoding="utf-8"))
+            try:
+                document = record.read(options.compare)
+            except (OSError, ValueError) as error:
+                print(f"gpu: --compare: {error}", file=sys.stderr)
+                return REFUSED
             rows = compare(document, options.compare.parent, own)
             return INCOMPLETE if problems_of(rows) else DONE
         device = device_of(own, simulated=options.dry_run)
@@ -163,7 +170,7 @@ def main(given: Sequence[str] | None = None) -> int:
             return REFUSED
         try:
             document = record.opened(options.out / "gpu.json", device, simulated=options.dry_run)
-        except record.OtherMachineError as error:
+        except (record.OtherMachineError, ValueError) as error:
             print(f"gpu: {error}; give another --out", file=sys.stderr)
             return REFUSED
         if options.dry_run:
@@ -179,5 +186,12 @@ def main(given: Sequence[str] | None = None) -> int:
     return DONE if complete else INCOMPLETE
 
 
+def stopped(number: int, _frame: object) -> None:
+    """End this command and the step that runs: its group of processes is killed on the way out."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stopped)
     sys.exit(main())

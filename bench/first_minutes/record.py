@@ -32,12 +32,25 @@ def opened(path: Path, device: Document, *, simulated: bool) -> Document:
     new = {"format": FORMAT, "simulated": simulated, "device": device, "slices": {}}
     if simulated or not path.exists():
         return new
-    found: Document = json.loads(path.read_text(encoding="utf-8"))
+    found = read(path)
     keys = ("format", "simulated")
     same = all(found.get(key) == new[key] for key in keys)
     if not same or found["device"]["name"] != device["name"]:
         msg = f"{path} has results of another device, {found['device'].get('name')}"
         raise OtherMachineError(msg)
+    return found
+
+
+def read(path: Path) -> Document:
+    """Return the document of a file; ValueError if it is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        msg = f"{path} is not JSON ({error})"
+        raise ValueError(msg) from None
+    if not isinstance(found, dict) or not {"format", "simulated", "device", "slices"} <= set(found):
+        msg = f"{path} is no file of this command"
+        raise ValueError(msg)
     return found
 
 

@@ -137,7 +137,9 @@ def entry(
     if problems:
         found["problems"] = problems
     if found["outcome"] != "done":
-        found["last_lines"] = (done.err.strip() or done.out.strip()).splitlines()[-LAST_LINES:]
+        said = (done.out, done.err) if step.tests else (done.err, done.out)
+        text = next(filter(None, map(str.strip, said)), "")
+        found["last_lines"] = text.splitlines()[-LAST_LINES:]
     if found["outcome"] == "done" and not step.tests:
         part.unlink(missing_ok=True)
     return {**found, "result": result, "report": done.out.splitlines()[-REPORT_LINES:]}

@@ -61,11 +61,11 @@ def compiler() -> str:
 
 def cached(sources: list[Path]) -> Path:
     """Return where the library of these sources, this torch, Python and compiler is kept."""
-    digest = hashlib.sha256()
+    digest, torch = hashlib.sha256(), torch_folder()
     version = subprocess.run([compiler(), "--version"], capture_output=True, check=True).stdout
     facts = (
         metadata.version("torch"),
-        str(torch_folder()),
+        str(torch),
         sysconfig.get_config_var("EXT_SUFFIX"),
         *FLAGS,
     )

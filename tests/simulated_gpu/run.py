@@ -17,6 +17,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGE = ROOT / "contrib" / "neaptide-simulated-gpu"
 MUTANTS = HERE / "test_mutants.py"
+ELSEWHERE = (
+    MUTANTS,
+    *(ROOT / f"tests/kernels/test_{name}.py" for name in ("interpreted", "compiled")),
+)
+"""Tests that run alone, and tests that no device takes part in."""
 HELPERS = ROOT / "tests" / "helpers"
 SUITE = (
     "simulated_gpu", "contract", "plugins", "kernels", "toolkit",
@@ -46,7 +51,7 @@ def run_suite() -> None:
             f"[run]\nbranch = true\ndata_file = {folder}/data\ninclude =\n    {included}\n"
         )
         measured = ("--cov", f"--cov-config={config}", f"--cov-report=json:{report}")
-        run(*ON_DEVICE, *rooms, "--ignore", str(MUTANTS), *measured)
+        run(*ON_DEVICE, *rooms, *(f"--ignore={path}" for path in ELSEWHERE), *measured)
         run(str(HELPERS / "coverage_of_devices.py"), str(report))
 
 

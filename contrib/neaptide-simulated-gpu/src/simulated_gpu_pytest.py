@@ -40,7 +40,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     import simulated_gpu
 
     capacity = early_config.known_args_namespace.simulated_gpu_capacity
-    simulated_gpu.configure(capacity=int(capacity * 2**30))
+    try:
+        simulated_gpu.configure(capacity=capacity * 2**30)
+    except ValueError as error:
+        msg = f"--simulated-gpu-capacity: {error}"
+        raise pytest.UsageError(msg) from None
 
 
 @pytest.hookimpl(wrapper=True)

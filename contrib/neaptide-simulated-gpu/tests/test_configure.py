@@ -36,7 +36,7 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
     ("text", "error", "said"),
     [
         ('{"rates": {"bandwith": 1}}', KeyError, "no rate 'bandwith'; there is flops_half,"),
-        ('{"rates": {"bandwidth": 0}}', ValueError, "bandwidth must be a number .* least 1, not 0"),
+        ('{"rates": {"bandwidth": 0}}', ValueError, "bandwidth must be a number from 1 .*, not 0"),
         ('{"rates": {"peer": "fast"}}', ValueError, "peer must be a number .* not 'fast'"),
         ('{"rates": {"peer": NaN}}', ValueError, "peer must be a number"),
         ('{"bandwidth": 1}', ValueError, "an object 'rates' is needed"),
@@ -60,3 +60,28 @@ def test_a_wrong_rate_changes_nothing(wrong: dict[str, Any]) -> None:
         simulated_gpu.configure(bandwidth=1.0, devices=2, **wrong)
     assert torch.cuda.device_count() == 1
     assert simulated_gpu.rates()["bandwidth"] == 1e9
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"expandable_segments": "yes"}, "must be true or false, not 'yes'"),
+        ({"bandwidth": True}, "must be a number from 1 .*, not True"),
+        ({"capacity": 2**70}, "must be a number from 0 .*, not 1180591620717411303424"),
+        ({"devices": 1.5}, "devices must be a whole number, not 1.5"),
+    ],
+)
+def test_what_is_no_setting_is_refused(changed: dict[str, Any], why: str) -> None:
+    before = simulated_gpu.rates()
+    with pytest.raises(ValueError, match=why):
+        simulated_gpu.configure(**changed)
+    assert before == simulated_gpu.rates()
+
+
+def test_a_capacity_below_what_is_used_leaves_nothing_free() -> None:
+    before = simulated_gpu.rates()["capacity"]
+    held = torch.ones(1 << 20, device="cuda")
+    simulated_gpu.configure(capacity=1e6)
+    free, total = torch.cuda.mem_get_info()
+    simulated_gpu.configure(capacity=before)
+    assert (0, 1_000_000, 1 << 20) == (free, total, held.numel())

@@ -110,6 +110,22 @@ def test_another_module_that_python_imports_at_its_start_still_runs(tmp_path: Pa
     assert "the other one\n" == run("program.py", cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["nothing.py"], "there is no program 'nothing.py'"),
+        (["--profile", "nothing.json", "program.py"], "No such file or directory: 'nothing.json'"),
+        (["--profile", "program.py", "program.py"], "program.py: not JSON"),
+        (["--capacity", "nan", "program.py"], "capacity must be a number from 0"),
+    ],
+)
+def test_what_cannot_run_is_told_in_a_line(tmp_path: Path, given: list[str], why: str) -> None:
+    (tmp_path / "program.py").touch()
+    done = run(*given, cwd=tmp_path)
+    assert 2 == done.returncode
+    assert why in done.stderr.splitlines()[-1]
+
+
 def test_without_a_program_the_usage_is_told(tmp_path: Path) -> None:
     done = run(cwd=tmp_path)
     assert (2, True) == (done.returncode, "python -m simulated_gpu" in done.stderr)

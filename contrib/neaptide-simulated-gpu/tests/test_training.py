@@ -11,6 +11,7 @@ from models import Model
 from torch import nn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 OPTIMIZERS = {
@@ -137,3 +138,20 @@ def test_a_copy_between_two_devices_has_its_values() -> None:
     assert torch.cuda.memory_allocated(1) > 0
     with torch.cuda.device(1):
         assert torch.ones(1, device="cuda").device.index == 1
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda: torch.ones(4)[torch.tensor([1], device="cuda")],
+        lambda: torch.ones(4)[torch.ones(4, dtype=torch.bool, device="cuda")],
+        lambda: torch.equal(torch.ones(4, device="cuda"), torch.ones(4)),
+        lambda: torch.ones(4, device="cuda") + torch.ones(4),
+        lambda: torch.ones(2, device=f"cuda:{torch.cuda.device_count()}"),
+    ],
+    ids=["index", "mask", "equal", "sum", "no such device"],
+)
+def test_what_a_gpu_refuses_is_refused(mixed: Callable[[], object]) -> None:
+    with pytest.raises(RuntimeError, match=r"same device|different devices|invalid device"):
+        mixed()
+    assert 1 == torch.ones(4, device="cuda")[torch.tensor([1])].numel()  # indices may be the host's

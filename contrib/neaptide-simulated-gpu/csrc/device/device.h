@@ -66,8 +66,11 @@ void enqueue(const std::string& name, const Work& work, const std::vector<Access
 void launch(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out,
             const std::vector<at::Tensor>& written);
 void wait_for_current_stream();
+
 double fake_value();  // what every element of fake data is said to be
-void set_fake_value(double value);
+void set_fake(bool on, double value);
+void end_fake_later();  // for an error that holds fake tensors: data are real when these are gone
+void settle_fake();     // make that so. Call it before anything that tensors are made of
 
 // Not 0: what the host computes is the simulation's, not the program's.
 extern std::atomic<int> unseen;

@@ -8,8 +8,6 @@ namespace {
 
 constexpr size_t MOST_ROWS = 64;  // a tensor of more rows is taken as one range with its gaps
 
-double given_fake_value = 1.0;
-
 // Whether an operation in place begins with what is there. Those that fill do not.
 bool reads_what_it_writes(const std::string& name) {
   static const std::unordered_set<std::string> fill{
@@ -113,8 +111,5 @@ void launch(const std::string& name, const std::vector<at::Tensor>& in, const st
   add(written, true);
   enqueue(name, work_of(name, in, out, written), accesses);
 }
-
-double fake_value() { return given_fake_value; }
-void set_fake_value(double value) { given_fake_value = value; }
 
 }  // namespace simulated_gpu

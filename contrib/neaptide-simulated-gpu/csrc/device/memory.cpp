@@ -101,7 +101,8 @@ struct Allocator final : c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     Machine::Guard guard(machine().lock);
     auto& memory = *machine().device(device).memory;
-    return {memory.capacity - static_cast<size_t>(memory.statistics.reserved_bytes.of[0].current), memory.capacity};
+    auto used = static_cast<size_t>(memory.statistics.reserved_bytes.of[0].current);
+    return {memory.capacity - std::min(used, memory.capacity), memory.capacity};
   }
 };
 
@@ -144,7 +145,10 @@ at::HostAllocator* host_allocator() {
 }
 
 at::DataPtr new_memory(size_t size, at::DataPtr bytes) {
+  settle_fake();
   int device = current_device();
+  TORCH_CHECK(device < machine().device_count, "CUDA error: invalid device ordinal: ", device, " of ",
+              machine().device_count, " simulated devices");
   if (size == 0) return {nullptr, gpu(device)};
   Block* block = machine().allocate(device, size, current_stream(device));
   note_places();

@@ -85,15 +85,6 @@ py::list trace() {
   return found;
 }
 
-void set_fake(bool on, double value) {
-  for (int device = 0; device < machine().device_count; ++device)
-    TORCH_CHECK(machine().fake == on || !machine().device(device).memory->statistics.allocations.of[0].current,
-                "tensors are on the device: real and fake ones do not mix");
-  machine().fake = on;
-  shape_cache().clear();
-  set_fake_value(value);
-}
-
 void operation_of_host(const std::string& name, int thread, const std::string& engine,
                        const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes,
                        std::optional<double> bytes, double operations) {
@@ -139,6 +130,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("device_count", [&m] { return m.device_count; });
   module.def("capacity", [&m](int device) { return m.device(device).memory->capacity; });
   module.def("set_fake", &set_fake);
+  module.def("end_fake_later", &end_fake_later);
   module.def("use_shape_cache", [](bool on) { shape_cache().enabled = on; });
   module.def("set_tracing", [&m](bool on) { m.tracing = on; });
   module.def("reset", [&m] { m.reset(); });

@@ -4,6 +4,7 @@ namespace simulated_gpu {
 namespace {
 
 constexpr int MAIN = -1;
+constexpr double POLL = 1e-6;  // seconds that the host takes to ask whether work has ended
 thread_local int this_thread = MAIN;
 
 }  // namespace
@@ -71,7 +72,7 @@ void Machine::wait(int index, const Event& event) {
 
 bool Machine::reached(const Event& event) {
   Guard guard(lock);
-  if (event.epoch == epoch_ && event.time > own_time()) return false;
+  if (event.epoch == epoch_ && event.time > own_time()) return polled();
   join(own_clock(), event.clock);
   return true;
 }
@@ -79,9 +80,14 @@ bool Machine::reached(const Event& event) {
 bool Machine::reached_stream(int index) {
   Guard guard(lock);
   Stream& one = stream(index);
-  if (one.time > own_time()) return false;
+  if (one.time > own_time()) return polled();
   join(own_clock(), one.clock);
   return true;
+}
+
+bool Machine::polled() {
+  own_time() += POLL;
+  return false;
 }
 
 void Machine::host_reaches(const Clock& clock, double time) {

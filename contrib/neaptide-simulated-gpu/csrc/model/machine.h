@@ -155,6 +155,7 @@ class Machine {
 
   Clock& own_clock();  // of the host's thread that calls
   double& own_time();
+  bool polled();  // not reached; to ask took time
   uint32_t name_index(const std::string& name);
   std::string describe(const Touch& touch);
   void tell(const std::string& key, const std::string& text);

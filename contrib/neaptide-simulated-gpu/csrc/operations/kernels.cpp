@@ -31,7 +31,12 @@ class Call {
     std::vector<c10::IValue> given(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
     for (size_t i = 0; i < given.size(); ++i) stack_[first_ + i] = twin(stack_[first_ + i], i);
     auto key = twins_.fake ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
-    op_.redispatchBoxed(c10::DispatchKeySet(key), &stack_);
+    try {
+      op_.redispatchBoxed(c10::DispatchKeySet(key), &stack_);
+    } catch (c10::Error& error) {
+      if (twins_.fake) error.add_context("data are fake here (simulated_gpu.fake_data): nothing can depend on values");
+      throw;
+    }
     for (size_t i = 0; i < written_.size(); ++i) keep &= !twins_.follow(written_[i], written_twins_[i]);
     size_t results = stack_.size() - says_.returned.size();
     for (size_t i = 0; i < says_.returned.size(); ++i) {
@@ -72,12 +77,13 @@ class Call {
   at::Tensor twin(const at::Tensor& tensor, size_t argument) {
     if (!tensor.defined()) return tensor;
     if (!is_gpu(tensor)) {
-      TORCH_CHECK(tensor.dim() == 0 || says_.mixes, "Expected all tensors to be on the same device, but ",
+      bool index = says_.mixes && argument > 0;  // of a tensor on the device
+      TORCH_CHECK(tensor.dim() == 0 || index, "Expected all tensors to be on the same device, but ",
                   op_.schema().name(), " got one on ", tensor.device(), " and one on ", gpu(current_device()));
       if (!twins_.fake) return tensor;
       return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
     }
-    TORCH_CHECK(tensor.device().index() == current_device() || tensor.dim() == 0,
+    TORCH_CHECK(tensor.device().index() == current_device(),
                 "Expected all tensors to be on the same device, but ", op_.schema().name(), " got one on ",
                 tensor.device(), " and one on ", gpu(current_device()));
     auto made = twins_.of(tensor);

@@ -23,7 +23,7 @@ at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, caffe2::TypeM
 
 }  // namespace
 
-Twins::Twins() : fake(machine().fake) {}
+Twins::Twins() : fake((settle_fake(), machine().fake)) {}
 
 at::Tensor Twins::of(const at::Tensor& ours) {
   c10::Storage storage;

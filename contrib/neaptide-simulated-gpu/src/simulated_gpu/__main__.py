@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import simulated_gpu
 from simulated_gpu import _programs
 
 if TYPE_CHECKING:
@@ -38,7 +39,15 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    if not options.module and not Path(options.program).exists():
+        parser.error(f"there is no program {options.program!r}")
+    try:
+        options.rates = _programs.rates_of(options.profile, options.capacity)
+        simulated_gpu.configure(**options.rates)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(str(error.args[0] if isinstance(error, KeyError) else error))
+    return options
 
 
 def run(program: str, own: Sequence[str], *, module: bool) -> int:
@@ -63,7 +72,7 @@ def main(given: Sequence[str]) -> int:
     options = arguments(given)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _programs.prepare(folder, options.profile, options.capacity)
+        _programs.prepare(folder, options.rates)
         status = 0
         try:
             status = run(options.program, options.arguments, module=options.module)

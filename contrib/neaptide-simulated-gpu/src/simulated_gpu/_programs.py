@@ -7,21 +7,25 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import simulated_gpu
+from simulated_gpu.machine import read_profile
 
 _RATES, _RACES = "rates.json", "races.txt"
 
 
-def prepare(folder: Path, profile: Path | None, capacity: float | None) -> None:
-    """Configure the device here, and in each Python process that this one starts.
+def rates_of(profile: Path | None, capacity: float | None) -> dict[str, Any]:
+    """Return the rates of a profile, checked, with another capacity in GiB if one is given."""
+    rates = {} if profile is None else read_profile(profile)
+    return rates if capacity is None else {**rates, "capacity": capacity * 2**30}
 
-    `folder` is for what the processes have in common. `capacity` is in GiB.
+
+def prepare(folder: Path, rates: dict[str, Any]) -> None:
+    """Let each Python process that this one starts have a device of these rates.
+
+    `folder` is for what the processes have in common.
     """
-    rates = {} if profile is None else json.loads(profile.read_text("utf-8"))["rates"]
-    if capacity is not None:
-        rates["capacity"] = int(capacity * 2**30)
-    simulated_gpu.configure(**rates)
     (folder / _RATES).write_text(json.dumps(rates), "utf-8")
     shutil.copy(Path(__file__).with_name("_hook.py"), folder / "sitecustomize.py")
     paths = [str(folder), os.environ.get("PYTHONPATH")]

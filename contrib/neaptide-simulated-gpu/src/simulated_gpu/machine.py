@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Named = TypeVar("Named", torch.Tensor, torch.Stream)
 
+_LARGEST = 1e18
 _FROM_ZERO = ("launch_host", "launch_device", "copy_latency", "capacity")
 
 
@@ -31,9 +32,12 @@ def configure(
     machine has; then nothing is changed. A profile has its rates in an object `rates`; its other
     keys are not read.
     """
-    given = {} if profile is None else _read(Path(profile))
+    given = {} if profile is None else read_profile(Path(profile))
     given |= _checked(changed, "configure")
     if devices is not None:
+        if type(devices) is not int:
+            msg = f"configure: devices must be a whole number, not {devices!r}"
+            raise ValueError(msg)
         _C.set_device_count(devices)
     for index in range(_C.device_count()):
         _C.configure(index, given)
@@ -44,7 +48,8 @@ def rates(device: int = 0) -> dict[str, Any]:
     return _C.rates(device)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_profile(path: Path) -> dict[str, Any]:
+    """Return the rates of a profile; ValueError if the file is none."""
     try:
         profile = json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -64,11 +69,15 @@ def _checked(given: dict[str, Any], where: str) -> dict[str, Any]:
             msg = f"{where}: there is no rate {name!r}; there is {', '.join(known)}"
             raise KeyError(msg)
         least = 0 if name in _FROM_ZERO else 1
-        number = isinstance(value, int | float) and least <= value < float("inf")
-        if not number and name != "expandable_segments":
-            msg = f"{where}: {name} must be a number of at least {least}, not {value!r}"
+        if name == "expandable_segments":
+            if not isinstance(value, bool):
+                msg = f"{where}: {name} must be true or false, not {value!r}"
+                raise ValueError(msg)
+        elif type(value) not in (int, float) or not least <= value < _LARGEST:
+            msg = f"{where}: {name} must be a number from {least} to {_LARGEST:g}, not {value!r}"
             raise ValueError(msg)
-    return given
+    whole = {"capacity": int(given["capacity"])} if "capacity" in given else {}
+    return {**given, **whole}
 
 
 def reset() -> None:
@@ -86,17 +95,15 @@ def fake_data(value: float = 1.0) -> Iterator[None]:
     """Give tensors of the device shapes and no data, so that memory of any size can be simulated.
 
     A value that the host asks for (`item()`) is `value`. What depends on values (`nonzero`) fails.
-    Raises RuntimeError where tensors are on the device, at the start or at the end. After an error
-    whose traceback holds such tensors, data stay fake, and a note of the error says so.
+    Raises RuntimeError where tensors are on the device, at the start or at the end. Where the block
+    ends by an error that holds such tensors, data are real again when they are gone; until then
+    nothing new can be made on the device.
     """
     _C.set_fake(True, value)
     try:
         yield
-    except BaseException as error:
-        try:
-            _C.set_fake(False, value)
-        except RuntimeError:
-            error.add_note("simulated GPU: data stay fake, because this error holds fake tensors")
+    except BaseException:
+        _C.end_fake_later()
         raise
     _C.set_fake(False, value)
 

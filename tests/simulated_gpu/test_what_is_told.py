@@ -1,0 +1,45 @@
+"""What commands and plugins say of the device: of its kernels, its memory, its pinned copies."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import simulated_gpu
+import torch
+
+from neaptide.cli import main
+from neaptide_kernels.chunked_cross_entropy.trials import large
+from neaptide_plugins.triton_kernels import SPEC
+from neaptide_plugins.triton_kernels.plugin import TritonKernels
+from neaptide_toolkit.machine.facts import Gpu, Torch
+from neaptide_verbs.doctor.hardware import gpus
+
+
+def test_doctor_judges_a_gpu_by_its_memory_kernels_and_pinned_copies() -> None:
+    gpu = Gpu(0, "simulated GPU 0", torch.cuda.get_device_properties().total_memory, "9.0")
+    found = {each.what: each for each in gpus(Torch("2.13.0", "CUDA 13.0", 1, (gpu,), None), "580")}
+    assert {"ok"} == {each.level for each in found.values()}
+    assert "compute capability 9.0" in found["cuda:0"].detail
+    assert "could be pinned" in found["pinned memory"].detail
+
+
+def test_triton_runs_where_the_device_is() -> None:
+    pytest.importorskip("triton", reason="Triton is installed on Linux and Windows only")
+    (finding,) = TritonKernels(SPEC.config()).diagnose()
+    assert "ok" == finding.level
+
+
+def test_kernels_are_listed_for_the_device_unless_another_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 0 == main(["kernels", "list"])
+    assert re.search(r"^adam8bit_step +triton ", capsys.readouterr().out, re.MULTILINE)
+    assert 2 == main(["kernels", "list", "--device", "xpu"])
+    assert "no usable XPU device" in capsys.readouterr().err
+
+
+def test_measurements_use_the_heads_of_language_models() -> None:
+    with simulated_gpu.fake_data():
+        heads = [sample.arguments[1].shape for sample in large(torch.device("cuda"))]
+    assert [(32_000, 2048), (128_256, 4096)] == [tuple(shape) for shape in heads]

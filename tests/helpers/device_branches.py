@@ -65,8 +65,15 @@ class Way:
     covered: bool
 
 
-def ways(mention: Mention, measured: dict[str, Any]) -> list[Way]:
-    """Return a statement's ways, by its file's part of coverage's JSON report."""
+def ways(mention: Mention, measured: dict[str, Any] | None) -> list[Way]:
+    """Return a statement's ways, by its file's part of coverage's JSON report.
+
+    There is no such part of a file that was not imported.
+    """
+    if measured is None:
+        ends = ("yes", "no") if mention.branches else ("",)
+        texts = [f"{mention.text} ({end})" if end else mention.text for end in ends]
+        return [Way(mention.path, text, covered=False) for text in texts]
     rows = range(mention.line, mention.last + 1)
     if not mention.branches:
         return [Way(mention.path, mention.text, not set(rows) & set(measured["missing_lines"]))]

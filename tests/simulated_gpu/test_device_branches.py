@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from coverage_of_devices import ROOT, files, reasons
 from device_branches import mentions, ways
 
 if TYPE_CHECKING:
@@ -63,3 +64,11 @@ def test_ways_that_a_run_did_not_go_are_not_covered(tmp_path: Path) -> None:
         "return torch.accelerator.memory_allocated()": True,
         "return tensor.is_cuda": False,
     }
+
+
+def test_a_reason_is_given_for_what_is_there() -> None:
+    there = {(mention.path, mention.text) for path in files() for mention in mentions(ROOT, path)}
+    for path, lines in reasons().items():
+        for text, why in lines.items():
+            assert (path, text.removesuffix(" (yes)").removesuffix(" (no)")) in there
+            assert why

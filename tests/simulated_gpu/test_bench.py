@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import simulated_gpu
-import torch
-from simulated_gpu.machine import rates as rates_of_now
 
 from neaptide_toolkit.machine import profiles
 
@@ -33,25 +28,30 @@ def test_predicting_trains_on_the_device(tmp_path: Path) -> None:
     assert "== drift on photo" in done.stdout
 
 
-def test_the_measured_profile_is_the_simulated_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    import machine_profile
+MEASURE = f"""
+import json, sys
+from pathlib import Path
 
+sys.path.insert(0, {str(BENCH)!r})
+import simulated_gpu, torch
+from machine_profile import Sizes, profile
+
+folder = Path(sys.argv[1])
+with simulated_gpu.fake_data():
+    sizes = Sizes(host_side=64, file=1 << 20, operations=300)
+    found = profile(sizes, torch.device("cuda", 0), folder)
+(folder / "profile.json").write_text(json.dumps(found))
+"""
+
+
+def test_the_measured_profile_is_the_simulated_machine(tmp_path: Path) -> None:
     given = profiles.load("h200").rates
-    before = rates_of_now()
-    simulated_gpu.configure(profiles.path_of("h200"))
-    sizes = machine_profile.Sizes(host_side=64, file=1 << 20, operations=300)
-    gc.collect()  # what earlier tests left on the device
-    try:
-        with simulated_gpu.fake_data():
-            found = machine_profile.profile(sizes, torch.device("cuda", 0), tmp_path)
-    finally:
-        simulated_gpu.configure(**before)
-        sys.modules.pop("machine_profile")
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(found))
+    program, path = tmp_path / "measure.py", tmp_path / "profile.json"
+    program.write_text(MEASURE)
+    machine = ["--profile", str(profiles.path_of("h200"))]
+    command = [sys.executable, "-m", "simulated_gpu", *machine, str(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr[-2000:]
     rates = profiles.load(path).rates
     for name in ("flops_half", "flops_single", "bandwidth", "to_device", "to_host"):
         assert getattr(rates, name) == pytest.approx(getattr(given, name), rel=0.04), name

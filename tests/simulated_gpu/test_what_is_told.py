@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import simulated_gpu
 import torch
 
 from neaptide.cli import main
@@ -40,6 +39,6 @@ def test_kernels_are_listed_for_the_device_unless_another_is_named(
 
 
 def test_measurements_use_the_heads_of_language_models() -> None:
-    with simulated_gpu.fake_data():
-        heads = [sample.arguments[1].shape for sample in large(torch.device("cuda"))]
-    assert [(32_000, 2048), (128_256, 4096)] == [tuple(shape) for shape in heads]
+    hidden, weight, *_ = next(large(torch.device("cuda"))).arguments
+    assert ((4096, 2048), (32_000, 2048)) == (hidden.shape, weight.shape)
+    assert torch.bfloat16 == weight.dtype

@@ -13,7 +13,7 @@ bool reads_what_it_writes(const std::string& name) {
   static const std::unordered_set<std::string> fill{
       "aten::fill_",       "aten::zero_",   "aten::normal_",      "aten::uniform_",   "aten::random_",
       "aten::exponential_", "aten::cauchy_", "aten::log_normal_", "aten::geometric_", "aten::bernoulli_",
-      "aten::_foreach_zero_",
+      "aten::_foreach_zero_", "aten::copy_", "aten::_foreach_copy_",
   };
   return name.back() == '_' && !fill.count(name);
 }

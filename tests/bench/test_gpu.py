@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -293,3 +297,52 @@ def test_a_comparison_says_what_is_predicted_and_what_is_not(
     monkeypatch.setattr(predicting, "run", lambda *_: bench.running.Done(1, 2.0, "", "bad\nworse"))
     assert bench.gpu.INCOMPLETE == bench.gpu.main(["--compare", str(tmp_path / "gpu.json")])
     assert "- one: status 1: worse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "No such file"), ("{", "is not JSON"), ("{}", "is no file of this command")],
+)
+def test_what_cannot_be_compared_is_told_in_a_line(
+    bench: SimpleNamespace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    why: str,
+) -> None:
+    path = tmp_path / "gpu.json"
+    if content is not None:
+        path.write_text(content)
+    assert bench.gpu.REFUSED == bench.gpu.main(["--compare", str(path)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert why in line
+
+
+@pytest.mark.parametrize("minutes", ["nan", "-1", "0"])
+def test_a_limit_that_is_none_is_refused(bench: SimpleNamespace, minutes: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.gpu.main(["--minutes", minutes])
+    assert 2 == ended.value.code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_step_that_runs(tmp_path: Path, number: signal.Signals) -> None:
+    waits = (
+        "import signal, sys; sys.path.insert(0, sys.argv[1]); import gpu\n"
+        "from first_minutes.running import run\n"
+        "for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, gpu.stopped)\n"
+        "print('ready', flush=True)\n"
+        "run([sys.executable, '-c', sys.argv[2]], 60, {})\n"
+    )
+    started = tmp_path / "started"
+    step = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    command = [sys.executable, "-c", waits, str(BENCH), step]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (started.exists() and started.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=30)
+    assert (128 + number, "") == (process.returncode, told)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)

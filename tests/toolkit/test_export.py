@@ -73,7 +73,6 @@ def test_tied_names_are_told_in_the_metadata(tmp_path: Path) -> None:
         (["a"], {"a": "a"}, "two tensors are named 'a'"),
         (["a"], {"b": "c"}, "'b' is tied to 'c', which is not exported"),
         (["a"], {f"{n:04}": "a" for n in range(400)}, "4096 bytes of metadata"),
-        (["a"], {"{": "a"}, "without braces"),
     ],
 )
 def test_names_that_cannot_be_exported_leave_nothing(

@@ -274,6 +274,7 @@ def test_a_comparison_says_what_is_predicted_and_what_is_not(
         {"key": "four", "subject": "resident", "parameters": 10, "device_seconds_a_step": None},
     ]
     document = {
+        "format": bench.record.FORMAT,
         "simulated": False,
         "device": {"name": "a card"},
         "slices": {

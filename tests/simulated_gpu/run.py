@@ -31,9 +31,10 @@ SUITE = (
 ON_DEVICE = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")
 
 
-def run(*command: str) -> None:
+def run(*command: str, **variables: str) -> None:
     """Run a command of this Python; exit with its status where it fails."""
-    done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT)
+    own = {**os.environ, **variables}
+    done = subprocess.run([sys.executable, *command], check=False, cwd=ROOT, env=own)
     if done.returncode:
         sys.exit(done.returncode)
 
@@ -41,7 +42,7 @@ def run(*command: str) -> None:
 def run_suite() -> None:
     """Run the suite on the device, and say which lines that mention a device it covered."""
     sys.path.insert(0, str(HELPERS))
-    from coverage_of_devices import files
+    from coverage_of_devices import SOURCES, files
 
     rooms = [str(ROOT / "tests" / room) for room in SUITE]
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +52,11 @@ def run_suite() -> None:
             f"[run]\nbranch = true\ndata_file = {folder}/data\ninclude =\n    {included}\n"
         )
         measured = ("--cov", f"--cov-config={config}", f"--cov-report=json:{report}")
-        run(*ON_DEVICE, *rooms, *(f"--ignore={path}" for path in ELSEWHERE), *measured)
+        here = os.pathsep.join(
+            str(ROOT / folder) for folder in SOURCES
+        )  # also where it is installed
+        ignored = [f"--ignore={path}" for path in ELSEWHERE]
+        run(*ON_DEVICE, *rooms, *ignored, *measured, PYTHONPATH=here)
         run(str(HELPERS / "coverage_of_devices.py"), str(report))
 
 

@@ -84,8 +84,8 @@ class TensorEntry:
 def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the header's JSON. The data of the tensors must be written in the order of `items`.
 
-    `metadata` is added to the header: at most 4 KiB. Raises CheckpointError for a
-    dtype that the format does not have, and for an invalid or repeated name.
+    `metadata` is added to the header: at most 4 KiB. Raises CheckpointError for a dtype that the
+    format does not have, and for an invalid or repeated name.
     """
     # transformers refuses a file whose metadata does not name the framework; pt means PyTorch.
     described: dict[str, Any] = {_METADATA: {**(metadata or {}), "format": "pt"}}

@@ -117,10 +117,8 @@ def spare_bytes(device: torch.device, gib: float | None) -> int:
     A tenth of the usable bytes is also subtracted, as a reserve. The number of usable bytes is at
     most `gib` GiB. The result is 0 if torch has no such counts, as on a CPU.
     """
-    reserved, peak = (
-        allocator_count(device, "memory_reserved"),
-        allocator_count(device, "max_memory_allocated"),
-    )
+    reserved = allocator_count(device, "memory_reserved")
+    peak = allocator_count(device, "max_memory_allocated")
     if reserved is None or peak is None:
         return 0
     limit = least((free_bytes(device) or 0) + reserved, gib) or 0

@@ -69,16 +69,8 @@ def trained(config: dict[str, Any], device: str) -> Callable[[Any], object]:
     return trainer.step
 
 
-def main() -> None:
-    """Measure, print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    options = parser.parse_args()
-    device: str = options.device
-    torch.set_num_threads(1)
-    batches = task_on(device).batches
+def every_subject(device: str) -> tuple[dict[str, Callable[[Any], object]], dict[str, str]]:
+    """Return a step of each subject, and why plugins are left out: a package is not installed."""
     subjects: dict[str, Callable[[Any], object]] = {
         "bare loop": bare(device),
         "trainer": trained({}, device),
@@ -97,6 +89,20 @@ def main() -> None:
                     raise
                 left_out[name] = str(error)
                 print(f"{name} is left out: {error}")
+    return subjects, left_out
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options = parser.parse_args()
+    device: str = options.device
+    torch.set_num_threads(1)
+    batches = task_on(device).batches
+    subjects, left_out = every_subject(device)
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(options.rounds):
         for name, step in subjects.items():

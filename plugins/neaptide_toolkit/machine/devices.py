@@ -14,6 +14,8 @@ from neaptide_kernels.accelerator import compute_capability
 from neaptide_kernels.support import no_triton_on
 from neaptide_toolkit.low_precision.hardware import fp8_slower, int8_slower
 
+from .pretended import is_pretended
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -60,6 +62,8 @@ def lacks(device: torch.device, *needed: Capability) -> str | None:
 
 def free_bytes(device: torch.device) -> int | None:
     """Return the free bytes of a device with memory of its own; None for others."""
+    if is_pretended():
+        return None
     api = api_of(device)
     return int(api.mem_get_info(device)[0]) if hasattr(api, "mem_get_info") else None
 

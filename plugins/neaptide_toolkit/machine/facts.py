@@ -25,6 +25,7 @@ except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
 from . import cgroups
+from .pretended import is_pretended
 
 
 @attrs.frozen
@@ -112,6 +113,8 @@ def processor(root: Path = cgroups.ROOT) -> Processor:
 def memory(root: Path = cgroups.ROOT) -> Memory:
     """Return facts about the host's memory; cgroups are read from `proc` and `sys` in `root`."""
     total = available = swap_total = swap_free = None
+    if is_pretended():
+        return Memory(total, available, None, swap_total, swap_free, None)
     with suppress(OSError, RuntimeError, ValueError, KeyError):  # psutil without /proc
         now = psutil.virtual_memory()
         total, available = int(now.total), int(now.available)

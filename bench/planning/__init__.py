@@ -1,0 +1,1 @@
+"""What `plan.py` compares: models, sets of plugins, and a real run of each."""

@@ -1,0 +1,170 @@
+"""What a dry run allocates and frees, in order, and the peaks of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import torch
+
+from .caching import CachingAllocator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+Where = Literal["device", "host", "pages"]
+"""The allocator of the device or of the host, or pages of RAM outside of both."""
+DEVICE = torch.device("cpu", 0)
+"""Stands for the accelerator in a dry run: tensors on it are told from tensors on `cpu`."""
+
+
+ASSEMBLY, OTHER = "assembly", "other"
+"""The part of the run before the first step, and what memory is for that is made there."""
+
+
+@attrs.define(eq=False)
+class Holding:
+    """Memory of one storage, or of a number of pages."""
+
+    where: Where
+    kind: str
+    """What it is for, such as `weights`; if nobody knows, the moment at which it was made."""
+    bytes: int = 0
+
+
+@attrs.frozen
+class LogEntry:
+    """Bytes by which a piece grew or, below 0, shrank, during a part of a run."""
+
+    piece: Holding
+    bytes: int
+    during: str
+
+
+@attrs.frozen
+class Peak:
+    """The most bytes during a part of a run, and what held them."""
+
+    during: str
+    bytes: int
+    kinds: Mapping[str, int]
+
+
+class AllocationLog:
+    """A log of all changes.
+
+    Args:
+        accelerated: whether the device has memory of its own. If so, a tensor is there if it was
+            made from tensors that are, or on `DEVICE`.
+
+    Attributes:
+        during: the part of the run that is going on.
+        kind: what a new piece is said to be for.
+        changes: in order.
+    """
+
+    def __init__(self, *, accelerated: bool) -> None:
+        self.during, self.kind = ASSEMBLY, OTHER
+        self._accelerated = accelerated
+        self.changes: list[LogEntry] = []
+        self._pieces: dict[int, Holding] = {}
+
+    def made(
+        self,
+        storage: torch.UntypedStorage,
+        given: Iterable[torch.Tensor] = (),
+        device: torch.device | None = None,
+    ) -> None:
+        """Note a storage that was made from the tensors `given`, unless it is known."""
+        address = storage._cdata  # noqa: SLF001 - two Python objects may stand for one storage
+        if address not in self._pieces:
+            piece = self._pieces[address] = Holding(self._place(given, device), self.kind)
+            self._change(piece, storage.nbytes())
+            weakref.finalize(storage, self._freed, address, piece).atexit = False
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is in the host's memory and the device has memory of its own."""
+        piece = self._pieces.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        return self._accelerated and (piece is None or piece.where != "device")
+
+    def _place(self, given: Iterable[torch.Tensor], device: torch.device | None) -> Where:
+        if not self._accelerated or device == DEVICE:
+            return "device"
+        sources = [one for one in given if one.ndim]
+        if sources:  # a tensor on the accelerator says that its device is `cpu`
+            return "host" if all(map(self.is_on_host, sources)) else "device"
+        return "host" if self.during == ASSEMBLY else "device"
+
+    def mapped(self, pages: Any, flat: torch.Tensor) -> None:
+        """Note pages of RAM. Their tensor is not counted again."""
+        piece = Holding("pages", "buffers of plugins")
+        self._change(piece, len(pages))
+        weakref.finalize(pages, self._change, piece, -len(pages)).atexit = False
+        self._pieces[flat.untyped_storage()._cdata] = piece  # noqa: SLF001
+
+    def name(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        """Say what the memory of tensors is for, also for the time before."""
+        for tensor in tensors:
+            piece = self._pieces.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+            if piece is not None:
+                piece.kind = kind
+
+    @contextmanager
+    def resized(self) -> Iterator[None]:
+        """Within this context, changes of a storage's size are noted, too."""
+        original = torch.UntypedStorage.resize_
+        log = self
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            piece, before = log._pieces.get(storage._cdata), storage.nbytes()  # noqa: SLF001
+            result = original(storage, size)
+            if piece is not None:
+                log._change(piece, storage.nbytes() - before)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+    def peaks(self, *places: Where) -> dict[str, Peak]:
+        """Return the peak of each part of the run, in these places together."""
+        now: Counter[str] = Counter()
+        total = 0
+        found: dict[str, Peak] = {}
+        for change in self.changes:
+            if change.piece.where in places:
+                now[change.piece.kind] += change.bytes
+                total += change.bytes
+            if change.during not in found or total > found[change.during].bytes:
+                kinds = {kind: held for kind, held in now.items() if held}
+                found[change.during] = Peak(change.during, total, kinds)
+        return found
+
+    def reserved(self) -> int:
+        """Return the bytes that PyTorch's caching allocator takes for all changes on the device."""
+        allocator = CachingAllocator()
+        chunks: dict[int, Any] = {}
+        sizes: Counter[int] = Counter()
+        for change in self.changes:
+            if change.piece.where == "device":
+                piece = id(change.piece)
+                if piece in chunks:
+                    allocator.free(chunks.pop(piece))
+                sizes[piece] += change.bytes
+                if sizes[piece]:
+                    chunks[piece] = allocator.allocate(sizes[piece])
+        return allocator.reserved
+
+    def _freed(self, address: int, piece: Holding) -> None:
+        self._pieces.pop(address, None)
+        self._change(piece, -piece.bytes)
+
+    def _change(self, piece: Holding, nbytes: int) -> None:
+        piece.bytes += nbytes
+        if nbytes:
+            self.changes.append(LogEntry(piece, nbytes, self.during))

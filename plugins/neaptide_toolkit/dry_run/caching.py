@@ -1,0 +1,106 @@
+"""The memory that PyTorch's CUDA allocator takes from a device for a sequence of allocations.
+
+Rounding, pools, splitting and merging are those of `c10/cuda/CUDACachingAllocator.cpp`, for one
+stream and without expandable segments.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Literal
+
+import attrs
+
+ROUND = 512
+SMALL, SMALL_SEGMENT = 2**20, 2 * 2**20
+"""Largest allocation of the small pool, and the bytes of a segment of this pool."""
+MIDDLE, MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
+"""Below this size, large allocations share segments of this size."""
+LARGE_ROUND = 2 * 2**20
+
+
+@attrs.define(eq=False)
+class _Chunk:
+    address: int
+    size: int
+    pool: Literal["small", "large"]
+    before: _Chunk | None = None
+    after: _Chunk | None = None
+    is_free: bool = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.size, self.address
+
+
+class CachingAllocator:
+    """Counts the bytes that a program has, and those that the allocator has taken for it.
+
+    Attributes:
+        allocated: bytes in use, rounded up to chunks.
+        reserved: bytes of all segments. Segments are kept when they are free.
+    """
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = 0
+        self._next = 0
+        self._free: dict[str, list[_Chunk]] = {"small": [], "large": []}
+
+    def allocate(self, nbytes: int) -> _Chunk:
+        """Return a chunk of at least `nbytes` bytes."""
+        size = max(ROUND, _up(nbytes, ROUND))
+        pool: Literal["small", "large"] = "small" if size <= SMALL else "large"
+        free = self._free[pool]
+        place = bisect_left(free, (size, -1), key=lambda one: one.order)
+        chunk = free.pop(place) if place < len(free) else self._segment(size, pool)
+        chunk.is_free = False
+        rest = chunk.size - size
+        if rest >= ROUND and (pool == "small" or rest > SMALL):
+            self._split(chunk, size)
+        self.allocated += chunk.size
+        return chunk
+
+    def free(self, chunk: _Chunk) -> None:
+        """Take a chunk back, and merge it with free chunks beside it."""
+        self.allocated -= chunk.size
+        chunk.is_free = True
+        if chunk.before is not None and chunk.before.is_free:
+            self._drop(chunk.before)
+            chunk = _joined(chunk.before, chunk)
+        if chunk.after is not None and chunk.after.is_free:
+            self._drop(chunk.after)
+            chunk = _joined(chunk, chunk.after)
+        insort(self._free[chunk.pool], chunk, key=lambda one: one.order)
+
+    def _segment(self, size: int, pool: Literal["small", "large"]) -> _Chunk:
+        if pool == "small":
+            whole = SMALL_SEGMENT
+        else:
+            whole = MIDDLE_SEGMENT if size < MIDDLE else _up(size, LARGE_ROUND)
+        self.reserved += whole
+        self._next += whole
+        return _Chunk(self._next - whole, whole, pool)
+
+    def _split(self, chunk: _Chunk, size: int) -> None:
+        rest = _Chunk(chunk.address + size, chunk.size - size, chunk.pool, chunk, chunk.after)
+        if rest.after is not None:
+            rest.after.before = rest
+        chunk.size, chunk.after = size, rest
+        rest.is_free = True
+        insort(self._free[chunk.pool], rest, key=lambda one: one.order)
+
+    def _drop(self, chunk: _Chunk) -> None:
+        free = self._free[chunk.pool]
+        del free[bisect_left(free, chunk.order, key=lambda one: one.order)]
+
+
+def _joined(first: _Chunk, second: _Chunk) -> _Chunk:
+    first.size += second.size
+    first.after, first.is_free = second.after, True
+    if first.after is not None:
+        first.after.before = first
+    return first
+
+
+def _up(nbytes: int, to: int) -> int:
+    return -(-nbytes // to) * to

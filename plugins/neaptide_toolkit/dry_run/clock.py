@@ -1,0 +1,159 @@
+"""Virtual time: when each operation and each copy of a dry run would end on a machine.
+
+The host enqueues one operation after the other. The device computes them in this order. A copy runs
+beside them on its lane, after the copies of the same lane and after what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from neaptide_toolkit.machine.profiles import Rates
+
+COMPUTE, HOST = "compute", "host"
+_COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}  # noqa: SLF001 - `to`
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class Clock:
+    """Counts the time of a machine with the given rates.
+
+    Args:
+        rates: of the machine.
+        is_on_host: returns whether a tensor is in the host's memory.
+
+    Attributes:
+        now: the end of the last operation on the device, in seconds since the start.
+        started: when the present count started.
+        busy: seconds of work since then: of `compute`, `host` and each lane.
+        waited: seconds since then in which the computation waited for a lane, by its name.
+    """
+
+    def __init__(self, rates: Rates, is_on_host: Callable[[torch.Tensor], bool]) -> None:
+        self._rates, self._is_on_host = rates, is_on_host
+        self.now = self.started = 0.0
+        self.busy: defaultdict[str, float] = defaultdict(float)
+        self.waited: defaultdict[str, float] = defaultdict(float)
+        self._enqueued = 0.0  # when the host has enqueued the last operation
+        self._copied: int | None = None  # bytes of the copy that is being submitted
+
+    def restart(self) -> None:
+        """Count from here on. Copies under way go on."""
+        self.started = self.now
+        self.busy.clear()
+        self.waited.clear()
+
+    def ran(self, operation: Any, args: tuple[Any, ...], made: Any) -> None:
+        """Count an operation: of the device, of the host, or of a copy inside `copies`."""
+        given = [one for one in tree_iter((args, made)) if isinstance(one, torch.Tensor)]
+        moved = sum(one.numel() * one.element_size() for one in given)
+        rates = self._rates
+        if self._copied is not None:
+            self._copied += given[0].numel() * given[0].element_size()
+            return
+        hosts = [self._is_on_host(one) for one in given if one.ndim]
+        if operation in _COPIES and any(hosts) and not all(hosts):
+            rate = rates.to_host if self._is_on_host(made) else rates.to_device
+            self._run(HOST, rates.copy_latency + made.numel() * made.element_size() / rate)
+            self._enqueued = self.now  # such a copy, of memory that is not pinned, blocks the host
+        elif hosts and all(hosts):
+            work = _flops(operation, args, made) / rates.host_flops
+            self._enqueued = max(self._enqueued, self.now)
+            self._run(HOST, max(work, moved / rates.host_bandwidth))
+            self._enqueued = self.now
+        else:
+            half = any(one.dtype in _HALF for one in given)
+            work = _flops(operation, args, made) / (
+                rates.flops_half if half else rates.flops_single
+            )
+            self._enqueued += rates.launch_host
+            self._run(COMPUTE, rates.launch_device + max(work, moved / rates.bandwidth))
+
+    def copies(self, work: Callable[[], None]) -> int:
+        """Run `work`; return the bytes that it copies."""
+        outer, self._copied = self._copied, 0
+        try:
+            work()
+            return self._copied
+        finally:
+            self._copied = outer
+
+    def lane(self, name: str) -> ClockedLane:
+        """Return a lane of this clock."""
+        rates = self._rates
+        return ClockedLane(self, name, rates.to_host if "host" in name else rates.to_device)
+
+    def latency(self) -> float:
+        """Return the seconds that a copy takes in addition to its bytes."""
+        return self._rates.copy_latency
+
+    def wait(self, lane: str, end: float) -> None:
+        """Let the computation wait for the end of a copy."""
+        if end > self.now:
+            self.waited[lane] += end - self.now
+            self.now = end
+
+    def _run(self, engine: str, seconds: float) -> None:
+        self.busy[engine] += seconds
+        self.now = max(self.now, self._enqueued) + seconds
+
+
+def _flops(operation: Any, args: tuple[Any, ...], made: Any) -> float:
+    count = flop_registry.get(operation.overloadpacket)
+    return 0.0 if count is None else float(count(*args, out_val=made))
+
+
+@attrs.frozen
+class CopyTicket:
+    """A ticket of a copy that ends at a known time."""
+
+    _clock: Clock
+    _lane: str
+    end: float
+
+    def wait(self) -> None:
+        """Let the computation wait."""
+        self._clock.wait(self._lane, self.end)
+
+    def finish(self) -> None:
+        """Let the computation wait, because the host waits."""
+        self.wait()
+
+
+class ClockedLane:
+    """A lane that runs its copies at once, and notes when they would end.
+
+    `rate` is in bytes/s.
+    """
+
+    def __init__(self, clock: Clock, name: str, rate: float) -> None:
+        self._clock, self._name, self._rate, self._free = clock, name, rate, 0.0
+
+    def submit(
+        self, what: str, work: Callable[[], None], after: Iterable[Any | None] = ()
+    ) -> CopyTicket:
+        """Run `work`; see `neaptide_toolkit.offload.lanes.Lane`."""
+        del what
+        clock = self._clock
+        ends = [one.end for one in after if isinstance(one, CopyTicket)]
+        start = max(self._free, clock.now, *ends)
+        with torch.no_grad():
+            seconds = clock.latency() + clock.copies(work) / self._rate
+        self._free = start + seconds
+        clock.busy[self._name] += seconds
+        return CopyTicket(clock, self._name, self._free)
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Do nothing: the copy has run."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,169 @@
+"""Trains a configuration without values: every phase once, and what it takes of a machine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import psutil
+from torch.utils._python_dispatch import _disable_current_modes
+
+from neaptide import HybridTrainer
+from neaptide.errors import DataError
+from neaptide.run import assembly
+from neaptide.run.feed import moved
+from neaptide_toolkit.machine import profiles
+from neaptide_toolkit.machine.pretended import as_if
+from neaptide_toolkit.offload.lanes import lanes_by
+from neaptide_toolkit.offload.pages import watched
+from neaptide_toolkit.tensors import nested_tensors
+
+from .allocations import DEVICE, OTHER, AllocationLog
+from .clock import Clock
+from .unknown import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from neaptide.config import RunConfig
+    from neaptide_toolkit.machine.profiles import Rates
+
+_MOMENTS = {
+    "around_forward": "forward",
+    "around_backward": "backward",
+    "around_optimizer_step": "update",
+    "around_predict": "predict",
+    "around_evaluate": "evaluate",
+}
+_ANY = "rtx4090"
+"""A profile whose times nobody reads."""
+_STEPS = 3
+"""Full steps: the first makes the optimizer's state, the last one is timed."""
+
+
+@attrs.frozen(kw_only=True)
+class DryRun:
+    """What training took, without values.
+
+    Attributes:
+        allocations: all memory, in order of time.
+        seconds: of the last Full step, by the rates of the machine; None if they are unknown.
+        busy: seconds of work in this step, by engine: `compute`, `host` or the name of a lane.
+        waited: seconds in which the computation waited for a lane, by its name.
+        tokens: tokens in a batch; None if a batch has no tokens.
+        process: bytes of RAM of this process, with PyTorch and the data, without tensors.
+    """
+
+    allocations: AllocationLog
+    seconds: float | None
+    busy: Mapping[str, float]
+    waited: Mapping[str, float]
+    tokens: int | None
+    process: int
+
+
+def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
+    """Build the model, the data and the optimizer of `config`, and train it without values.
+
+    Args:
+        config: no file of its run directory is written.
+        rates: of the machine that is planned; None if they are unknown.
+        kind: `cpu`, or `cuda` for a device with memory of its own.
+
+    Raises:
+        NeaptideError: the configuration cannot run, or its model needs values.
+    """
+    accelerated = kind != "cpu"
+    log = AllocationLog(accelerated=accelerated)
+    clock = Clock(rates or profiles.load(_ANY).rates, log.is_on_host)
+    mode = Unknown(log.made, clock.ran)
+
+    def mapped(pages: Any, flat: torch.Tensor) -> None:
+        log.mapped(pages, flat)
+        mode.forget([flat])
+
+    with ExitStack() as inside:
+        inside.enter_context(as_if(kind))
+        inside.enter_context(lanes_by(clock.lane))
+        inside.enter_context(watched(mapped))
+        inside.enter_context(log.resized())
+        inside.enter_context(mode)
+        trainer = inside.enter_context(HybridTrainer.from_config(_without_files(config, kind)))
+        if accelerated:
+            _as_cuda_does(trainer.optimizer)
+        with _disable_current_modes():  # data have values
+            data = assembly.build_data(config, trainer.hooks)
+            batches = [*islice(cycle(data.train), _STEPS)]
+        if not batches:
+            msg = "the training data gave no batch @ data.name"
+            raise DataError(msg)
+        trainer.run.timeline.listen(_listener(log, trainer))
+        for batch in batches:
+            clock.restart()
+            log.kind = "batch"
+            here = moved(batch, DEVICE) if accelerated else batch
+            log.kind = OTHER
+            result = trainer.step(here, phase="full")
+            del here
+            _name(log, trainer)
+        seconds, busy, waited = clock.now - clock.started, dict(clock.busy), dict(clock.waited)
+        if data.validation is not None:
+            log.during = "evaluate"
+            trainer.evaluate(islice(data.validation, 1))
+        return DryRun(
+            allocations=log,
+            seconds=None if rates is None else seconds,
+            busy={} if rates is None else busy,
+            waited={} if rates is None else waited,
+            tokens=result.tokens,
+            process=psutil.Process(os.getpid()).memory_info().rss,
+        )
+
+
+def _without_files(config: RunConfig, kind: str) -> RunConfig:
+    device = "cpu" if kind == "cpu" else str(DEVICE)
+    return attrs.evolve(
+        config,
+        run=attrs.evolve(config.run, dir=None),
+        train=attrs.evolve(config.train, device=device),
+    )
+
+
+def _as_cuda_does(optimizer: torch.optim.Optimizer) -> None:
+    """Compute all tensors of a group at once, which is PyTorch's default on CUDA."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def _name(log: AllocationLog, trainer: HybridTrainer) -> None:
+    parameters = [*trainer.model.parameters()]
+    log.name(nested_tensors(trainer.optimizer.state_dict()), "optimizer state")
+    log.name((one.grad for one in parameters if one.grad is not None), "gradients")
+    log.name(trainer.model.buffers(), "buffers")
+    log.name(parameters, "weights")
+
+
+def _listener(log: AllocationLog, trainer: HybridTrainer) -> Any:
+    @contextmanager
+    def opened(name: str, category: str) -> Iterator[None]:
+        before = log.during, log.kind
+        if category == "step":
+            log.during = name.rsplit(maxsplit=1)[-1]
+        elif category == "core" and name in _MOMENTS:
+            phase = log.during.split()[0]
+            log.kind = _MOMENTS[name]
+            log.during = phase if phase == "evaluate" else f"{phase} {log.kind}"
+        try:
+            yield
+        finally:
+            if name == "around_backward":
+                _name(log, trainer)
+            log.during, log.kind = before
+
+    return opened

@@ -1,0 +1,80 @@
+"""The machine that is planned: this one, a profile's, or one with so many GiB."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from neaptide.errors import ConfigError
+from neaptide.run.assembly import choose_device
+from neaptide_toolkit.machine import facts, profiles
+from neaptide_toolkit.machine.devices import total_bytes
+
+if TYPE_CHECKING:
+    from neaptide_toolkit.machine.profiles import Rates
+
+GIB = 2**30
+CONTEXT = GIB // 2
+"""Bytes of a device that CUDA itself takes: assumed."""
+
+
+@attrs.frozen(kw_only=True)
+class PlannedMachine:
+    """A machine. A CPU has no memory of its own, so `device` is None."""
+
+    name: str
+    device: int | None
+    """Bytes of the device's memory."""
+    host: int | None
+    """Bytes of RAM; None if the system does not tell."""
+    rates: Rates | None
+    """None if nobody knows how fast the machine is."""
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the device in PyTorch."""
+        return "cpu" if self.device is None else "cuda"
+
+
+def target(device: str | None, ram: float | None, configured: str = "auto") -> PlannedMachine:
+    """Return the machine that `--device` and `--ram` name.
+
+    Args:
+        device: a profile's name, a number of GiB, `cpu`, or None for this machine's device.
+        ram: GiB; None for this machine's RAM.
+        configured: the value of `train.device`; it counts if `device` is None.
+
+    Raises:
+        ConfigError: there is no such machine.
+    """
+    if ram is not None and not ram > 0:
+        msg = f"a machine has more than 0 GiB of RAM (got {ram:g} @ --ram)"
+        raise ConfigError(msg)
+    host = facts.memory().limit if ram is None else int(ram * GIB)
+    if device is None:
+        return _this(choose_device(configured, None), host)
+    if device == "cpu":
+        return PlannedMachine(name="a CPU", device=None, host=host, rates=None)
+    try:
+        gib = float(device)
+    except ValueError:
+        found = profiles.load(device)
+        return PlannedMachine(
+            name=found.name, device=found.rates.capacity, host=host, rates=found.rates
+        )
+    if not 0 < gib < float("inf"):
+        msg = f"a device has more than 0 GiB (got {device} @ --device)"
+        raise ConfigError(msg)
+    return PlannedMachine(
+        name=f"a GPU of {gib:g} GiB", device=int(gib * GIB), host=host, rates=None
+    )
+
+
+def _this(device: torch.device, host: int | None) -> PlannedMachine:
+    nbytes = None if device.type == "cpu" else total_bytes(device)
+    if nbytes is None:
+        return PlannedMachine(name="this machine's CPU", device=None, host=host, rates=None)
+    name = torch.get_device_module(device).get_device_properties(device).name
+    return PlannedMachine(name=name, device=nbytes, host=host, rates=None)

@@ -1,0 +1,95 @@
+"""`neaptide plan`: whether a configuration fits a machine."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from neaptide.cli.loading import LOG, advice, loaded
+from neaptide.cli.output import (
+    AsJson,
+    Offers,
+    Preset,
+    Sets,
+    print_json,
+    print_note,
+    print_text,
+)
+from neaptide.config import by_suffix, unstructure
+from neaptide.errors import DoesNotFitError
+from neaptide.hooks.enabling import configured
+from neaptide_toolkit.files import write_new
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from neaptide.config import RunConfig
+
+
+def _profiles() -> tuple[str, ...]:
+    from neaptide_toolkit.machine import profiles  # noqa: PLC0415 - only the shell's suggestions
+
+    return profiles.names()
+
+
+def plan(
+    *files: Path,
+    preset: Preset = None,
+    set_: Sets = None,
+    device: Annotated[
+        str | None,
+        Parameter(help="GiB of the device's memory, `cpu`, or a profile such as `rtx4090`."),
+        Offers(_profiles),
+    ] = None,
+    ram: Annotated[float | None, Parameter(help="GiB of RAM.")] = None,
+    write: Annotated[
+        Path | None, Parameter(help="Write the nearest configuration that fits to a new file.")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Tell whether a configuration fits a machine, and how fast it can be there.
+
+    Trains the model without computing values, in a process that stays small. Without `--device` and
+    `--ram` the machine is this one. The exit code is 0 if the configuration fits, and 3 if not.
+    If not, changes that plugins offer are tried.
+
+        neaptide plan my.toml
+        neaptide plan my.toml --device rtx4090 --ram 64
+        neaptide plan my.toml --device 16 --write fits.toml
+    """
+    config, ordered = configured(loaded(files, preset, set_).config)
+    for line in advice(config, ordered):
+        LOG.warning("%s", line)
+
+    from . import machine, planning, search, text  # noqa: PLC0415 - they import torch
+
+    target = machine.target(device, ram, config.train.device)
+    sys.path.insert(0, str(Path.cwd()))  # as `neaptide run` does
+    with redirect_stdout(sys.stderr):  # the user's code may print
+        made = planning.plan(config, target)
+    if not json:
+        print_text(text.of(made))
+    found = None
+    if not made.fits:
+        with redirect_stdout(sys.stderr):
+            found = search.search(config, target)
+    if json:
+        print_json(text.as_json(made, found))
+    elif found is not None:
+        print_text(f"\n{text.changes(made, found)}")
+    if write is not None:
+        best = [config] if found is None else [one.config for one in found.remedies[:1]]
+        _write(write, best)
+    return 0 if made.fits else DoesNotFitError.exit_code
+
+
+def _write(path: Path, best: Sequence[RunConfig]) -> None:
+    if not best:
+        print_note(f"note: {path} is not written, because no configuration that fits was found")
+        return
+    write_new(path, by_suffix(path).dumps(unstructure(best[0])))
+    print_note(f"written to {path}")

@@ -1,0 +1,57 @@
+"""A dry run for a GPU predicts the memory that a run takes of a simulated one."""
+
+from __future__ import annotations
+
+import gc
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from neaptide import HybridTrainer
+from neaptide.hooks.enabling import configured
+from neaptide_toolkit.dry_run.running import dry_run
+from neaptide_toolkit.offload import mapped_slabs, slab_bytes
+from neaptide_toolkit.testing import kinds
+
+STACKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "checkpointing": {"activation-checkpointing": {}},
+    "streaming": {"layer-streaming": {"resident": 0}},
+    "streaming, in backward": {"layer-streaming": {"resident": 0, "update": "in_backward"}},
+    "streaming, graph": {"layer-streaming": {"resident": 0, "mode": "graph"}},
+}
+WIDTH = 512
+
+
+def taken(config: Any) -> tuple[int, int, int]:
+    """Return the bytes of a run: allocated and reserved on the device, and of slabs."""
+    data, before = kinds.sequences(width=WIDTH), mapped_slabs()
+    gc.collect()  # earlier tests may have left cycles that hold memory
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    held, kept = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    with HybridTrainer.from_config(config) as trainer:
+        for batch in islice(data.train, 3):
+            trainer.step(batch, phase="full")
+        slabs = slab_bytes(before)
+        peak = torch.cuda.max_memory_allocated() - held
+    return peak, torch.cuda.max_memory_reserved() - kept, slabs
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_memory_is_that_of_the_run(stack: str) -> None:
+    whole = {
+        "model": {"name": f"{kinds.__name__}:deep", "options": {"width": WIDTH}},
+        "data": {"name": f"{kinds.__name__}:sequences", "options": {"width": WIDTH}},
+        "plugins": STACKS[stack],
+        "train": {"device": "cuda"},
+    }
+    config = configured(whole, ())[0]
+    peak, reserved, slabs = taken(config)
+    log = dry_run(config, None, "cuda").allocations
+    steps = (found for during, found in log.peaks("device").items() if "full" in during)
+    assert max(found.bytes for found in steps) == pytest.approx(peak, rel=0.06)
+    assert max(found.bytes for found in log.peaks("pages").values()) == slabs
+    assert log.reserved() == pytest.approx(reserved, rel=0.1)

@@ -1,0 +1,89 @@
+"""Changes with which a configuration fits, and what the command writes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from plans import KINDS, neaptide, planned
+
+from neaptide.config import unstructure
+from neaptide.config.tables import overlay
+from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
+from neaptide_verbs.plan.machine import target
+from neaptide_verbs.plan.planning import plan
+from neaptide_verbs.plan.search import MOST, search
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WIDTH = 512
+DEEP = {
+    "model": {"name": f"{KINDS}:deep", "options": {"layers": 12, "width": WIDTH}},
+    "data": {"name": f"{KINDS}:sequences", "options": {"width": WIDTH}},
+    "train": {"batch_size": 8},
+}
+OFFERS = [
+    (name, settings)
+    for name, spec in installed_plugins().usable().items()
+    for settings in spec.search_space
+]
+
+
+def config_of(**more: Any) -> Any:
+    return configured(overlay(DEEP, more), ())[0]
+
+
+def test_an_exact_change_comes_first_and_fits_by_its_own_plan() -> None:
+    config = config_of()
+    resident = plan(config, target("rtx4090", 64)).tiers["device"].needed
+    machine = target(str(resident * 0.8 / 2**30), 64)
+    assert not plan(config, machine).fits
+    found = search(config, machine)
+    assert 0 < found.tried <= MOST
+    ranks = ["exact", "tolerance", "changes-training"]
+    assert found.remedies[0].numerics == "exact"
+    assert sorted(found.remedies, key=lambda one: ranks.index(one.numerics)) == [*found.remedies]
+    for remedy in found.remedies:
+        assert plan(remedy.config, machine).fits
+        assert remedy.config == configured(unstructure(remedy.config), ())[0]
+
+
+def test_where_nothing_fits_nothing_is_found() -> None:
+    found = search(config_of(), target("0.6", 0.01))
+    assert found.remedies == ()
+    assert found.tried > len(OFFERS) / 2
+
+
+@pytest.mark.parametrize(("name", "settings"), OFFERS, ids=str)
+def test_what_a_plugin_offers_is_a_configuration(name: str, settings: dict[str, Any]) -> None:
+    config, ordered = configured(overlay(DEEP, settings), ())
+    assert name in [spec.name for spec in ordered]
+    assert config != config_of()
+
+
+def test_what_is_written_passes_the_check_and_fits(tmp_path: Path) -> None:
+    needed = plan(config_of(), target("rtx4090", 64)).peak_bytes["device"]
+    machine = ("--device", str(0.9 * needed / 2**30), "--ram", "64")
+    done = planned(tmp_path, *machine, "--write", "fits.toml", layers=12, width=WIDTH)
+    assert done.returncode == 3
+    assert "changes with which it fits (" in done.stdout
+    assert done.stderr == "written to fits.toml\n"
+    again = neaptide(tmp_path, "plan", "fits.toml", *machine)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert neaptide(tmp_path, "config", "check", "fits.toml").returncode == 0
+    kept = (tmp_path / "fits.toml").read_text()
+    refused = neaptide(tmp_path, "plan", "fits.toml", *machine, "--write", "fits.toml")
+    assert refused.returncode == 2
+    assert refused.stderr == "error: fits.toml exists already; name another file\n"
+    assert (tmp_path / "fits.toml").read_text() == kept
+
+
+def test_nothing_is_written_if_nothing_fits(tmp_path: Path) -> None:
+    done = planned(tmp_path, "--device", "0.1", "--ram", "0.1", "--json", "--write", "fits.toml")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["changes"] == []
+    assert done.stderr.startswith("note: fits.toml is not written")
+    assert not (tmp_path / "fits.toml").exists()

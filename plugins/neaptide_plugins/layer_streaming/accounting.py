@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide.devices import allocator_count
+from neaptide_toolkit.optimizer_state import state_bytes
 
 from .calls.recompute import Recomputed
 from .oom import explanation, is_out_of_memory
@@ -56,12 +57,8 @@ def account(
             for block in streaming.blocks
         )
         ledger = ledger.add(owner, "gradients.block", "device", largest, ("backward",))
-    state = _bytes(
-        value
-        for parameter in trained
-        for value in streaming.optimizer.state.get(parameter, {}).values()
-        if hasattr(value, "nbytes")
-    )
+    of_state = state_bytes(streaming.optimizer)
+    state = sum(of_state.get(parameter, 0) for parameter in trained)
     whole = ledger.total(kind="optimizer.state")
     ledger = ledger.scale("optimizer.state", (whole - state) / whole if whole else 0.0)
     ledger = ledger.add("core", "optimizer.state", "host", state)

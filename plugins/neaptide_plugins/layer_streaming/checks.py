@@ -33,8 +33,8 @@ def check_blocks(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> N
     """Raise ValueError if there are no blocks, or if no block has parameters."""
     if not blocks:
         msg = (
-            f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential; name "
-            f"them by a pattern such as blocks = 'encoder.*'"
+            f"{type(model).__name__} has no repeated blocks in a ModuleList, Sequential or "
+            f"ModuleDict; name them by a pattern such as blocks = 'encoder.*'"
         )
         raise ValueError(msg)
     if not any(True for _, block in blocks for _ in block.parameters()):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from neaptide_toolkit.machine.devices import free_bytes
 from neaptide_toolkit.machine.facts import memory
+from neaptide_toolkit.machine.pretended import kind_of
 
 from .budget import least, plan, shortage
 from .settings import StreamingSettings
@@ -58,7 +59,7 @@ def chosen(
     if config.clip == "none" and train.clip_norm is not None:
         msg = f"clip = 'none' contradicts train.clip_norm = {train.clip_norm}; remove one of them"
         raise ValueError(msg)
-    fast = config.optimizer_on == "auto" and device.type != "cpu" and reason is None
+    fast = config.optimizer_on == "auto" and kind_of(device) != "cpu" and reason is None
     return StreamingSettings(
         max_active_layers=config.max_active_layers,
         prefetch_distance=config.prefetch_distance,

@@ -18,7 +18,7 @@ class LayerStreamingConfig:
     blocks: str | None = field(
         None,
         help="pattern of the blocks' names, such as `model.layers.*`; by default the repeated "
-        "children of `ModuleList` and `Sequential`",
+        "children of `ModuleList`, `Sequential` and `ModuleDict`",
     )
     exclude: tuple[str, ...] = field((), help="patterns of blocks that stay on the device")
     mode: Literal["recompute", "graph"] = field(
@@ -161,5 +161,14 @@ SPEC = PluginSpec(
     config=LayerStreamingConfig,
     summary="Blocks' weights, gradients and optimizer state stream between RAM and the device.",
     claims={"param.storage", "device.placement", "activations"},
+    search_space=tuple(
+        {"plugins": {"layer-streaming": settings}}
+        for settings in (
+            {},
+            {"update": "in_backward"},
+            {"optimizer_on": "cpu"},
+            {"update": "in_backward", "inputs": "host"},
+        )
+    ),
     numerics="exact",
 )

@@ -1,25 +1,17 @@
-"""Out-of-memory errors: their detection and their explanation."""
+"""Out-of-memory errors: their explanation, beside their detection, which is the core's."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
+from neaptide.errors import is_out_of_memory
 from neaptide.io.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` is torch's error for too little memory.
-
-    On a CPU torch raises a plain RuntimeError. The text of the error shows that memory ran out.
-    """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error)
-    )
+__all__ = ["explanation", "is_out_of_memory"]
 
 
 def explanation(cause: str, where: str, held: Mapping[str, int], savings: Mapping[str, int]) -> str:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from neaptide.errors import ModelError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import torch
 
@@ -37,30 +39,51 @@ def told_outside(blocks: Sequence[Block]) -> Iterator[None]:
         owners = _owners(blocks)
         found = _called(error, owners)
         if found is None:
-            raise
-        raise RuntimeError(used_outside(found, owners[found])) from error
+            msg = (
+                f"two devices meet in loss_fn ({str(error).splitlines()[0]}); outside of their "
+                f"block's forward, weights of streamed blocks are in RAM: exclude the blocks whose "
+                f"weights loss_fn uses"
+            )
+            raise ModelError(msg) from error
+        raise ModelError(used_outside(found, owners[found])) from error
 
 
 def check_graph(blocks: Sequence[Block], loss: torch.Tensor) -> None:
-    """Raise RuntimeError if `loss` depends on a streamed parameter outside its block's forward.
+    """Raise ModelError if `loss` depends on a streamed parameter outside its block's forward.
 
     Not for `mode = "graph"`, in which the graph of the loss contains the parameters.
     """
     owners = _owners(blocks)
     found = _in_graph(loss, owners)
     if found is not None:
-        raise RuntimeError(used_outside(found, owners[found]))
+        raise ModelError(used_outside(found, owners[found]))
 
 
 def used_outside(parameter: nn.Parameter, block: Block) -> str:
     """Return the error text for a use of a block's parameter outside the block's forward."""
-    name = next(name for name, each in block.module.named_parameters() if each is parameter)
     return (
-        f"parameter {name!r} of block {block.name!r} is used outside the block's forward (by a "
-        f"penalty on weights, a hook, or a direct call of a part of the block), which cannot be "
-        f"streamed; set `blocks` to the modules that are called, exclude {block.name!r}, or, for a "
-        f"tensor that a hook hands out, set mode = 'graph'"
+        f"parameter {_name(parameter, block)!r} of block {block.name!r} is used outside the "
+        f"block's forward (by a penalty on weights, a hook, or a direct call of a part of the "
+        f"block), which cannot be streamed; set `blocks` to the modules that are called, exclude "
+        f"{block.name!r}, or, for a tensor that a hook hands out, set mode = 'graph'"
     )
+
+
+def check_whole(parameters: Iterable[nn.Parameter], block: Block, own_hooks: int = 0) -> None:
+    """Raise ModelError if a user's hook would see a part of a parameter's gradient."""
+    for one in parameters:
+        hooks = [*(one._backward_hooks or ()), *(one._post_accumulate_grad_hooks or ())]
+        if len(hooks) > own_hooks:
+            msg = (
+                f"a hook on the gradient of parameter {_name(one, block)!r} of block "
+                f"{block.name!r} would see a part of it, because several uses of the parameter "
+                f"wait for one backward; remove the hook, or exclude the block"
+            )
+            raise ModelError(msg)
+
+
+def _name(parameter: nn.Parameter, block: Block) -> str:
+    return next(name for name, each in block.module.named_parameters() if each is parameter)
 
 
 def _owners(blocks: Sequence[Block]) -> dict[nn.Parameter, Block]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import Plugin, hookimpl
+from neaptide import ROLLBACK, Plugin, hookimpl
 
 from .accounting import account, explained
 from .assembly import NAME, build, decided
@@ -14,17 +14,22 @@ from .budget import spare_bytes
 from .config import LayerStreamingConfig
 from .outside import check_graph, told_outside
 from .store import StreamedStore
+from .turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     import torch
     from torch import nn
 
     from neaptide import (
         AroundBackward,
+        AroundEvaluate,
         AroundForward,
         AroundOptimizerStep,
+        AroundPredict,
+        AroundTrainStep,
         Ledger,
         Outcome,
         Phase,
@@ -48,6 +53,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     _store: StreamedStore | None = attrs.field(init=False, default=None)
     _held: list[torch.Tensor] = attrs.field(init=False, factory=list)
     _measured: bool = attrs.field(init=False, default=False)
+    _taken: Callable[[], AbstractContextManager[None]] = attrs.field(init=False)
 
     @hookimpl
     def provide_parameters(
@@ -64,6 +70,11 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         """Log the decisions."""
         self._run = run
         streaming = self._streaming()
+        turns = Turns(streaming, run)
+        turns.check_hooks()
+        self._taken = turns.taken
+        if streaming.applying is not None:
+            run.stash.on_set(ROLLBACK, streaming.applying.forget)
         run.log.info("streaming.started", **decided(streaming, run, self.config))
         if streaming.unpinned is not None:
             run.log.warning("streaming.not_pinned", reason=streaming.unpinned)
@@ -84,7 +95,8 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         self._measured = True
         streaming = self._streaming()
         spare = spare_bytes(streaming.residency.device, self.config.device_gib)
-        count = streaming.keep_last(spare)
+        with self._taken():
+            count = streaming.keep_last(spare)
         if count:
             self._held = streaming.buffers()
             self._run.log.info("streaming.resident", blocks=count, spare_bytes=spare)
@@ -94,6 +106,25 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         """Restore the blocks' forwards; the weights stay on the host."""
         if self._store is not None:
             self._store.streaming.close()
+
+    @hookimpl(tryfirst=True)
+    def around_train_step(self) -> AroundTrainStep:
+        """Hold the module's tensors during a step."""
+        return self._in_turn
+
+    @hookimpl(tryfirst=True)
+    def around_predict(self) -> AroundPredict:
+        """Hold the module's tensors during a predicted update."""
+        return self._in_turn
+
+    @hookimpl(tryfirst=True)
+    def around_evaluate(self) -> AroundEvaluate:
+        """Hold the module's tensors during an evaluation."""
+        return self._in_turn
+
+    def _in_turn(self, following: Callable[..., Any], **arguments: Any) -> Any:
+        with self._taken():
+            return following(**arguments)
 
     @hookimpl
     def around_backward(self) -> AroundBackward:
@@ -105,7 +136,11 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         ) -> None:
             if streaming.settings.mode != "graph":
                 check_graph(streaming.blocks, loss)
-            with explained(streaming, f"{phase.name}, backward"):
+            with (
+                explained(streaming, f"{phase.name}, backward"),
+                told_outside(streaming.blocks),
+                streaming.gradients.permission.final(),
+            ):
                 following(phase=phase, loss=loss, **arguments)
                 streaming.gradients.flush()
 

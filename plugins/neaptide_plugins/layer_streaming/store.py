@@ -107,8 +107,7 @@ class StreamedStore(ParameterStore):
         for parameter in self.names:
             parameter.grad = None
         if self.streaming.applying is not None:
-            rest = torch.zeros(()) if self._rest_norm is None else self._rest_norm
-            self.streaming.applying.finish(rest)
+            self.streaming.applying.finish(self._rest_norm)
         self._rest_norm = None
 
     def updated_in_backward(self) -> frozenset[str]:

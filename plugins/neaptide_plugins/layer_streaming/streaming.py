@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
 from neaptide_toolkit.machine.devices import end_backward
 from neaptide_toolkit.offload import Lane, Slab, lane_for
@@ -15,9 +14,11 @@ from .calls.graph import Preserved
 from .calls.inputs import Inputs
 from .calls.recompute import Recomputed
 from .checks import looks_across_samples
+from .state_hook import CallsIfThere
 from .updates.backward_update import BackwardUpdate
 from .updates.blockwise import Updates
 from .updates.gradients import Gradients
+from .updates.step_hooks import is_followed, once_for_all
 from .weights.blocks import make_blocks, shared_parameters
 from .weights.loading import FromFiles, from_model, place_rest
 from .weights.residency import Residency
@@ -69,10 +70,7 @@ class Streaming:
         self.settings = settings
         self.optimizer = optimizer
         self.unpinned: str | None = None
-        """The reason why host memory could not be pinned.
-
-        None if the memory is pinned or need not be pinned.
-        """
+        """The reason why host memory could not be pinned; None if it is, or need not be."""
 
         def allocate(size: int) -> torch.Tensor:
             slab = Slab.on_host_of(device, size, pin=pin)
@@ -94,7 +92,8 @@ class Streaming:
             stack.callback(self._leave)
             self._set_up(device, allocate)
             stack.pop_all()
-        hook = _unless_gone(WeakMethod(self.settle))
+        self.residency.touched.listen()
+        hook = CallsIfThere(self.settle)
         for module in (model, *(block.module for block in self.blocks)):
             self._newest.append(module.register_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]  # torch leaves it so
         self._newest.append(optimizer.register_state_dict_pre_hook(hook))
@@ -166,21 +165,39 @@ class Streaming:
             with self.residency.host_update():
                 self.optimizer.step()
             return
+        followed = is_followed(self.optimizer)
+        with once_for_all(self.optimizer, partial(self._step_blocks, followed=followed)):
+            self.optimizer.step()
+        if followed:
+            self.forget_copies()
+
+    def forget_copies(self) -> None:
+        """End all copies, and discard what they have copied to the device.
+
+        From now on the host's tensors, which are the module's, have the only values.
+        """
+        self.residency.renew(self.blocks)
+        if self.updates is not None:
+            self.updates.forget()
+
+    def _step_blocks(self, *, followed: bool) -> Callable[[], None]:
+        """Update the blocks, and hide their gradients until the returned function is called."""
         if not self.settings.in_backward:
             for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
                 self._step(block, following)
-        # Parameters that do not stream are stepped in place. Hooks on `step` run once, for the
-        # whole update.
         streamed = [parameter for block in self.blocks for parameter in block.parameters]
         held = [parameter.grad for parameter in streamed]
         for parameter in streamed:
             parameter.grad = None
-        try:
-            self.optimizer.step()
-        finally:
+
+        def back() -> None:
             for parameter, gradient in zip(streamed, held, strict=True):
                 parameter.grad = gradient
-        self.gradients.host.settle()
+            self.gradients.host.settle()
+            if followed:
+                self.residency.end_copies()
+
+        return back
 
     def _step(self, block: Block, following: Block | None) -> None:
         updates = self.updates
@@ -249,6 +266,8 @@ class Streaming:
         """Wait until weights and state on the host are up to date."""
         for block in self.blocks:
             block.written.finish()
+        if self.residency.fresh():
+            self.residency.renew(self.blocks)
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the slots, the staging buffers and the gradient buffers, on device and host."""
@@ -278,18 +297,3 @@ class Streaming:
         with ExitStack() as stack:
             for lane in self._lanes:
                 stack.callback(lane.close)
-
-
-def _unless_gone(settle: WeakMethod[Callable[[], None]]) -> Callable[..., None]:
-    """Return a hook that calls the bound method `settle`.
-
-    The hook does nothing if the object of `settle` was freed. A copy of the model also has the
-    hook. Therefore the hook must not keep the original model alive.
-    """
-
-    def hook(*_: Any) -> None:
-        found = settle()
-        if found is not None:
-            found()
-
-    return hook

@@ -6,7 +6,7 @@ import copy
 import io
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,8 +26,12 @@ from torch import nn
 from zoo_blocks import linear, stacked
 from zoo_layers import LAYERS, Residual, Stack
 
+from neaptide import ModelError
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PLAIN = stacked(linear)
 
@@ -66,6 +70,27 @@ def test_a_model_in_evaluation_mode_trains_as_it_does_resident() -> None:
         return Stack(lambda: Residual(layer(), call)).eval()
 
     assert_same(train(make, None), train(make, {}))
+
+
+@pytest.mark.parametrize(
+    ("change", "now"),
+    [
+        (lambda weight: weight.t(), r"float32 of shape \[(\d+), \1\] and strides \[1, \1\]"),
+        (lambda weight: weight[:1], r"float32 of shape \[1, (\d+)\] and strides \[1\]"),
+        (lambda weight: weight.double(), "float64"),
+    ],
+    ids=["strides", "shape", "dtype"],
+)
+def test_a_weight_of_another_form_is_refused_in_one_line(
+    change: Callable[[torch.Tensor], torch.Tensor], now: str
+) -> None:
+    model = PLAIN()
+    streaming, _ = streaming_of(model)
+    block = blocks_of(model)[0][1]
+    weight = next(one for one in block.parameters() if one.dim() == 2)
+    weight.data = change(weight.data)
+    with pytest.raises(ModelError, match=rf"is now {now}.*keeps its shape, dtype and strides"):
+        streaming.forget_copies()
 
 
 def deep(model: nn.Module, step: int) -> torch.Tensor:

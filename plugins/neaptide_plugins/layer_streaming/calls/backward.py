@@ -6,12 +6,19 @@ It first recomputes the forward, with a graph, from the stored inputs.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.autograd.graph import Node
 
+from neaptide.errors import ModelError
+
+from ..updates.casts import casts_of, watched
 from .call import tried
-from .leaves import before_accumulation, without_gradients
+from .leaves import before_accumulation, passed, without_gradients
+from .reads import edges_of, in_slots, watch_terms
 from .split_probe import is_close, sampled
 
 if TYPE_CHECKING:
@@ -19,6 +26,8 @@ if TYPE_CHECKING:
 
     from .call import Call
     from .inputs import Inputs
+
+    _Terms = dict[int, list[torch.Tensor]]
 
 
 def backward(
@@ -34,20 +43,28 @@ def backward(
     too. They are not needed when `torch.autograd.grad` is called for other tensors.
     """
     unit, arrived = call.unit, list(gradients)
+    terms: _Terms = {}
     unit.check_weights(call.weights)
+    unit.check_trained(call.trained)
     own = [parameter for owner in unit.block.needs for parameter in owner.parameters]
     if inputs is not None:
         inputs.bring(call)
     leaves = [kept.leaf() for kept in call.kept]
     passed_on = before_accumulation(leaves)
     asked: list[torch.Tensor] | None = None
+    earlier: dict[nn.Parameter, torch.Tensor] = {}
     if own_too:
         unit.gradients.prepare(unit.block)
     else:
         asked = [*call.shared, *(leaf for leaf in leaves if leaf.requires_grad)]
     with without_gradients([*own, *call.shared]), unit.using("backward"):
         parameters = [*own, *call.shared]
-        while (failed := tried(lambda: _backward(call, leaves, arrived, asked))) is not None:
+        if own_too and call.batch is None:
+            earlier = unit.gradients.earlier(unit.block, call.cast_once)
+        while (
+            failed := tried(partial(_backward, call, leaves, arrived, asked, earlier, terms))
+        ) is not None:
+            earlier = {}
             for tensor in (*parameters, *leaves):
                 tensor.grad = None
             unit.gradients.forget_pieces(unit.block)
@@ -56,13 +73,23 @@ def backward(
             call.contexts = call.contexts[:1] * call.batch.count
             call.untracked = call.untracked[:1] * call.batch.count
         if own_too:
-            unit.gradients.take(unit.block)
+            unit.gradients.take(unit.block, earlier)
         else:
             unit.gradients.pass_over(unit.block)
         shared = [parameter.grad for parameter in call.shared]
     if call.batch is not None:
         passed_on.clear()
-    return [*shared, *(passed_on.get(i, leaf.grad) for i, leaf in enumerate(leaves))]
+        terms.clear()
+    sums = [*shared, *(passed_on.get(i, leaf.grad) for i, leaf in enumerate(leaves))]
+    slots = [
+        in_slots(unit.block.name, terms.get(index, [total]), call.slots)
+        for index, total in enumerate(sums)
+    ]
+    slots += [
+        in_slots(unit.block.name, terms.get(len(sums) + place, []), call.slots)
+        for place in range(len(call.lowered))
+    ]
+    return [one for slot in slots for one in slot]
 
 
 def _backward(
@@ -70,9 +97,11 @@ def _backward(
     leaves: list[torch.Tensor],
     arrived: list[torch.Tensor | None],
     asked: list[torch.Tensor] | None,
+    earlier: dict[nn.Parameter, torch.Tensor],
+    terms: _Terms,
 ) -> None:
     for piece in range(1 if call.batch is None else call.batch.count):
-        _backward_of(call, piece, leaves, arrived, asked)
+        _backward_of(call, piece, leaves, arrived, asked, earlier, terms)
         if call.batch is not None:
             call.unit.gradients.add_piece(call.unit.block)
 
@@ -83,38 +112,60 @@ def _backward_of(
     leaves: list[torch.Tensor],
     arrived: list[torch.Tensor | None],
     asked: list[torch.Tensor] | None,
+    earlier: dict[nn.Parameter, torch.Tensor],
+    terms: _Terms,
 ) -> None:
+    unit = call.unit
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(call.contexts[piece].restored())
         stack.enter_context(call.untracked[piece].restored())
-        # A leaf that requires grad cannot be changed in place, but its copy can.
-        whole = [
-            leaf.clone() if kept.copied else leaf
-            for kept, leaf in zip(call.kept, leaves, strict=True)
-        ]
+        whole = [passed(kept, leaf) for kept, leaf in zip(call.kept, leaves, strict=True)]
         inputs = whole if call.batch is None else call.batch.piece(whole, piece)
         memo = {id(kept): given for kept, given in zip(call.kept, inputs, strict=True)}
         args, kwargs = call.arguments.again([], memo)
+        targets: list[torch.Tensor] = [*call.shared, *inputs]
+        edges = edges_of(targets)
         _, outputs = call.run(args, kwargs, inputs)
     if len(outputs) != len(arrived) or not _as_before(call, outputs):
         msg = (
-            f"block {call.unit.block.name!r} returned something else when recomputed (by a random "
+            f"block {unit.block.name!r} returned something else when recomputed (by a random "
             f"generator other than torch's, or untracked state); exclude it from layer "
             f"streaming, or set mode = 'graph'"
         )
-        raise RuntimeError(msg)
-    pairs = [
+        raise ModelError(msg)
+    pairs: list[tuple[Any, torch.Tensor]] = [
         (output, _share(call, gradient, piece))
         for output, gradient in zip(outputs, arrived, strict=True)
         if gradient is not None and output.requires_grad
     ]
+    terms.clear()
+    if call.batch is None:
+        casts_found = casts_of(outputs, [targets[index] for index in call.lowered])
+        lowered = {index: casts_found.get(targets[index]) for index in call.lowered}
+        terms.update(watch_terms(edges, pairs, lowered))
+    casts, nodes, once = unit.gradients.casts, dict[nn.Parameter, Node](), call.cast_once
+    if asked is None and call.batch is None and once is not None:
+        nodes = casts_of(outputs, [one for owner in unit.block.needs for one in owner.parameters])
+    kept: dict[nn.Parameter, torch.Tensor] = {}
+    if unit.gradients.is_reused(unit.block):
+        kept = watched(nodes)
+        for parameter in nodes:
+            earlier.pop(parameter, None)  # a later use of the same cast adds to it
+    if pairs and earlier:
+        with torch.enable_grad():
+            # autograd runs the newest nodes first, so these are the first terms of the gradients.
+            pairs += [(one.view_as(one), total) for one, total in earlier.items()]
+    if pairs and once is not None:
+        pairs += casts.first_terms(once, nodes)
     if pairs:
         torch.autograd.backward(
             [output for output, _ in pairs],
             [gradient for _, gradient in pairs],
             inputs=asked,
         )
+    if once is not None:
+        casts.added(once, nodes, kept)
 
 
 def _as_before(call: Call, outputs: list[torch.Tensor]) -> bool:

@@ -13,6 +13,7 @@ from neaptide_toolkit.recompute import Arguments, CallContext, KeptArgument
 
 from ..oom import is_out_of_memory
 from .micro_batches import Batch
+from .reads import FIRST
 from .tensors import FoundTensors, replaced
 from .unit import apart
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
+    from torch.autograd.graph import Node
 
     from ..weights.order import UseKind
     from .graph_outside import GraphOutside
@@ -68,6 +70,8 @@ class Call:
     weights: tuple[int, ...]
     """Version of the weights of each block whose parameters the call uses."""
     kept: list[KeptArgument] = attrs.field(init=False)
+    trained: list[bool] = attrs.field(init=False)
+    """Whether each parameter that streams was trained when the block was called."""
     contexts: list[CallContext] = attrs.field(factory=list)
     """One context per micro-batch."""
     untracked: list[UntrackedState] = attrs.field(factory=list)
@@ -78,6 +82,17 @@ class Call:
     """The batch in one piece; None if no argument has a batch."""
     batch: Batch | None = None
     """The batch in pieces; None if the batch is not split."""
+    caches: bool = False
+    """Whether autocast casts a weight once, be it autocast of the block itself."""
+    cast_once: Node | None = None
+    """Stands for the autocast context, under which a weight is cast once; None if there is none."""
+    lowered: list[int] = attrs.field(factory=list)
+    """The places of leaves of which the autocast context has a 16-bit copy, among `shared` and
+    then `inputs`."""
+    slots: int = FIRST
+    """How many terms of the gradient of each input the backward can return."""
+    reads: int = 1
+    """How often the forward has read the input that it has read most."""
     random: bool = False
     """True if the forward drew random numbers."""
     outside: GraphOutside | None = None
@@ -89,6 +104,7 @@ class Call:
     """Some elements of the tensors in `came`; None if the backward does not compare them."""
 
     def __attrs_post_init__(self) -> None:
+        self.trained = self.unit.trained()
         self.kept = [kept for _, _, kept in self.arguments.passed if isinstance(kept, KeptArgument)]
 
     def run(
@@ -110,6 +126,11 @@ class Call:
             if id(tensor) not in known:
                 found.look(tensor)
         return result, found.tensors
+
+    def bare(self) -> list[torch.Tensor]:
+        """Return the output tensors without the graph of the forward."""
+        known = {id(tensor) for tensor in self.inputs}
+        return [one if id(one) in known else one.detach() for one in self.came]
 
     def finish(self, outputs: tuple[torch.Tensor, ...]) -> Any:
         """Replace the result's tensors by `outputs`, which are in the graph; return the result."""

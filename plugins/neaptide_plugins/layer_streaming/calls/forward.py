@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from neaptide.errors import ModelError
 from neaptide_toolkit.recompute import CallContext
 
 from .call import WITHOUT_HOOKS, tried
 from .graph_outside import GraphOutside
 from .micro_batches import Batch, joined
+from .reads import edges_of, most_reads
 from .split_probe import probe, sampled, ways_out
 from .tensors import FoundTensors, replaced
 from .untracked_state import UntrackedState
@@ -39,6 +42,7 @@ def forward(call: Call) -> list[torch.Tensor]:
     # generator other than torch's. Therefore calls 1, 2, 4, 8 and so on are checked.
     looked_at = unit.seen.bit_count() == 1
     call.outside = GraphOutside(call.inputs) if looked_at else None
+    edges = edges_of([*call.shared, *call.inputs])
     before = CallContext.now(unit.buffers.before())
     untracked = UntrackedState.now(unit.block.module)
     while (failed := tried(lambda: _forward(call))) is not None:
@@ -56,8 +60,10 @@ def forward(call: Call) -> list[torch.Tensor]:
     unit.learn(call.arguments)
     for context in call.contexts:
         context.buffers.settle(unit.block.name)
-    known = {id(tensor) for tensor in call.inputs}
-    bare = [one if id(one) in known else one.detach() for one in call.came]
+    if call.batch is None:
+        call.reads = most_reads(edges, call.came)
+        unit.reads = max(unit.reads, call.reads)
+    bare = call.bare()
     call.outside = None
     if looked_at:
         call.watched = [sampled(one) for one in bare]
@@ -104,7 +110,7 @@ def _check(call: Call, came: list[torch.Tensor]) -> None:
             f"block {unit.block.name!r} changes an input in place, which micro-batches do not "
             f"support; {ways_out(unit.block.name)}"
         )
-        raise RuntimeError(msg)
+        raise ModelError(msg)
 
 
 def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> None:
@@ -115,11 +121,12 @@ def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> N
             f"block {name!r} stores tensors in an argument (a cache), which micro-batches do not "
             f"support; {ways_out(name)}"
         )
-        raise RuntimeError(msg)
+        raise ModelError(msg)
 
 
 def _note(call: Call) -> None:
-    call.contexts.append(CallContext.now(call.unit.buffers.before()))
+    context = CallContext.now(call.unit.buffers.before())
+    call.contexts.append(attrs.evolve(context, caches=call.caches))
     call.untracked.append(UntrackedState.now(call.unit.block.module))
 
 
@@ -129,7 +136,7 @@ def _not_kept(call: Call) -> torch.Tensor:
         f"returned (by a hook, or as an attribute), so its graph is not kept; return it from the "
         f"block, or set mode = 'graph'"
     )
-    raise RuntimeError(msg)
+    raise ModelError(msg)
 
 
 def _nothing(_: torch.Tensor) -> None:

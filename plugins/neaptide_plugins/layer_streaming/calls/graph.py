@@ -14,8 +14,10 @@ import attrs
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from neaptide_toolkit.recompute import ChangedInPlaceError
+from neaptide_toolkit.recompute import ChangedInPlaceError, check_no_transform, eager
 
+from ..weights.block import owner_of
+from .reads import first_terms
 from .tensors import FoundTensors
 from .unit import apart, weights_changed
 
@@ -61,16 +63,10 @@ class Preserved:
     hooked: dict[nn.Parameter, RemovableHandle]
     """The gradient hooks of the parameters. All blocks share this dict."""
 
+    @eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's result.
-
-        In a model that is compiled as a whole, the block runs eagerly.
-        """
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
-        return self._called(*args, **kwargs)
-
-    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's result, with its tensors in the graph."""
+        check_no_transform(self.block.name, "layer-streaming")
         if not torch.is_grad_enabled():
             with self.residency.use(self.block, "infer"):
                 return apart(self.forward(*args, **kwargs), self.residency)
@@ -79,22 +75,39 @@ class Preserved:
             self.residency.use(self.block, "forward"),
             saved_tensors_hooks(self._pack, self._unpack),
         ):
-            self.gradients.expect_arrivals(self.block)
+            self.gradients.expect(self.block)
+            weights = self.gradients.accumulators.expect(self.block)
+            start = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # torch leaves it so
             returned = apart(self.forward(*args, **kwargs), self.residency)
         for tensor in FoundTensors().look(returned).tensors:
-            if tensor.grad_fn is not None:
-                tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]  # torch leaves it so
+            node = tensor.grad_fn
+            if node is not None:
+                lead = first_terms(node, weights, start, self.gradients.take_arrived)
+                tensor.register_hook(partial(self._begin, lead))  # type: ignore[no-untyped-call]  # torch leaves it so
         return returned
 
     def _hook_parameters(self) -> None:
         for owner in self.block.needs:
             for place, parameter in enumerate(owner.parameters):
-                if parameter.requires_grad and parameter not in self.hooked:
+                if parameter.requires_grad and not self._is_hooked_last(parameter):
                     hook = partial(self._arrived, owner, place)
                     self.hooked[parameter] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it so
 
-    def _begin(self, _: torch.Tensor) -> None:
+    def _is_hooked_last(self, parameter: nn.Parameter) -> bool:
+        """Remove the hook if another hook, which may change the gradient, would run after it."""
+        handle = self.hooked.get(parameter)
+        if handle is None:
+            return False
+        hooks = parameter._post_accumulate_grad_hooks
+        if next(reversed(hooks)) == handle.id:
+            return True
+        handle.remove()
+        return False
+
+    def _begin(self, lead: Callable[[], None], _: torch.Tensor) -> None:
         self.gradients.resume(self.block)
+        if self.gradients.have_arrived(self.block):
+            lead()
         # Gradients of earlier backwards are on the host. Later, this backward's gradients are added
         # to them.
         for owner in self.block.needs:
@@ -105,15 +118,18 @@ class Preserved:
         self.gradients.arrived(owner, place)
 
     def _pack(self, tensor: torch.Tensor) -> _Weight | _SavedVersion:
-        owner = self.residency.owner(tensor)
+        held = self.residency.holds(tensor)
+        owner = owner_of(self.residency.blocks, tensor) if held else None
         if owner is None:
-            return _SavedVersion(tensor, tensor._version)
+            # A node that saves its output would refer to itself. `detach` keeps the version.
+            return _SavedVersion(tensor.detach(), tensor._version)
         offset = int(tensor.storage_offset()) * tensor.element_size()
         shape, strides = tuple(tensor.shape), tensor.stride()
         return _Weight(owner, tensor.dtype, shape, strides, offset, owner.changes)
 
     def _unpack(self, saved: _Weight | _SavedVersion) -> torch.Tensor:
         if isinstance(saved, _Weight):
+            self.residency.touched.look([saved.block])
             if saved.changes != saved.block.changes:
                 raise ChangedInPlaceError(weights_changed(saved.block.name))
             flat = self.residency.visit(saved.block, self.block)

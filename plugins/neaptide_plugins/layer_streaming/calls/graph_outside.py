@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.errors import ModelError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -32,7 +34,7 @@ class GraphOutside:
         known: Iterable[nn.Parameter],
         streams: Callable[[torch.Tensor], bool],
     ) -> None:
-        """Raise RuntimeError if `outputs` depend on a tensor of this graph other than the inputs.
+        """Raise ModelError if `outputs` depend on a tensor of this graph other than the inputs.
 
         A parameter that is outside of all blocks is allowed. A parameter of another block, for
         which `streams(parameter)` is true, is not allowed.
@@ -50,9 +52,9 @@ class GraphOutside:
             seen.add(edge)
             leaf = getattr(node, "variable", None)
             if leaf is None and _number(node) < self._start:
-                raise RuntimeError(_message(block, f"the result of {node.name()}"))
+                raise ModelError(_message(block, f"the result of {node.name()}"))
             if leaf is not None and id(leaf) not in own and streams(leaf):
-                raise RuntimeError(_message(block, "a parameter of another block"))
+                raise ModelError(_message(block, "a parameter of another block"))
             waiting += node.next_functions
 
 

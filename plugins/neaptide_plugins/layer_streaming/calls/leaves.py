@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from neaptide_toolkit.recompute import KeptArgument
+
 
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -47,6 +49,18 @@ def before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tenso
             look = partial(_noted, found, index, leaf.stride())
             leaf.register_hook(look)  # type: ignore[no-untyped-call]  # torch leaves it so
     return found
+
+
+def passed(kept: KeptArgument, leaf: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a repeated call is passed in the place of a kept argument."""
+    if kept.is_leaf:
+        return leaf
+    if kept.copied:  # a leaf that requires grad cannot be changed in place, but its copy can
+        return leaf.clone()
+    if leaf.requires_grad and torch.is_autocast_cache_enabled():
+        # Autocast casts a leaf once, and any other tensor at each read: each cast is a term.
+        return leaf.view_as(leaf)
+    return leaf
 
 
 def _noted(

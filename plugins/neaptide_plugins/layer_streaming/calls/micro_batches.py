@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.errors import ModelError
+
 from .tensors import replaced
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def joined(
 ) -> tuple[Any, list[torch.Tensor]]:
     """Join the results and tensors of the pieces, to get the whole batch's results and tensors.
 
-    Raises RuntimeError if a tensor of a piece does not have the piece's samples along dim 0.
+    Raises ModelError if a tensor of a piece does not have the piece's samples along dim 0.
     """
     (result, first), counts = results[0], {len(tensors) for _, tensors in results}
     if len(counts) > 1:
@@ -67,7 +69,7 @@ def joined(
             f"block {name!r} returned different numbers of tensors for its micro-batches; set "
             f"micro_batches = 1, or exclude the block"
         )
-        raise RuntimeError(msg)
+        raise ModelError(msg)
     whole = []
     for index, tensor in enumerate(first):
         parts = [tensors[index] for _, tensors in results]
@@ -78,7 +80,7 @@ def joined(
                     f"be joined from micro-batches: its dim 0 is not the {batch.bounds(piece)[1]} "
                     f"samples of one; set micro_batches = 1, or exclude the block"
                 )
-                raise RuntimeError(msg)
+                raise ModelError(msg)
         whole.append(torch.cat(parts))
     others = {id(old): new for old, new in zip(first, whole, strict=True)}
     return replaced(result, others), whole

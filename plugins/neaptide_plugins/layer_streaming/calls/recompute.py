@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide_toolkit.recompute import record
+from neaptide.errors import ModelError
+from neaptide_toolkit.recompute import check_no_transform, eager, record
 
 from .backward import backward
 from .call import Call
 from .forward import forward
+from .leaf_casts import casts_of_leaves
 from .tensors import FoundTensors
 from .unit import Unit, apart
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import nn
 
     from .inputs import Inputs
@@ -43,16 +47,10 @@ class Recomputed(Unit):
         """Bytes of stored inputs on the device."""
         return sum(kept.tensor.nbytes for call in self.calls for kept in call.kept)
 
+    @eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's result, with its tensors in the graph.
-
-        In a model that is compiled as a whole, the block runs eagerly.
-        """
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(self._called)(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
-        return self._called(*args, **kwargs)
-
-    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's result, with its tensors in the graph."""
+        check_no_transform(self.block.name, "layer-streaming")
         streamed = [p for owner in self.block.needs for p in owner.parameters if p.requires_grad]
         shared = [parameter for parameter in self.shared if parameter.requires_grad]
         training = torch.is_grad_enabled()
@@ -66,14 +64,41 @@ class Recomputed(Unit):
         # The first call shows whether the block changes its inputs. Until then, copies are stored.
         arguments, _ = record(args, kwargs, _nowhere, copied=self.changes_inputs is not False)
         inputs = [tensor for tensor, _, _ in arguments.passed]
+        if any(one is parameter for one in inputs for parameter in shared):
+            raise ModelError(_both_ways(self.block.name))
         call = Call(self, arguments, args, kwargs, inputs, shared, self.weights())
+        call.caches = torch.is_autocast_cache_enabled()
+        call.cast_once = self.gradients.casts.context()
+        call.slots = self.reads or call.slots
+        casts: dict[int, torch.Tensor] = {}
+        if call.cast_once is not None:
+            casts = casts_of_leaves([*shared, *inputs], self.residency.device.type)
+            call.lowered = list(casts)
         self.calls.add(call)
         anchor = torch.zeros((), requires_grad=bool(streamed))
-        outputs = _Function.apply(call, self.inputs, anchor, *shared, *inputs)  # type: ignore[no-untyped-call]  # torch leaves it so
+        outputs = _in_graph(call, self.inputs, anchor, casts.values())
+        if call.reads > call.slots and not arguments.changed:
+            call.slots = call.reads
+            outputs = _in_graph(call, self.inputs, anchor, casts.values())
         self.gradients.expect(self.block)
         if self.inputs is not None:
             self.inputs.leave(call)
         return call.finish(outputs)
+
+
+def _in_graph(
+    call: Call, inputs: Inputs | None, anchor: torch.Tensor, casts: Iterable[torch.Tensor]
+) -> Any:
+    """Return the call's outputs. They are connected to each input by an edge for each term."""
+    slots = [one for one in (*call.shared, *call.inputs, *casts) for _ in range(call.slots)]
+    return _Function.apply(call, inputs, anchor, *slots)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+def _both_ways(name: str) -> str:
+    return (
+        f"block {name!r} reads a parameter as its own and as an argument, so that the order of its "
+        f"gradient's terms is lost; exclude the block, or set mode = 'graph'"
+    )
 
 
 class _Function(torch.autograd.Function):
@@ -84,8 +109,11 @@ class _Function(torch.autograd.Function):
         del anchor, tensors  # passed only to connect the call to the graph
         ctx.call, ctx.inputs, ctx.name = call, inputs, call.unit.block.name
         ctx.set_materialize_grads(False)
-        with call.unit.using("forward"):
-            outputs = forward(call)
+        if call.came:  # the graph is made again, with more slots
+            outputs = call.bare()
+        else:
+            with call.unit.using("forward"):
+                outputs = forward(call)
         changed = [
             tensor for tensor, version, _ in call.arguments.passed if tensor._version != version
         ]
@@ -104,14 +132,14 @@ class _Function(torch.autograd.Function):
         call, inputs = ctx.call, ctx.inputs
         ctx.call = ctx.inputs = None  # free the stored inputs after each block
         if call is None and ctx.twice:
-            raise RuntimeError(_differentiated_twice(ctx.name))
+            raise ModelError(_differentiated_twice(ctx.name))
         if call is None:
             msg = (
                 f"block {ctx.name!r} is run backward a second time: its inputs are kept for one "
                 f"backward only (retain_graph, or a tensor of the block's graph that another part "
                 f"of the model holds on to); set mode = 'graph'"
             )
-            raise RuntimeError(msg)
+            raise ModelError(msg)
         ctx.twice = torch.is_grad_enabled()
         anchor, _ = ctx.next_functions[0]
         own_too = anchor is None or torch._C._will_engine_execute_node(anchor)
@@ -121,7 +149,7 @@ class _Function(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Returns gradients that raise RuntimeError when they are differentiated.
+    """Returns gradients that raise ModelError when they are differentiated.
 
     The error is also raised for gradients that depend on no tensor.
     """
@@ -133,7 +161,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
-        raise RuntimeError(_differentiated_twice(ctx.name))
+        raise ModelError(_differentiated_twice(ctx.name))
 
 
 def _differentiated_twice(block: str) -> str:

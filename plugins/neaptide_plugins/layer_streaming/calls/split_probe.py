@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide.errors import ModelError
 from neaptide_toolkit.recompute import CallContext
 
 from .call import tried
@@ -25,7 +26,7 @@ _SAMPLE = 4096
 def probe(call: Call) -> None:
     """Once per block, compare its result for the pieces with its result for the whole batch.
 
-    Raises RuntimeError if they differ.
+    Raises ModelError if they differ.
     """
     unit, batch = call.unit, call.batch
     if unit.probed or batch is None or batch.count == 1:
@@ -41,13 +42,13 @@ def probe(call: Call) -> None:
             close = all(map(is_close, whole[0], parts))
         except RuntimeError as error:
             msg = f"{error}; {ways_out(unit.block.name)}"
-            raise RuntimeError(msg) from error
+            raise ModelError(msg) from error
     if not close:
         msg = (
             f"block {unit.block.name!r} returns something else for {batch.count} micro-batches "
             f"than for the whole batch; {ways_out(unit.block.name)}"
         )
-        raise RuntimeError(msg)
+        raise ModelError(msg)
 
 
 def _outputs(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide.errors import ModelError
 from neaptide_toolkit.offload import current
 from neaptide_toolkit.recompute import ChangedInPlaceError
 
@@ -44,11 +45,15 @@ class Unit:
 
     False for a forward that uses torch.func, which does not support such hooks.
     """
+    reads: int = 0
+    """The most reads of one input in a call so far; 0 before the first call."""
     seen: int = 0
     """Number of calls with gradients so far."""
 
     def weights(self) -> tuple[int, ...]:
         """Return, for each block whose parameters are used, the version of its weights."""
+        if not self.residency.fresh():
+            self.residency.touched.look(self.block.needs)
         return tuple(owner.changes for owner in self.block.needs)
 
     def check_weights(self, before: tuple[int, ...]) -> None:
@@ -56,28 +61,30 @@ class Unit:
         if before != self.weights():
             raise ChangedInPlaceError(weights_changed(self.block.name))
 
+    def trained(self) -> list[bool]:
+        """Return, for each parameter that streams, whether it is trained."""
+        return [one.requires_grad for owner in self.block.needs for one in owner.parameters]
+
+    def check_trained(self, before: list[bool]) -> None:
+        """Raise ModelError if a parameter was frozen or thawed since `before`."""
+        if before != self.trained():
+            msg = (
+                f"parameters of block {self.block.name!r} were frozen or thawed (requires_grad) "
+                f"between its forward and its backward; set mode = 'graph', or exclude the block"
+            )
+            raise ModelError(msg)
+
     @contextmanager
     def using(self, kind: UseKind) -> Iterator[None]:
         """Hold the weights on the device, and switch off autocast's cache of cast weights."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
-        own = [(owner, one) for owner in self.block.needs for one in owner.parameters]
-        versions = [one._version for _, one in own]
         try:
             # Random functions use the generator of the current device.
             with current(self.residency.device), self.residency.use(self.block, kind):
                 yield
         finally:
             torch.set_autocast_cache_enabled(cached)
-        for (owner, parameter), version in zip(own, versions, strict=True):
-            if parameter._version != version:
-                self.residency.changed(owner)
-                msg = (
-                    f"block {self.block.name!r} changes a parameter of shape "
-                    f"{list(parameter.shape)} in place while it runs (an embedding's max_norm "
-                    f"does), which would be lost; exclude it from layer streaming"
-                )
-                raise RuntimeError(msg)
 
     def learn(self, arguments: Arguments) -> None:
         """Learn whether calls change inputs in place.
@@ -93,7 +100,7 @@ class Unit:
                 f"block {self.block.name!r} changes an input in place that it did not change "
                 f"before; exclude it from layer streaming"
             )
-            raise RuntimeError(msg)
+            raise ModelError(msg)
 
 
 def apart(returned: Any, residency: Residency) -> Any:

@@ -93,13 +93,21 @@ class BackwardUpdate:
         squares = self._squares + rest.to(self._squares).square()
         return squares.sqrt().to(rest.dtype)
 
-    def finish(self, rest: torch.Tensor) -> None:
-        """End an update. `rest` is the norm of the gradients of parameters that do not stream."""
-        squares = self._squares + rest.to(self._squares).square()
-        self._last_norm = latest_finite(self._last_norm, squares)
+    def finish(self, rest: torch.Tensor | None) -> None:
+        """End an update. `rest` is the norm of the gradients of parameters that do not stream.
+
+        Without `rest` there was no whole update, and lagged clipping keeps the norm it has.
+        """
+        if rest is not None:
+            squares = self._squares + rest.to(self._squares).square()
+            self._last_norm = latest_finite(self._last_norm, squares)
         self._squares.zero_()
         self.stepped.clear()
         self.left_out = []
+
+    def forget(self) -> None:
+        """Forget the last norm, because a rollback has undone its update."""
+        self._last_norm = None
 
     def state_dict(self) -> dict[str, torch.Tensor | None]:
         """Return the norm that lagged clipping uses next: the last finite norm of an update."""

@@ -128,6 +128,7 @@ class Updates:
 
         Then start to copy the block's weights and state to the host.
         """
+        self._residency.touched.look_inside(block)
         self.prefetch(block)
         home = self._homes[block.index]
         home.arrival.wait()
@@ -163,6 +164,11 @@ class Updates:
                         tensor.copy_(value)
                         held[name] = tensor
 
+    def forget(self) -> None:
+        """Discard every copy of state on the device."""
+        for block in self._residency.blocks:
+            self._forget(block, self._homes[block.index])
+
     def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _StateBuffer:
         keys, tensors, dtypes = state_tensors(block.parameters, self._optimizer, split=self._split)
         layout = BufferLayout.of(tensors, dtypes)
@@ -176,8 +182,8 @@ class Updates:
         self, block: Block, home: _StateBuffer, gradients: Sequence[torch.Tensor | None]
     ) -> Iterator[Item]:
         on_device: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
-        if home.slot is not None:
-            views = home.layout.views(home.slot.flat)
+        if home.slot is not None or not home.layout.bytes:  # empty state has no slot of its own
+            views = home.layout.views((home.slot or self._slots[0]).flat)
             for (parameter, name), view in zip(home.keys, views, strict=True):
                 on_device.setdefault(parameter, {})[name] = view
         known = {

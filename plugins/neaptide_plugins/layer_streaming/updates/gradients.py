@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
-from ..outside import used_outside
+from neaptide.errors import ModelError
+
+from ..outside import check_whole, used_outside
+from .accumulators import Accumulators
+from .casts import Casts
 from .host_gradients import HostGradients
+from .permission import Permission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -63,6 +66,7 @@ class Gradients:
     ) -> None:
         self._blocks = list(blocks)
         self._apply = apply
+        self.permission = Permission(applies=apply is not None)
         self.host = HostGradients(device, lane, allocate)
         if apply is None:
             self.host.reserve(self._blocks)
@@ -70,8 +74,24 @@ class Gradients:
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._pending: dict[int, list[Gradient]] = {}
         self._arriving: Block | None = None
-        self._accumulators: dict[nn.Parameter, set[Node]] = {}
-        self._arrived: Counter[nn.Parameter] = Counter()
+        self.casts = Casts(device)
+        self.accumulators = Accumulators()
+
+    def begin(self) -> None:
+        """Begin a step: forget what was counted since the last one, and take the user's gradients.
+
+        Raises ModelError if the user has set a gradient that an update in the backward would drop.
+        """
+        self._forget_uses()
+        for block in self._blocks:
+            views = self.host.views(block)
+            for parameter in block.parameters:
+                if parameter.grad is None or parameter.grad is views.get(parameter):
+                    continue
+                self.permission.check_assigned(block)
+                gradient = parameter.grad
+                self.host.create(block, parameter)
+                parameter.grad.copy_(gradient)
 
     def expect(self, block: Block) -> None:
         """Count one use of the block in the autograd graph."""
@@ -80,8 +100,11 @@ class Gradients:
 
     def prepare(self, block: Block) -> None:
         """Begin a backward of the block."""
+        self._check_allowed(block)
         self.resume(block)
         self._check_outside(block.needs)  # On a GPU the backward would overwrite them.
+        for owner in block.needs if self.is_reused(block) else ():
+            check_whole(owner.parameters, owner)
         if self._apply is not None:
             for owner in block.needs:
                 self._apply.prefetch(owner)
@@ -115,14 +138,49 @@ class Gradients:
         for owner in block.needs:
             self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
 
-    def take(self, block: Block) -> None:
-        """End a use of the block. Take the gradients of the parameters that the block uses."""
+    def is_reused(self, block: Block) -> bool:
+        """Return whether another use of the block, or of its parameters, is still to come."""
+        return any(self._uses.get(owner.index, 0) > 1 for owner in block.needs)
+
+    def earlier(self, block: Block, context: Node | None) -> dict[nn.Parameter, torch.Tensor]:
+        """Return the sums of the uses whose backward ran before, in the order of the parameters.
+
+        They must be the first terms of the gradients of this use, which `take` takes as new sums.
+        So they are added in the order of a resident model. `context` is the autocast context of
+        this use, see `Casts`.
+        """
+        for owner in block.needs:
+            ended = self.casts.others(context, owner.parameters)
+            if ended:
+                total = self._pending.get(owner.index, [None] * len(owner.parameters))
+                pairs = zip(owner.parameters, total, strict=True)
+                self._pending[owner.index] = [_sum(one, ended.get(each)) for each, one in pairs]
+        return {
+            parameter: total
+            for owner in block.needs
+            for parameter, total in zip(
+                owner.parameters, self._pending.get(owner.index, ()), strict=False
+            )
+            if total is not None
+        }
+
+    def take(self, block: Block, included: Collection[nn.Parameter] = ()) -> None:
+        """End a use of the block. Take the gradients of the parameters that the block uses.
+
+        The gradients of the parameters `included` have earlier sums as their first terms.
+        """
         for owner in block.needs:
             found = []
             for parameter in owner.parameters:
                 found.append(self._sums.pop(parameter, parameter.grad))
                 parameter.grad = None
             earlier = self._pending.pop(owner.index, None)
+            if earlier is not None:
+                pairs = zip(owner.parameters, earlier, strict=True)
+                earlier = [None if one in included else total for one, total in pairs]
+            if self._uses.get(owner.index, 0) <= 1:
+                left = self.casts.left(owner.parameters)
+                found = [_sum(left.get(p), g) for p, g in zip(owner.parameters, found, strict=True)]
             total = found if earlier is None else list(map(_sum, earlier, found))
             self._uses[owner.index] = self._uses.get(owner.index, 0) - 1
             if self._uses[owner.index] > 0:
@@ -130,17 +188,20 @@ class Gradients:
             else:
                 self._finished(owner, total)
 
-    def expect_arrivals(self, block: Block) -> None:
-        """Count one use of the block in the graph, with `mode = "graph"`.
+    def have_arrived(self, block: Block) -> bool:
+        """Return whether gradients of other uses of the block's parameters have arrived."""
+        return any(owner.index in self._pending for owner in block.needs)
 
-        On a GPU a parameter that was on the host between two uses has two accumulators.
+    def take_arrived(self, owner: Block, place: int) -> Gradient:
+        """Take the sum that has arrived for a parameter: the first term of its next use.
+
+        So the terms are added in the order of a resident model, which has one accumulator.
         """
-        self.expect(block)
-        for owner in block.needs:
-            for parameter in owner.parameters:
-                if parameter.requires_grad:
-                    node = get_gradient_edge(parameter).node
-                    self._accumulators.setdefault(parameter, set()).add(node)
+        arrived = self._pending.get(owner.index, [None] * len(owner.parameters))
+        found, arrived[place] = arrived[place], None
+        if found is not None:
+            check_whole([owner.parameters[place]], owner, own_hooks=1)
+        return found
 
     @torch.no_grad()
     def arrived(self, block: Block, place: int) -> None:
@@ -152,12 +213,13 @@ class Gradients:
         """
         parameter = block.parameters[place]
         gradient, parameter.grad = parameter.grad, None
+        self._check_allowed(block)
         if self._arriving is not block:
             self._leave_arriving()
             self._arriving = block
         gathered = self._pending.setdefault(block.index, [None] * len(block.parameters))
         gathered[place] = _sum(gathered[place], None if gradient is None else gradient.detach())
-        self._arrived[parameter] += 1
+        self.accumulators.note(parameter)
 
     def _leave_arriving(self) -> None:
         block, self._arriving = self._arriving, None
@@ -165,10 +227,8 @@ class Gradients:
             self._finished(block, self._pending.pop(block.index))
 
     def _more_arrives(self, block: Block) -> bool:
-        if self._uses.get(block.index, 0) < 2:  # noqa: PLR2004 - used once: what is missing never comes
-            return False
-        expected = self._accumulators
-        return any(self._arrived[one] < len(expected.get(one, ())) for one in block.parameters)
+        # Of a block that is used once, what is missing never comes.
+        return self._uses.get(block.index, 0) > 1 and self.accumulators.remain(block)
 
     def flush(self) -> None:
         """End a backward: store or apply the remaining sums, and set every `.grad`.
@@ -176,9 +236,11 @@ class Gradients:
         A sum remains if one of the counted uses of its block had no backward.
         """
         self._leave_arriving()
-        for index, total in list(self._pending.items()):
+        for index, pending in list(self._pending.items()):
             del self._pending[index]
             block = self._blocks[index]
+            left = self.casts.left(block.parameters)
+            total = [_sum(left.get(p), g) for p, g in zip(block.parameters, pending, strict=True)]
             with nullcontext() if self._apply is None else self._apply.using(block):
                 self._finished(block, total)
         self._forget_uses()
@@ -193,18 +255,25 @@ class Gradients:
         self._arriving = None
         self.host.clear()
 
+    def _check_allowed(self, block: Block) -> None:
+        refused = self.permission.reason_against(block)
+        if refused is not None:
+            self._pending.clear()
+            self._forget_uses()
+            raise ModelError(refused)
+
     def _forget_uses(self) -> None:
         self._uses.clear()
-        self._accumulators.clear()
-        self._arrived.clear()
+        self.accumulators.clear()
+        self.casts.clear()
 
     def _check_outside(self, blocks: Sequence[Block]) -> None:
-        """Raise RuntimeError if a parameter has a gradient from outside its block's forward."""
+        """Raise ModelError if a parameter has a gradient from outside its block's forward."""
         for block in blocks:
             views = self.host.views(block)
             for parameter in block.parameters:
                 if parameter.grad is not None and parameter.grad is not views.get(parameter):
-                    raise RuntimeError(used_outside(parameter, block))
+                    raise ModelError(used_outside(parameter, block))
 
     def _finished(self, block: Block, gradients: list[Gradient]) -> None:
         if all(gradient is None for gradient in gradients):
@@ -216,7 +285,7 @@ class Gradients:
                     f"sparse gradient, which cannot be streamed; build the embedding with "
                     f"sparse=False, or exclude the block"
                 )
-                raise RuntimeError(msg)
+                raise ModelError(msg)
         if self._apply is not None:
             self._apply(block, gradients)
         else:

@@ -15,6 +15,7 @@ import attrs
 import torch
 from torch import nn, optim
 
+from neaptide.errors import ModelError
 from neaptide_kernels.adamw_split.split_master import join, split
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     additional memory. Pass fewer items to save memory.
 
     Raises:
-        ValueError: a parameter is not in the optimizer, or it is twice in `items`, or the class
+        ModelError: a parameter is not in the optimizer, or it is twice in `items`, or the class
             has created a state tensor of the parameter's shape that the item does not have.
     """
     state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
@@ -155,7 +156,7 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     ]
     if not len(items) == len(proxies) == sum(len(group["params"]) for group in groups):
         message = "a parameter is twice in a step, or in none of the optimizer's groups"
-        raise ValueError(message)
+        raise ModelError(message)
     fused = {id(proxy) for group in groups if group.get("fused") for proxy in group["params"]}
     for item in items:
         if item.parameter in optimizer.state:
@@ -204,6 +205,8 @@ def working(item: Item, kept: Mapping[str, Any], *, fused: bool) -> dict[str, An
             if value is not item.shown[name]:
                 item.state[name].copy_(value)
             state[name] = item.state[name]
+        elif isinstance(value, torch.Tensor) and value.dim():
+            raise ModelError(_no_memory(name, item))
         elif fused and isinstance(value, torch.Tensor):
             state[name] = value.to(item.weight.device)  # read by a fused kernel
         else:
@@ -223,16 +226,19 @@ def settled(item: Item, state: Mapping[str, Any]) -> dict[str, Any]:
                 item.state[name].copy_(value)
             kept[name] = item.shown[name]
         elif isinstance(value, torch.Tensor) and value.dim():
-            message = (
-                f"the optimizer now has a state tensor {name!r} for a parameter of shape "
-                f"{tuple(item.weight.shape)}, for which there is no memory: after the start the "
-                "parameter was added (add_param_group) or an option turned on (a momentum that was "
-                "0?); set it before the start, or step on the CPU"
-            )
-            raise ValueError(message)
+            raise ModelError(_no_memory(name, item))
         else:
             kept[name] = value
     return kept | ({LO: item.shown[LO]} if item.lo is not None and LO in item.shown else {})
+
+
+def _no_memory(name: str, item: Item) -> str:
+    return (
+        f"the optimizer now has a state tensor {name!r} for a parameter of shape "
+        f"{tuple(item.weight.shape)}, for which there is no memory: after the start the parameter "
+        f"was added (add_param_group) or an option turned on (a momentum that was 0?); set it "
+        f"before the start, or step on the CPU"
+    )
 
 
 def _plain_step(cls: type[optim.Optimizer]) -> Callable[[optim.Optimizer], Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils import swap_tensors
 
+from .computed_buffers import computed_buffers
 from .shards import Shards
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class FromFiles:
     def __init__(self, model: nn.Module, path: str) -> None:
         self._shards = Shards.open(path)
         self._names: dict[torch.Tensor, list[str]] = {}
+        self._computed = computed_buffers(model)  # while the parameters have no values to lose
         targets = _saved(model)
-        self._shards.check(targets)
+        self._shards.check(targets, ignore=_not_saved(model))
         known = set(self._shards.names())
         for name, tensor in targets.items():
             if name in known:
@@ -44,10 +46,15 @@ class FromFiles:
         self._shards.read_into(self._names[parameter][0], place)
 
     def read_buffers(self, model: nn.Module, device: torch.device) -> None:
-        """Read the persistent buffers. Buffers on the meta device are allocated on `device`."""
+        """Read the persistent buffers, and set the computed buffers.
+
+        Buffers on the meta device are allocated on `device`.
+        """
         for module in model.modules():
             for name, buffer in module._buffers.items():
-                if buffer is not None and buffer in self._names:
+                if buffer is not None and buffer in self._computed:
+                    module._buffers[name] = self._computed[buffer].to(device)
+                elif buffer is not None and buffer in self._names:
                     place = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer
                     self._shards.read_into(self._names[buffer][0], place)
                     module._buffers[name] = place
@@ -93,16 +100,24 @@ def put(parameter: nn.Parameter, place: torch.Tensor) -> None:
 def check_values(model: nn.Module, path: str | None) -> None:
     """Raise ValueError for a meta tensor whose values are in no file."""
     saved = set(_saved(model)) if path is not None else set()
+    computed = computed_buffers(model) if path is not None else {}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     for name, tensor in named:
-        if tensor.is_meta and name not in saved:
+        if tensor.is_meta and name not in saved and tensor not in computed:
             what = (
-                "is not in the state dict; build it on the CPU"
+                "is not in the state dict, and neither reset_parameters() of its module nor "
+                "_init_weights() of the model computes it; build it on the CPU"
                 if path is not None
                 else "no weights are set; set weights to the model's safetensors"
             )
             msg = f"{name!r} has no values (it is on the meta device) and {what}"
             raise ValueError(msg)
+
+
+def _not_saved(model: nn.Module) -> list[str]:
+    """Return patterns of the buffers that are in no state dict; older files may have them."""
+    names = {name for module in model.modules() for name in module._non_persistent_buffers_set}
+    return [pattern for name in sorted(names) for pattern in (name, f"*.{name}")]
 
 
 def _saved(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide.errors import ModelError
 from neaptide_toolkit.offload import computed
 
-from .block import Block, Slot
+from .block import Block, Slot, adopted
 from .order import Order, UseKind
+from .storages import Storages, fill_with_nan
+from .touched import Touched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from neaptide_toolkit.offload import Lane, Ticket
-
-
-_NAN_BYTE = 0xFF
-"""A byte. A tensor that consists of this byte is NaN in every floating-point dtype."""
 
 
 class Residency:
@@ -51,6 +50,8 @@ class Residency:
         """Number of copies to the device so far."""
         self.waited_for = 0
         """Number of fetches that were not prefetched."""
+        self.fresh: Callable[[], bool] = lambda: False
+        """If it returns True, the user may have changed weights: no earlier copy is used."""
         self._distance = distance
         self._lane = lane
         self._poison = poison
@@ -59,8 +60,12 @@ class Residency:
         size = max((block.layout.bytes for block in blocks), default=0)
         self.slots = [self._new_slot(size) for _ in range(slots)]
         self._free = list(self.slots)
-        self._storages = {_storage(block.host) for block in blocks}
-        self._storages |= {_storage(slot.flat) for slot in self.slots}
+        self._storages = Storages(
+            [*(block.host for block in blocks), *(slot.flat for slot in self.slots)]
+        )
+        self.touched = Touched(self.blocks, lambda: self.fresh(), self.changed)  # noqa: PLW0108
+        self.holds = self._storages.hold
+        """`holds(tensor)`: whether a tensor is a view of a slot or of a host buffer."""
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the buffers of all slots. The slots of kept blocks are included."""
@@ -71,6 +76,8 @@ class Residency:
     def use(self, block: Block, kind: UseKind) -> Iterator[None]:
         """Hold a block's parameters on the device, and prefetch the next blocks."""
         held: list[Block] = []
+        fresh = self.fresh()
+        self.renew(block.needs) if fresh else self.touched.look(block.needs)
         try:
             for needed in block.needs:
                 if needed.slot is None:
@@ -79,21 +86,25 @@ class Residency:
                 needed.users += 1
                 held.append(needed)
             for needed in held:
-                needed.arrival.wait()
+                needed.arrival.finish() if needed in self.touched else needed.arrival.wait()
                 if needed.users == 1:
                     self._bind(needed)
             self._visiting = None
-            self.order.note((kind, block.index))
-            self._fetch_ahead()
-            yield
+            if not fresh:
+                self.order.note((kind, block.index))
+                self._fetch_ahead()
+            with self.touched.inside(held):
+                yield
         finally:
             for needed in held:
                 self._release(needed)
+                if fresh:
+                    needed.settle()  # the user may write the host's tensor next
 
     def view(self, block: Block, place: int) -> torch.Tensor:
         """Return the parameter at index `place` of a block in use, on the device."""
         assert block.slot is not None, "a block in use has a slot"
-        return self._views(block, block.slot)[place]
+        return block.slot.views_of(block)[place]
 
     def visit(self, block: Block, user: Block) -> torch.Tensor:
         """Return the bytes of `block` on the device, for an operation in the backward of `user`.
@@ -101,13 +112,16 @@ class Residency:
         Copy the block to the device if needed. The bytes stay valid until the next call for a
         block that `user` does not need.
         """
+        fresh = self.fresh()
+        if fresh:
+            self.renew([block])
         if block.slot is None:
             self.waited_for += 1
         self._fetch(block, sparing=[user])
-        block.arrival.wait()
+        block.arrival.finish() if fresh or block in self.touched else block.arrival.wait()
         self._clock += 1
         block.used = self._clock
-        if self._visiting is not user:
+        if self._visiting is not user and not fresh:
             self._visiting = user
             self.order.note(("backward", user.index))
             self._fetch_ahead(sparing=[user])
@@ -123,26 +137,7 @@ class Residency:
         assert block.slot is not None, "a block that was updated has a slot"
         block.slot.leaving = block.written = ticket
         block.changes += 1
-
-    def owner(self, tensor: torch.Tensor) -> Block | None:
-        """Return the block whose slot contains `tensor`, or None."""
-        if not self.holds(tensor):
-            return None
-        storage = _storage(tensor)
-        found = (
-            block
-            for block in self.blocks
-            if block.slot is not None and _storage(block.slot.flat) == storage
-        )
-        return next(found, None)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether `tensor` is a view of a slot or of a block's host buffer."""
-        try:
-            storage = tensor.untyped_storage().data_ptr()
-        except RuntimeError:  # sparse tensors and wrappers have no storage
-            return False
-        return storage in self._storages
+        self.touched.updated(block)
 
     def keep(self, block: Block) -> None:
         """Keep a block on the device, in an additional slot, until `let_go`."""
@@ -150,7 +145,7 @@ class Residency:
             return
         self.evict(block)
         block.slot = self._new_slot(block.layout.bytes)
-        self._storages.add(_storage(block.slot.flat))
+        self._storages.add(block.slot.flat)
         self._copy_in(block, block.slot)
 
     def let_go(self, block: Block) -> None:
@@ -158,31 +153,51 @@ class Residency:
         if self._is_kept(block):
             assert block.slot is not None, "a kept block has a slot"
             block.written.wait()  # the memory of the slot is freed after the copy
-            self._storages.discard(_storage(block.slot.flat))
+            self._storages.discard(block.slot.flat)
             self.evict(block)
 
     @contextmanager
     def host_update(self) -> Iterator[None]:
         """Let the host change the weights of all blocks; then discard the copies on the device."""
         self.order.pause()
-        for block in self.blocks:
-            block.settle()
+        self.end_copies()
         try:
-            yield
+            with self.touched.host_update():
+                yield
         finally:
             for block in self.blocks:
                 self.changed(block)
         self._fetch_ahead()
 
+    def end_copies(self) -> None:
+        """Wait until no copy reads or writes the weights on the host."""
+        for block in self.blocks:
+            block.settle()
+
     def changed(self, block: Block) -> None:
-        """Discard a block's copy on the device. A kept block is fetched again at its next use."""
+        """Discard the copy on the device of a block whose weights the host has changed."""
         block.changes += 1
-        if block.slot is None:
-            return
+        self.discard(block)
+
+    def discard(self, block: Block) -> None:
+        """Discard a block's copy on the device; a kept block is fetched again at its next use."""
         if self._is_kept(block):
             block.stale = True
-        else:
+        elif block.slot is not None:
             self.evict(block)
+
+    def renew(self, blocks: Sequence[Block]) -> None:
+        """End and discard the copies of those `blocks` that are not in use.
+
+        Tensors that the user has assigned to parameters of any block go to the host buffers.
+        """
+        for block in blocks:
+            if not block.users:
+                block.settle()
+                self.discard(block)
+        for block in adopted(block for block in self.blocks if not block.users):
+            self.changed(block)
+        self.touched.forget(block for block in blocks if not block.users)
 
     def evict(self, block: Block) -> None:
         """Remove a block, kept or not, from the device."""
@@ -197,32 +212,25 @@ class Residency:
             if self._poison:
                 flat = slot.flat
                 after = (slot.free, slot.leaving)
-                self._lane.submit(f"poison {block.name}", lambda: _fill(flat), after)
+                self._lane.submit(f"poison {block.name}", lambda: fill_with_nan(flat), after)
             self._free.append(slot)
 
     def close(self) -> None:
         """Remove every block from the device."""
+        self.touched.close()
         for block in self.blocks:
             self.evict(block)
 
     def _new_slot(self, size: int) -> Slot:
         flat = torch.empty(size, dtype=torch.uint8, device=self.device)
-        # Queued kernels may still use the memory that the allocator has returned. Later kernels of
-        # the stream run after the queued kernels; copies on a lane must wait for them.
-        return Slot(flat, free=computed(self.device))
+        return Slot(flat, free=computed(self.device))  # queued kernels may still use this memory
 
     def _is_kept(self, block: Block) -> bool:
         return block.slot is not None and block.slot not in self.slots
 
-    def _views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
-        views = slot.views.get(block.index)
-        if views is None:
-            views = slot.views[block.index] = block.layout.views(slot.flat)
-        return views
-
     def _bind(self, block: Block) -> None:
         assert block.slot is not None, "a block in use has a slot"
-        block.bind(self._views(block, block.slot))
+        block.bind(block.slot.views_of(block))
 
     def _release(self, block: Block) -> None:
         block.users -= 1
@@ -243,14 +251,14 @@ class Residency:
                 f"block {block.name!r} needs more slots than max_active_layers = {len(self.slots)};"
                 f" set it to the number of blocks whose parameters are used together"
             )
-            raise RuntimeError(msg)
+            raise ModelError(msg)
         block.slot = slot
         self._copy_in(block, slot)
 
     def _copy_in(self, block: Block, slot: Slot) -> None:
         pairs = [(slot.flat[: block.layout.bytes], block.host)]
         if block.evicted:
-            both = enumerate(zip(self._views(block, slot), block.views, strict=True))
+            both = enumerate(zip(slot.views_of(block), block.views, strict=True))
             pairs = [pair for place, pair in both if place not in block.evicted]
 
         def copy() -> None:
@@ -266,7 +274,9 @@ class Residency:
     def _fetch_ahead(self, sparing: Sequence[Block] = ()) -> None:
         coming = [self.blocks[index] for index in self.order.ahead(self._distance)]
         for block in coming:
-            for needed in block.needs:
+            for needed in (one for one in block.needs if one not in self.touched):
+                if needed.slot is not None and needed.stale and not needed.users:
+                    self._fetch(needed)
                 if needed.slot is None:
                     slot = self._take_slot([*coming, *sparing])
                     if slot is None:
@@ -286,11 +296,3 @@ class Residency:
                 return None
             self.evict(min(idle, key=lambda block: block.used))
         return self._free.pop()
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _fill(flat: torch.Tensor) -> None:
-    flat.fill_(_NAN_BYTE)

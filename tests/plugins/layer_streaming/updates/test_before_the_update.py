@@ -16,6 +16,7 @@ from streamed import (
 )
 from zoo_blocks import linear, stacked
 
+from neaptide import ModelError
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
@@ -137,7 +138,7 @@ def test_a_parameter_added_to_the_optimizer_later_is_stepped_or_told_of(way: str
     model(batch_of(0)).backward()
     streaming.gradients.flush()
     if WAYS[way].get("on_device"):
-        with pytest.raises(ValueError, match=r"add_param_group.*set it before the start"):
+        with pytest.raises(ModelError, match=r"add_param_group.*set it before the start"):
             streaming.step()
     else:
         streaming.step()

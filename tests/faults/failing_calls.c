@@ -69,6 +69,19 @@ static int note(int descriptor, int concerned) {
 OPEN(open)
 OPEN(open64)
 
+#define OPENAT(name)                                                           \
+    int name(int descriptor, const char *path, int flags, ...) {               \
+        REAL(name);                                                            \
+        va_list rest;                                                          \
+        va_start(rest, flags);                                                 \
+        mode_t bits = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
+        va_end(rest);                                                          \
+        int concerned = is_ours(descriptor) || is_under(path);                 \
+        return strikes(concerned, 1) ? -1 : note(real(descriptor, path, flags, bits), concerned); \
+    }
+OPENAT(openat)
+OPENAT(openat64)
+
 #define ON_DESCRIPTOR(interruptible, name, parameters, arguments) \
     int name parameters {                                          \
         REAL(name);                                                \
@@ -77,6 +90,9 @@ OPEN(open64)
 ON_DESCRIPTOR(1, fsync, (int descriptor), (descriptor))
 ON_DESCRIPTOR(1, ftruncate, (int descriptor, off_t size), (descriptor, size))
 ON_DESCRIPTOR(1, ftruncate64, (int descriptor, off64_t size), (descriptor, size))
+ON_DESCRIPTOR(0, mkdirat, (int descriptor, const char *path, mode_t bits), (descriptor, path, bits))
+ON_DESCRIPTOR(0, renameat, (int descriptor, const char *path, int there, const char *target),
+              (descriptor, path, there, target))
 ON_DESCRIPTOR(0, unlinkat, (int descriptor, const char *path, int flags), (descriptor, path, flags))
 
 ssize_t write(int descriptor, const void *data, size_t size) {
@@ -98,6 +114,8 @@ ON_PATH(rename, (const char *path, const char *target), (path, target))
 
 int close(int descriptor) {
     REAL(close);
+    int concerned = is_ours(descriptor);
     note(descriptor, 0);
-    return real(descriptor);
+    int closed = real(descriptor);  /* it is closed, whatever is told */
+    return strikes(concerned, 0) ? -1 : closed;
 }

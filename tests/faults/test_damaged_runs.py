@@ -141,5 +141,5 @@ def test_when_none_is_left_training_does_not_start_over_silently(
     shutil.copytree(template, directory)
     for step in (2, 4, 5):
         emptied(directory / "checkpoints" / f"step-0000000{step}")
-    with pytest.raises(CheckpointError, match="can be loaded; remove it to start anew"):
+    with pytest.raises(CheckpointError, match="can be loaded; set run"):
         fit(directory, STEPS, resume="auto")

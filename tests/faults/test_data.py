@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import same_tensors, tensors_of, tiny_trainer
 
-from neaptide import DataError
+from neaptide import DataError, WrongCheckpointError
 from neaptide.checkpoint import checkpoints
 from neaptide.cli import main
 
@@ -217,6 +217,19 @@ def test_data_that_stands_at_the_end_of_a_pass_is_gone_on_with(tmp_path: Path) -
                 "digest"
             ]
     assert expected == digest
+
+
+def test_data_that_cannot_load_its_position_is_refused_in_one_line(tmp_path: Path) -> None:
+    class Other(Resumable):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.at = state["place"]
+
+    trainer, batches = tiny_trainer(config(tmp_path / "run", 4))
+    with trainer:
+        trainer.fit(Resumable(batches[:4]))
+    trainer, batches = tiny_trainer(config(tmp_path / "run", 8))
+    with trainer, pytest.raises(WrongCheckpointError, match=r"KeyError: 'place' .*use the same"):
+        trainer.fit(Other(batches[:4]), resume="auto", allow_changes=True)
 
 
 TASK = """

@@ -61,7 +61,7 @@ def sweep(shim: Path, root: Path, sweeps: list[tuple[str, ...]], stride: int) ->
 @pytest.fixture(scope="module")
 def runs(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Return all that was swept with a stride, which needs torch but once."""
-    return sweep(shim, tmp_path_factory.mktemp("swept"), [*SWEEPS, *UNNOTICED], 43)
+    return sweep(shim, tmp_path_factory.mktemp("swept"), [*SWEEPS, *UNNOTICED], 61)
 
 
 def finished(run: dict[str, Any]) -> bool:

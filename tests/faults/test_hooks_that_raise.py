@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import CYCLE, plugin_with, stranger
+from support import CYCLE, plugin_with, some, stranger
 
 from neaptide import HybridTrainer, hookimpl
 from neaptide.checkpoint import digest, verify
@@ -236,19 +237,20 @@ def check(
     return True
 
 
+RAISED = {"first": ERRORS[::2], "middle": ERRORS, "last": ERRORS[1::2]}
+"""What is raised by a plugin at each place."""
+
+
 @pytest.mark.parametrize(
-    ("place", "errors"),
-    [("first", ERRORS[::2]), ("middle", ERRORS), ("last", ERRORS[1::2])],
-    ids=["first", "middle", "last"],
+    ("hook", "place"), some(product([hook for hook in HOOKS if hook not in OUTSIDE], RAISED), of=2)
 )
-@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook not in OUTSIDE])
 def test_what_a_hook_raises_is_named_and_the_run_goes_on(
-    tmp_path: Path, hook: str, place: str, errors: tuple[type[BaseException], ...], sound: Sound
+    tmp_path: Path, hook: str, place: str, sound: Sound
 ) -> None:
     # Each error at another call, so that together they are raised early and late.
     went_off = [
         check(hook, place, kind, at, tmp_path / kind.__name__, sound)
-        for at, kind in enumerate(errors, start=1)
+        for at, kind in enumerate(RAISED[place], start=1)
     ]
     assert went_off[0]
 

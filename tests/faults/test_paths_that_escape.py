@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from folders import tree
 from support import tiny_trainer
 from torch import nn
 
@@ -17,18 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = ["../../x", "/x", "a/../../x", "..", "a\0b", "~/x", "C:\\x", "\N{WAVE DASH}/x", ""]
-
-
-def tree(root: Path) -> dict[str, bytes | str]:
-    """Return everything below `root` with its content."""
-    return {
-        str(path.relative_to(root)): str(path.readlink())
-        if path.is_symlink()
-        else path.read_bytes()
-        if path.is_file()
-        else "directory"
-        for path in sorted(root.rglob("*"))
-    }
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ SETS: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     "an optimizer's bad setting": (
         {"optimizer": {"name": "adamw", "options": {"betas": 3}}},
         [],
-        r"AdamW refused its settings: .* @ optimizer\.options",
+        r"AdamW refused betas = .* @ optimizer\.options\.betas",
     ),
 }
 

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from .api.spans import Span
     from .api.stash import StashKey
     from .api.steps import (
-        JUMP_GAIN,
+        DECLINED,
+        NOTES,
         PACE,
+        ROLLBACK,
         Forecast,
         Jump,
-        JumpGain,
         Loss,
         Outcome,
         Pace,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         DataError,
         DivergedError,
         DoesNotFitError,
+        ModelError,
         NeaptideError,
         PluginError,
         RunDirectoryError,
@@ -69,14 +71,14 @@ _HOME = {
     "api.stash": "StashKey",
     "api.spans": "Span",
     "api.steps": (
-        "JUMP_GAIN PACE Forecast Jump JumpGain Loss Outcome Pace StepResult Trained Update "
+        "DECLINED NOTES PACE ROLLBACK Forecast Jump Loss Outcome Pace StepResult Trained Update "
         "WeighedLoss"
     ),
     "api.task": "Data DataSpec ModelSpec Run Task",
     "config": "RunConfig field structure_options",
     "errors": (
-        "CheckpointError ConfigError DataError DivergedError DoesNotFitError NeaptideError "
-        "PluginError RunDirectoryError WrongCheckpointError"
+        "CheckpointError ConfigError DataError DivergedError DoesNotFitError ModelError "
+        "NeaptideError PluginError RunDirectoryError WrongCheckpointError"
     ),
     "plugin": "NoConfig Plugin PluginSpec hookimpl",
     "run.signals": "Interrupted stop_on_signals",
@@ -86,10 +88,12 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names.spl
 
 __all__ = [
     "CORRECT",
+    "DECLINED",
     "FULL",
-    "JUMP_GAIN",
+    "NOTES",
     "PACE",
     "PREDICT",
+    "ROLLBACK",
     "WARMUP",
     "AroundBackward",
     "AroundCorrect",
@@ -112,9 +116,9 @@ __all__ = [
     "HybridTrainer",
     "Interrupted",
     "Jump",
-    "JumpGain",
     "Ledger",
     "Loss",
+    "ModelError",
     "ModelSpec",
     "NeaptideError",
     "NoConfig",
@@ -147,7 +151,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE:
-        raise attribute(__name__, name)
+        raise attribute(__name__, name, ImportError)
     return getattr(import_module(f".{_MODULE[name]}", __name__), name)
 
 

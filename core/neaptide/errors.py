@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
@@ -55,6 +56,10 @@ class DataError(NeaptideError):
     """The data is empty, has ended, or has a form that the run cannot use."""
 
 
+class ModelError(NeaptideError, RuntimeError):
+    """The model, or code that uses it, does something that an enabled plugin cannot support."""
+
+
 class DivergedError(NeaptideError):
     """Training produced too many non-finite updates in a row."""
 
@@ -71,8 +76,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` means that the device or the host has no free memory."""
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    # When host memory is exhausted, torch raises a plain RuntimeError.
-    return isinstance(error, kinds) or "DefaultCPUAllocator: can't allocate" in str(error)
+    # When host memory is exhausted, torch and oneDNN raise a plain RuntimeError.
+    texts = r"DefaultCPUAllocator: can't allocate|could not create a primitive(?! descriptor)"
+    return isinstance(error, kinds) or re.search(texts, text_of(error)) is not None
+
+
+def text_of(error: object) -> str:
+    """Return `str(error)`. The class may be a stranger's, whose `__str__` raises."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - a stranger's code may raise anything
+        return "its text cannot be read"
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and text as one line."""
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())}".removesuffix(": ")
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:

@@ -7,18 +7,20 @@ returns these entry points.
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import attrs
 import pluggy
 
-from neaptide.errors import PluginError
+from neaptide.errors import PluginError, described
 from neaptide.renamed import missing_in
 from neaptide.text import called
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 ENTRY_POINT_GROUP = "neaptide.plugins"
 PROJECT = "neaptide"
@@ -29,7 +31,35 @@ Numerics = Literal["exact", "tolerance", "changes-training"]
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(names)
+    found: Any = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else None
+    if found is None or not all(isinstance(name, str) for name in found):
+        return names  # type: ignore[return-value]  # `_FORMS` refuses it
+    return frozenset(found)
+
+
+def _dict_of(kind: type) -> Callable[[Any], bool]:
+    return lambda v: isinstance(v, dict) and all(isinstance(one, kind) for one in v.values())
+
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*").fullmatch
+_FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "name": (lambda v: isinstance(v, str) and _NAME(v), "small letters, digits and hyphens"),
+    "load": (lambda value: isinstance(value, str), "a string"),
+    "config": (lambda value: isinstance(value, type), "a class"),
+    "summary": (lambda value: isinstance(value, str), "a string"),
+    "version": (lambda value: type(value) is int, "a whole number"),
+    "options": (_dict_of(type), "a dict of classes"),
+    "search_space": (
+        lambda v: isinstance(v, tuple) and all(isinstance(one, dict) for one in v),
+        "a tuple of dicts",
+    ),
+    "presets": (_dict_of(dict), "a dict of dicts"),
+    "converts": (_dict_of(str), "a dict of strings"),
+    "numerics": (lambda v: v in get_args(Numerics), f"one of {', '.join(get_args(Numerics))}"),
+    "rtol": (lambda value: type(value) in (int, float), "a number"),
+    "observer": (lambda value: isinstance(value, bool), "True or False"),
+}
+_NAMES = (lambda value: isinstance(value, frozenset), "a set of names")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +74,7 @@ class PluginSpec:
     The manifest's module must not import torch, because `plugins list` and config checks import it.
     """
 
-    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9-]*"))
+    name: str
     """The name in `[plugins.<name>]`; the entry point has the same name."""
     load: str
     """The class as `"package.module:Class"`. It is imported only if the plugin is enabled."""
@@ -78,6 +108,9 @@ class PluginSpec:
     """Named settings, chosen by `preset = "name"` in the plugin's own table."""
     converts: dict[str, str] = attrs.field(factory=dict)
     """Functions that convert another framework's settings: `{"deepspeed": "module:function"}`."""
+    search_space: tuple[dict[str, Any], ...] = ()
+    """Settings with which a planner may use the plugin, as tables of a configuration, such as
+    `{"plugins": {"ema": {"decay": 0.9}}}`. The first is the first choice."""
     numerics: Numerics = "exact"
     """`exact`: the plugin changes no bit of the weights; `tolerance`: it may, within `rtol`."""
     rtol: float = 0.0
@@ -85,6 +118,14 @@ class PluginSpec:
     observer: bool = False
     """True if the plugin only observes. If such a plugin raises, the core logs the error, removes
     the plugin and continues the training."""
+
+    def __attrs_post_init__(self) -> None:
+        for field in attrs.fields(PluginSpec):
+            value = getattr(self, field.name)
+            fits, form = _FORMS.get(field.name, _NAMES)
+            if not fits(value):
+                msg = f"{field.name} must be {form} (got {value!r:.80})"
+                raise PluginError(msg)
 
     def __repr__(self) -> str:
         return called(self, repr(self.name), self.load)
@@ -122,18 +163,18 @@ class ShippedEntry:
             raise PluginError(msg)
         try:
             return self.entry.load()
-        except (Exception, SystemExit) as error:  # foreign code may raise anything
-            text = " ".join(str(error).split())
-            msg = f"importing {self.target!r} raised {type(error).__name__}: {text}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code may raise anything
+            msg = f"importing {self.target!r} raised {described(error)}"
             raise PluginError(msg) from error
 
 
 def shipped_all(group: str) -> list[ShippedEntry]:
-    """Return every entry point of a group, sorted by name. Imports none of them."""
-    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
-    nobody = "an unknown distribution"
+    """Return every entry point of a group, by name and distribution. Imports none of them."""
+    found, nobody = entry_points(group=group), "an unknown distribution"
     dists = [f"{one.dist.name} {one.dist.version}" if one.dist else nobody for one in found]
-    return list(map(ShippedEntry, found, dists))
+    return sorted(map(ShippedEntry, found, dists), key=lambda one: (one.name, one.distribution))
 
 
 def shipped(group: str) -> dict[str, ShippedEntry]:
@@ -141,7 +182,7 @@ def shipped(group: str) -> dict[str, ShippedEntry]:
     found: dict[str, ShippedEntry] = {}
     for current in shipped_all(group):
         before = found.setdefault(current.name, current)
-        if before.target != current.target:
+        if (before.target, before.distribution) != (current.target, current.distribution):
             found[current.name] = attrs.evolve(current, rival=before.distribution)
     return found
 
@@ -156,6 +197,17 @@ def loaded(group: str) -> Iterator[Any]:
             logging.getLogger("neaptide").warning(
                 "%s %r of %s: %s", kind, name, one.distribution, error
             )
+
+
+def sole(group: str) -> Any:
+    """Import the only entry point of a group. Raise PluginError unless exactly one is installed."""
+    entries = shipped(group)
+    if len(entries) != 1:
+        found = ", ".join(entry.distribution for entry in entries.values()) or "none"
+        msg = f"exactly one distribution must have an entry point of {group!r} (got {found})"
+        raise PluginError(msg)
+    (entry,) = entries.values()
+    return entry.load()
 
 
 C = TypeVar("C")
@@ -178,6 +230,13 @@ class Plugin(Generic[C]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save: a tree of dicts, lists, tensors, numbers, strings and None."""
         return {}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if `state`, whose tensors are on meta, cannot be loaded.
+
+        It is called before anything of a checkpoint is loaded. Names at the top, types and dtypes
+        have been compared with those of the present `state_dict`.
+        """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a value that `state_dict` returned."""

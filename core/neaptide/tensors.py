@@ -1,63 +1,53 @@
-"""Finds tensors in nested containers and counts the bytes of their storages."""
+"""Finds the tensors of a batch, and replaces tensors in nested containers."""
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 
-def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the total size in bytes of the storages of `tensors`; count each storage once.
-
-    Includes the parts of sparse tensors and of wrapper subclasses. A meta or fake tensor counts as
-    if it were real.
-    """
-    return sum(dict(storage for tensor in tensors for storage in _storages(tensor)).values())
-
-
-def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
-    """Yield a unique key and the size in bytes of each storage of `tensor`."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from _storages(tensor._indices())  # noqa: SLF001 - indices() needs a coalesced tensor
-        yield from _storages(tensor._values())  # noqa: SLF001 - as above
-    elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        yield from map(_storage, (tensor.crow_indices(), tensor.col_indices(), tensor.values()))
-    elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
-        yield from map(_storage, (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
+def batch_tensors(batch: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors with a batch dimension in nested containers and dataclasses."""
+    if isinstance(batch, torch.Tensor):
+        if batch.ndim:
+            yield batch
     else:
-        yield _storage(tensor)
+        for child in batch if isinstance(batch, list | tuple) else _children(batch):
+            yield from batch_tensors(child)
 
 
-def _storage(tensor: torch.Tensor) -> tuple[object, int]:
-    try:
-        storage = tensor.untyped_storage()
-    except NotImplementedError:  # a layout without a storage
-        return id(tensor), tensor.numel() * tensor.element_size()
-    address: int | None = None
-    if storage.device.type != "meta":  # data_ptr() of a fake tensor warns
-        with contextlib.suppress(RuntimeError):  # a wrapper that hides its parts
-            address = storage.data_ptr()
-    if address is None:
-        return storage._cdata, storage.nbytes()  # noqa: SLF001 - the storage's identity
-    return (storage.device, address), storage.nbytes()
+def batch_length(batch: object) -> int:
+    """Return the number of samples: dim 0 of the first tensor in `batch`, or 1 without a tensor."""
+    tensor = next(batch_tensors(batch), None)
+    return 1 if tensor is None else tensor.shape[0]
 
 
-def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
-    """Yield every tensor in nested dicts, lists and tuples."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict | list | tuple):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from nested_tensors(value)
+def token_count(batch: Any) -> int | None:
+    """Return the number of tokens in a batch, padding included; None without token ids.
+
+    Token ids are whole numbers (int32, int64) of shape `[batch, sequence]`: the entry `input_ids`,
+    or, in a batch without this entry, the first tensor.
+    """
+    named = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    ids = next(batch_tensors(batch), None) if named is None else named
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in {torch.int32, torch.int64}:
+        return None
+    return ids.numel() if ids.ndim == 2 else None  # noqa: PLR2004 - batch and sequence
+
+
+def _children(batch: object) -> list[Any]:
+    if hasattr(batch, "values"):
+        return list(batch.values())
+    cls: Any = type(batch)
+    if attrs.has(cls):
+        return [getattr(batch, field.name) for field in attrs.fields(cls)]
+    return [getattr(batch, name) for name in getattr(batch, "__dataclass_fields__", ())]
 
 
 def mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:

@@ -11,7 +11,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LONGEST, _WIDEST = 40, 100
+_LONGEST, _WIDEST, _LONGEST_LINE = 40, 100, 1000
 
 
 def one_line(self: Any) -> str:
@@ -25,7 +25,36 @@ def called(self: object, *parts: str) -> str:
     return cut(f"{type(self).__name__}({', '.join(parts)})", _WIDEST, "…)")
 
 
-def brief(value: Any) -> str:
+def visible(text: str, kept: str = "\n\t") -> str:
+    """Return `text` without what a terminal obeys; characters in `kept` stay.
+
+    Control characters, marks of text direction and lone surrogates are escaped as in JSON.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in kept or c.isprintable() else _escaped(ord(c)) for c in text)
+
+
+def screen(text: str, first: int = 42, last: int = 8) -> str:
+    """Return the first and last lines of `text`, `visible`, each of at most 1,000 characters."""
+    lines = text.rstrip("\n").split("\n")
+    more = len(lines) - first - last
+    if more > 0:
+        lines[first : first + more] = [f"and {more:,} more lines"]
+    return "\n".join(shorten(visible(line), _LONGEST_LINE) for line in lines)
+
+
+def _escaped(code: int) -> str:
+    return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+
+
+def shorten(text: str, limit: int = 80) -> str:
+    """Return `text`; if it is longer than `limit` characters, remove its middle."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
+
+
+def brief(value: Any, longest: int = _LONGEST) -> str:
     """Return a value as short text: `float32[16, 8]` for a tensor, `dict of 3`, a class's name."""
     kind = type(value).__name__
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -36,11 +65,11 @@ def brief(value: Any) -> str:
         parts = [*value, *value.values()] if isinstance(value, dict) else [*value]
         plain = all(isinstance(part, str | int | float) for part in parts)
         text = repr(value) if plain else ""
-        return text if 0 < len(text) <= _LONGEST else f"{kind} of {len(value)}"
+        return text if 0 < len(text) <= longest else f"{kind} of {len(value)}"
     if value is None or isinstance(value, str | int):
-        return cut(repr(value), _LONGEST, "…")
+        return cut(repr(value), longest, "…")
     if isinstance(value, Enum | Path) or kind in {"dtype", "device"}:
-        return cut(str(value), _LONGEST, "…")
+        return cut(str(value), longest, "…")
     return str(getattr(value, "__name__", kind))
 
 

@@ -11,7 +11,7 @@ from neaptide import ConfigError
 from neaptide.devices import allocator_count, api_in_use, api_of, has_streams, widest
 from neaptide.loop.state import late
 from neaptide.run.assembly import choose_device
-from neaptide.run.meter import PeakMeter, sample
+from neaptide_toolkit.machine.meter import PeakMeter, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from neaptide.norms import all_finite, norm_of, on_device, total_norm
 from neaptide.renamed import with_old_names
 from neaptide.tensors import mapped
 
 from .memory import named_by_bytes
-from .norms import norm_of, on_device, total_norm
 from .spans import (
     Change,
     Evictable,
@@ -211,18 +211,20 @@ class ParameterStore(ABC):
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm of all gradients, 0-dim; zero without gradients.
 
-        The dtype is float32, or float64 if a gradient is float64.
+        It has the bits of `torch.nn.utils.get_total_norm`; of float16 gradients it is float32.
         """
-        norms = []
-        for span in sorted(self.spans(), key=lambda span: span.name):
+        norms, dtypes = [], []
+        places = {name: place for place, name in enumerate(self.parameters)}
+        for span in sorted(self.spans(), key=lambda span: places[span.name]):
             if self.has_gradient(span):
                 with self.loan(span, "read", of="gradient") as gradient:
                     norms.append(norm_of(gradient))
-        return total_norm(norms)
+                    dtypes.append(gradient.dtype)
+        return total_norm(norms, dtypes)
 
     def has_nonfinite_gradients(self) -> bool:
         """Return whether any gradient holds inf or nan; waits for the device."""
-        return not math.isfinite(self.gradient_norm())
+        return not (math.isfinite(self.gradient_norm()) or all_finite(self))
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply every gradient by `factor` (a number or a 0-dim tensor), in place."""

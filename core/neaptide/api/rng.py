@@ -56,6 +56,10 @@ def restore(state: dict[str, Any]) -> None:
 
 def rehearse(state: dict[str, Any]) -> None:
     """Raise the error that `restore` would raise for `state`. Changes no generator in use."""
+    others = (one for kind in state.keys() - {"torch", "python", "numpy"} for one in state[kind])
+    if any((one.ndim, one.dtype) != (1, torch.uint8) for one in (state["torch"], *others)):
+        msg = "the state of a generator of torch must be uint8 of one dimension"
+        raise ValueError(msg)
     torch.Generator().set_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.Random().setstate((version, tuple(numbers), gauss))  # noqa: S311 - draws nothing
@@ -66,6 +70,9 @@ def rehearse(state: dict[str, Any]) -> None:
         import numpy as np  # noqa: PLC0415 - only where the saved run had it loaded
 
         name, keys, *rest = state["numpy"]
+        if keys.dtype != torch.int64:
+            msg = f"numpy's generator has keys of int64 (got {keys.dtype})"
+            raise TypeError(msg)
         np.random.RandomState().set_state((name, keys.numpy().astype("uint32"), *rest))
 
 

@@ -13,6 +13,7 @@ from attrs.validators import ge as _ge
 from attrs.validators import gt as _gt
 from attrs.validators import lt as _lt
 
+from neaptide.tensors import batch_length
 from neaptide.text import brief, one_line
 
 from .stash import StashKey
@@ -33,6 +34,8 @@ class Loss:
 
     sum: torch.Tensor
     count: float | torch.Tensor
+    per_token: bool = False
+    """True if `sum` is the cross-entropy of `count` tokens in nats; reports show perplexities."""
     __repr__ = one_line
 
 
@@ -43,19 +46,26 @@ class WeighedLoss:
     value: torch.Tensor
     count: float | torch.Tensor
     is_sum: bool
+    is_counted: bool = True
+    """False if `count` is the number of samples, because `loss_fn` gave no count of targets."""
+    per_token: bool = False
     __repr__ = one_line
 
     def over(self, reference: float | torch.Tensor) -> torch.Tensor:
-        """Return the loss sum / `reference`. A mean of `reference` values is not changed."""
+        """Return the loss sum / `reference`; a mean of `reference` values keeps its bits."""
         if self.is_sum:
-            return self.value / reference
-        share = self.count / reference
-        return self.value if share == 1.0 else self.value * share
+            return self.value / nonzero(reference)
+        if not isinstance(self.count, torch.Tensor):
+            share = self.count / nonzero(reference)
+            return self.value if share == 1.0 else self.value * share
+        alone = self.count is reference
+        scaled = self.value if alone else self.value * (self.count / nonzero(reference))
+        return scaled.masked_fill(self.count == 0, 0.0)
 
     @property
     def mean(self) -> torch.Tensor:
         """The mean loss, 0-dim; zero if the count is zero."""
-        return self.over(nonzero(self.count))
+        return self.over(self.count)
 
 
 def nonzero(count: float | torch.Tensor) -> float | torch.Tensor:
@@ -67,42 +77,18 @@ def nonzero(count: float | torch.Tensor) -> float | torch.Tensor:
 
 def weigh(returned: object, batch: object) -> WeighedLoss:
     """Return a value of `loss_fn` with its weight; TypeError if the value is not a loss."""
+    if isinstance(returned, WeighedLoss):
+        return returned
     if isinstance(returned, Loss):
         return WeighedLoss(returned.sum, returned.count, is_sum=True)
     if isinstance(returned, torch.Tensor) and returned.numel() == 1:
         mean = returned.reshape(()) if returned.ndim else returned
-        return WeighedLoss(mean, batch_length(batch), is_sum=False)
+        return WeighedLoss(mean, batch_length(batch), is_sum=False, is_counted=False)
     what = type(returned).__name__
     if isinstance(returned, torch.Tensor):
         what = f"a tensor of shape {tuple(returned.shape)}"
     msg = f"loss_fn must return a scalar tensor or neaptide.Loss(sum, count) (got {what})"
     raise TypeError(msg)
-
-
-def first_tensor(batch: object) -> torch.Tensor | None:
-    """Return the first tensor with a batch dimension in nested containers and dataclasses."""
-    if isinstance(batch, torch.Tensor):
-        return batch if batch.ndim else None
-    for child in batch if isinstance(batch, list | tuple) else _children(batch):
-        found = first_tensor(child)
-        if found is not None:
-            return found
-    return None
-
-
-def _children(batch: object) -> list[Any]:
-    if hasattr(batch, "values"):
-        return list(batch.values())
-    cls: Any = type(batch)
-    if attrs.has(cls):
-        return [getattr(batch, field.name) for field in attrs.fields(cls)]
-    return [getattr(batch, name) for name in getattr(batch, "__dataclass_fields__", ())]
-
-
-def batch_length(batch: object) -> int:
-    """Return the number of samples: dim 0 of the first tensor in `batch`, or 1 without a tensor."""
-    tensor = first_tensor(batch)
-    return 1 if tensor is None else tensor.shape[0]
 
 
 class Outcome(Enum):
@@ -160,21 +146,19 @@ PACE: StashKey[Pace] = StashKey("pace")
 """The key of the Pace. A predictor reads it at the start of each window and for each jump."""
 
 
-@attrs.frozen
-class JumpGain:
-    """The measured gain of a jump. The plugin that measures the gain sets it in `run.stash`."""
+ROLLBACK: StashKey[object] = StashKey("rollback")
+"""The key to set, to any value, after weights and optimizer state were set back to earlier ones.
 
-    jump: int
-    """Number of the update after the jump; the same number as in `steps.csv`."""
-    horizon: int
-    gain: float
-    """Reduction of the loss by the jump; negative if the jump raised the loss."""
-    stderr: float
-    """Standard error of the gain."""
+A plugin that has learned from updates listens (`run.stash.on_set`), and forgets what it learned.
+"""
 
 
-JUMP_GAIN: StashKey[JumpGain] = StashKey("jump-gain")
-"""The key of the latest measured gain. A scheduler reads this gain after each step."""
+NOTES: StashKey[tuple[str, ...]] = StashKey("notes")
+"""The key of lines that `neaptide run` prints before the first step. A plugin adds its line."""
+
+
+DECLINED: StashKey[str | None] = StashKey("declined")
+"""The key of the reason for which a Predict step tries no jump. Who declines sets it, in words."""
 
 
 @attrs.frozen
@@ -231,6 +215,10 @@ class StepResult:
     memory: MemorySample | None
     """Memory after the step; None in a run without a directory."""
     seconds: float
+    tokens: int | None
+    """Number of tokens in the batch, padding included; None for a batch without token ids."""
+    lr: float | None
+    """Learning rate of the optimizer's first group; None if it is stored on a device."""
     _read_loss: Callable[[], float]
     _read_norm: Callable[[], float | None]
 

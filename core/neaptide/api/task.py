@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from neaptide.errors import RunDirectoryError
+from neaptide.io.folder import Folder
 from neaptide.renamed import with_old_names
 from neaptide.text import one_line
 
@@ -22,9 +25,9 @@ if TYPE_CHECKING:
 
     from neaptide.config import RunConfig
 
-    from .steps import Loss
+    from .steps import Loss, WeighedLoss
 
-    LossFn = Callable[[nn.Module, Any], "torch.Tensor | Loss"]
+    LossFn = Callable[[nn.Module, Any], "torch.Tensor | Loss | WeighedLoss"]
 
 
 @attrs.frozen(eq=False)
@@ -91,10 +94,24 @@ class Run:
 
     __repr__ = one_line
 
-    def plugin_directory(self, name: str) -> Path | None:
-        """Create and return `plugins/<name>/` of the run directory; None without a directory."""
+    def plugin_folder(self, name: str) -> Folder | None:
+        """Make and open `plugins/<name>/` of the run directory; None without a directory.
+
+        A `Folder` follows no links. Raises RunDirectoryError if it is a link or cannot be made.
+        """
         if self.directory is None:
             return None
-        path = self.directory / "plugins" / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        try:
+            return Folder(self.directory).folder("plugins", make=True).folder(name, make=True)
+        except OSError as error:
+            path = self.directory / "plugins" / name
+            way_out = "move it away or set run.dir elsewhere"
+            if error.errno == errno.EMFILE:
+                way_out = "raise ulimit -n"
+            msg = f"cannot write in {path}: {error.strerror}; {way_out}"
+            raise RunDirectoryError(msg) from error
+
+    def plugin_directory(self, name: str) -> Path | None:
+        """Make `plugin_folder(name)` and return its path, for libraries that need a path."""
+        folder = self.plugin_folder(name)
+        return None if folder is None else folder.path

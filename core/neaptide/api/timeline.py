@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+
+from neaptide.errors import described
 
 Opener = Callable[[str, str], AbstractContextManager[Any]]
 """`opener(name, category)` returns a context manager that is entered around one part."""
@@ -19,10 +21,11 @@ class Timeline:
     `"ema: after_step"`. Contexts nest.
     """
 
-    __slots__ = ("opener",)
+    __slots__ = ("_log", "opener")
 
-    def __init__(self) -> None:
+    def __init__(self, log: Any = None) -> None:
         self.opener: Opener | None = None
+        self._log = log
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'nobody' if self.opener is None else 'somebody'} listens)"
@@ -44,5 +47,27 @@ class Timeline:
         return end
 
     def open(self, name: str, category: str) -> AbstractContextManager[Any]:
-        """Return the context of one part; an empty context if there is no listener."""
-        return nullcontext() if self.opener is None else self.opener(name, category)
+        """Return the context of one part, of the listener. A listener that raises is removed."""
+        return nullcontext() if self.opener is None else self._part(self.opener, name, category)
+
+    @contextmanager
+    def _part(self, opener: Opener, name: str, category: str) -> Iterator[None]:
+        inside = ExitStack()
+        try:
+            inside.enter_context(opener(name, category))
+        except BaseException as error:  # noqa: BLE001 - an observer never ends a run
+            self._drop(error)
+        try:
+            yield
+        finally:
+            try:
+                inside.close()
+            except BaseException as error:  # noqa: BLE001 - likewise
+                self._drop(error)
+
+    def _drop(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
+        opener, self.opener = self.opener, None
+        if opener is not None and self._log is not None:
+            self._log.warning("timeline.listener_removed", error=f"{described(error):.300}")

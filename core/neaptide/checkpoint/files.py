@@ -10,14 +10,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from neaptide.errors import CheckpointError
+from neaptide.io.folder import Folder
 
 from .manifest import (
     MANIFEST,
+    STEP,
     FileEntry,
     Manifest,
     check_facts,
@@ -26,13 +27,13 @@ from .manifest import (
     render,
 )
 from .recovery import (
-    STEP,
     check_replaceable,
     clear_strays,
     discard,
     exists,
     old_of,
-    put_back,
+    place_of,
+    recover,
     sync_directory,
     temporary_of,
 )
@@ -44,20 +45,19 @@ if TYPE_CHECKING:
 _ELSEWHERE = "set run.dir elsewhere"
 _WAY_OUT = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free space or {_ELSEWHERE}"),
+    errno.EMFILE: "raise ulimit -n",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"permit writing or {_ELSEWHERE}"),
 }
 
-_active: set[Path] = set()
+_active: set[str] = set()
 """The temporary directories of all open `writing` contexts in this process."""
 
 
 class HashedFile:
     """A new file. `write` also computes the sha256, and `close` flushes the data to the disk."""
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor: int | None = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-        )
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._descriptor: int | None = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         self._sha256 = hashlib.sha256()
         self.bytes = 0
 
@@ -93,7 +93,7 @@ class HashedFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an error `Writer.abandon` closes the file, without a flush.
+        # After an error `Writer.close` closes the file, without a flush.
         if kind is None:
             self.close()
 
@@ -101,8 +101,8 @@ class HashedFile:
 class Writer:
     """The new files of one checkpoint, inside the context `writing`."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
         self._files: dict[str, HashedFile] = {}
 
     def file(self, name: str) -> HashedFile:
@@ -113,7 +113,7 @@ class Writer:
         if name in self._files:
             msg = f"the checkpoint already has a file {name!r}; choose another name"
             raise CheckpointError(msg)
-        self._files[name] = HashedFile(self._directory / check_name(name))
+        self._files[name] = HashedFile(self._folder, check_name(name))
         return self._files[name]
 
     @property
@@ -126,12 +126,12 @@ class Writer:
         for file in self._files.values():
             file.close()
         entries = {name: file.entry() for name, file in self._files.items()}
-        with HashedFile(self._directory / MANIFEST) as file:
+        with HashedFile(self._folder, MANIFEST) as file:
             file.write(render(Manifest(installed_version(), step, entries, facts)))
-        sync_directory(self._directory)
+        self._folder.sync()
 
-    def abandon(self) -> None:
-        """Close every file without a flush, because the files will be deleted."""
+    def close(self) -> None:
+        """Close the files that are still open without a flush: they will be deleted."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close(sync=False)
@@ -146,52 +146,57 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
     from the body of the context, becomes a CheckpointError. Raises CheckpointError if `directory`
     exists and is not a checkpoint.
     """
-    plain = check_facts(facts)
-    given, directory = directory, directory.resolve()
-    temporary = temporary_of(directory)
-    writer = Writer(temporary)
+    plain, place = check_facts(facts), place_of(directory)
+    name, temporary = place.name, temporary_of(place).name
     _active.add(temporary)
     try:
-        _check_not_led_away(given)
-        _make_directories(directory.parent)
-        check_replaceable(directory)
-        clear_strays(directory, _active)
-        temporary.mkdir()
-        yield writer
-        writer.finish(step, plain)
-        if exists(directory):
-            directory.rename(old_of(directory))
-        temporary.rename(directory)
+        _check_named(place, step)
+        _make_directories(place.parent)
+        with closing(Folder(place.parent, link=False)) as folder:
+            check_replaceable(place)
+            clear_strays(folder, name, _active)
+            new = folder.folder(temporary, make=True)
+            with closing(new), closing(Writer(new)) as writer:
+                yield writer
+                writer.finish(step, plain)
+            if folder.stat(name) is not None:
+                folder.rename(name, old_of(place).name)
+            folder.rename(temporary, name)
+            _settle(folder, place)
     except BaseException as error:
-        writer.abandon()
-        # If this rename also fails, `recover` repeats it before the next load.
+        # If this also fails, it is repeated before the next load and in the next save.
+        with suppress(CheckpointError):
+            recover(place)
         with suppress(OSError):
-            put_back(directory)
-        shutil.rmtree(temporary, ignore_errors=True)
+            Folder(place.parent, link=False).remove(temporary)
         if isinstance(error, OSError):
-            raise _cannot_write(directory, error) from error
+            raise _cannot_write(place, error) from error
         raise
     finally:
         _active.discard(temporary)
-    _settle(directory)
 
 
-def _check_not_led_away(directory: Path) -> None:
-    # A run creates `step-N` as a directory. A user may link a directory of any other name.
-    if STEP.fullmatch(directory.name) and directory.is_symlink():
-        msg = f"{directory} is a symbolic link, so that saving would write elsewhere; remove it"
+def _check_named(directory: Path, step: int) -> None:
+    named = STEP.fullmatch(directory.name)
+    if named and int(named[1]) != step:
+        msg = f"{directory} would hold the checkpoint of step {step}; choose another name"
         raise CheckpointError(msg)
+    for path in (directory, directory.parent):
+        if path.is_symlink():  # `place_of` has followed other links
+            why = "so that saving would write elsewhere; remove it, or save where it leads"
+            msg = f"{path} is a symbolic link, {why}"
+            raise CheckpointError(msg)
 
 
-def _settle(directory: Path) -> None:
+def _settle(folder: Folder, directory: Path) -> None:
     try:
-        sync_directory(directory.parent)
+        folder.sync()
     except OSError as error:
         msg = f"{directory} is written but may not survive a power failure: {error.strerror}"
         raise CheckpointError(msg) from error
     # If this fails, the new checkpoint is still complete; the old files only take disk space.
     with suppress(OSError):
-        discard(old_of(directory))
+        discard(folder, old_of(directory).name)
 
 
 def _cannot_write(directory: Path, error: OSError) -> CheckpointError:

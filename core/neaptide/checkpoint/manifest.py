@@ -25,6 +25,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+STEP = re.compile(r"step-(\d{8,})")
+"""The names of checkpoints in `checkpoints/` of a run directory."""
+
+
 @attrs.frozen
 class FileEntry:
     """The sha256 (64 hexadecimal digits) and the size in bytes of one data file."""

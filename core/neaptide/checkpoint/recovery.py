@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
 
 from neaptide.errors import CheckpointError
+from neaptide.io.folder import Folder
+from neaptide.text import shorten
 
-from .verify import read_manifest
+from .manifest import STEP
+from .verify import OF_A_RUN, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-STEP = re.compile(r"step-(\d{8,})")
-"""The names of checkpoints in `checkpoints/` of a run directory."""
 
 _OLD = ".old-"
 _TEMPORARY = re.compile(r"\.tmp-.+-(\d{1,7})-[0-9a-f]{8}\.neaptide")
@@ -37,42 +36,59 @@ def temporary_of(directory: Path) -> Path:
     return directory.with_name(f".tmp-{directory.name}-{unique}.neaptide")
 
 
+def place_of(directory: Path) -> Path:
+    """Follow links, but not in place of what a run makes: `step-N`, `frozen-N` and their folder."""
+    if not OF_A_RUN.fullmatch(directory.name):
+        return directory.resolve()
+    return directory.parent.parent.resolve() / directory.parent.name / directory.name
+
+
 def recover(directory: Path) -> None:
     """Rename the previous checkpoint back, after a crash between the two renames of a save."""
-    directory = directory.resolve()
+    place = place_of(directory)
     try:
-        put_back(directory)
+        if not exists(place) and exists(old_of(place)):
+            folder = Folder(place.parent, link=False)
+            folder.rename(old_of(place).name, place.name)
+            folder.sync()
     except OSError as error:
-        msg = f"cannot rename {old_of(directory)} back to {directory}: {error.strerror}"
+        msg = f"cannot rename {old_of(place)} back to {place}: {error.strerror}"
         raise CheckpointError(msg) from error
 
 
-def put_back(directory: Path) -> None:
-    """Do the same as `recover`, but take a resolved path and raise errors as OSError."""
-    if not exists(directory) and exists(old_of(directory)):
-        old_of(directory).rename(directory)
-        sync_directory(directory.parent)
+def entries(root: Path) -> list[Path]:
+    """Return what is in `root`, sorted; nothing if it is no directory.
+
+    Raises CheckpointError if `root` cannot be read.
+    """
+    try:
+        return sorted(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        msg = f"cannot list {shorten(str(root), 300)}: {error.strerror}"
+        raise CheckpointError(msg) from error
 
 
 def interrupted(root: Path) -> Iterator[Path]:
     """Yield each path in `root` to which `recover` would rename a checkpoint."""
-    for path in root.glob(f"{_OLD}*"):
+    for path in entries(root):
         directory = path.with_name(path.name.removeprefix(_OLD))
-        if not exists(directory):
+        if path.name.startswith(_OLD) and not exists(directory):
             yield directory
 
 
-def discard(directory: Path) -> None:
-    """Rename a checkpoint, then delete it. A crash never leaves half a checkpoint at `directory`.
+def discard(folder: Folder, name: str) -> None:
+    """Rename a checkpoint, then delete it. A crash never leaves half a checkpoint under its name.
 
     Raises OSError if the rename fails. If a file cannot be deleted now, the next save deletes it.
     """
-    for path in (old_of(directory), directory):
-        if exists(path):
-            temporary = temporary_of(path)
-            path.rename(temporary)
+    for found in (f"{_OLD}{name}", name):
+        if folder.stat(found) is not None:
+            temporary = temporary_of(folder.path / found).name
+            folder.rename(found, temporary)
             with suppress(OSError):
-                _delete(temporary)
+                folder.remove(temporary)
 
 
 def check_replaceable(directory: Path) -> None:
@@ -83,39 +99,27 @@ def check_replaceable(directory: Path) -> None:
             raise CheckpointError(msg)
 
 
-def clear_strays(directory: Path, active: set[Path]) -> None:
+def clear_strays(folder: Folder, name: str, active: set[str]) -> None:
     """Delete replaced checkpoints, and temporary directories that no process writes.
 
-    Only the parent of `directory` is searched. `active` are the temporary directories that this
+    `name` is the checkpoint that is saved now. `active` are the temporary directories that this
     process writes now. All other temporary directories of this process are deleted.
     """
-    for path in list(directory.parent.iterdir()):
-        replaced = path.name.removeprefix(_OLD)
+    for found in folder.names():
+        replaced = found.removeprefix(_OLD)
         # A directory that cannot be deleted only takes disk space, so the save continues.
         with suppress(OSError):
-            if path not in active and _is_abandoned(path.name):
-                _delete(path)
-            elif replaced != path.name and (
-                (replaced == directory.name or STEP.fullmatch(replaced))
-                and exists(path.with_name(replaced))
+            if found not in active and _is_abandoned(found):
+                folder.remove(found)
+            elif replaced != found and (
+                (replaced == name or STEP.fullmatch(replaced)) and folder.stat(replaced) is not None
             ):
-                discard(path)
-
-
-def _delete(path: Path) -> None:
-    if path.is_symlink():  # the target belongs to the user
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+                discard(folder, found)
 
 
 def sync_directory(path: Path) -> None:
     """Flush the entries of a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    Folder(path).sync()
 
 
 def exists(path: Path) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import stat
-from contextlib import contextmanager
+import re
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
 
 from neaptide.errors import CheckpointError
+from neaptide.io.folder import Folder, close_read
 
 from . import manifest
 from .manifest import MANIFEST, Manifest
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+BASE, BASE_FILE = "frozen", "weights.safetensors"
+"""The fact with the sha256 of a checkpoint's frozen weights, and the name of their file."""
+OF_A_RUN = re.compile(rf"{manifest.STEP.pattern}|frozen-[0-9a-f]{{16}}")
 _PIECE = 2**20
-# Without O_NONBLOCK, opening a named pipe may wait forever for a writer.
-# Windows has only O_BINARY; other systems have the other flags.
-_NAMES = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
-_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in _NAMES)
 
 
 @attrs.frozen
@@ -50,15 +49,12 @@ class Identity:
 def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, Identity]]:
     """Open a regular file for reading. Yield the file's descriptor and identity."""
     try:
-        descriptor = os.open(path, _FLAGS)
+        with closing(folder_of(path.parent)) as folder:
+            descriptor = folder.open(path.name)
     except OSError as error:
-        why = "is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        msg = f"cannot read {path}: {why}"
+        msg = f"cannot read {path}: {(error.strerror or '').removeprefix(f'{path.name} ')}"
         raise CheckpointError(msg) from error
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            msg = f"cannot read {path}: not a regular file"
-            raise CheckpointError(msg)
         identity = Identity.of(descriptor)
         if expected is not None and identity != expected:
             msg = f"{path} changed after it was verified; load the checkpoint again"
@@ -71,7 +67,12 @@ def opened(path: Path, expected: Identity | None = None) -> Iterator[tuple[int, 
         msg = f"cannot read {path}: {error.strerror}"
         raise CheckpointError(msg) from error
     finally:
-        os.close(descriptor)
+        close_read(descriptor)
+
+
+def folder_of(directory: Path) -> Folder:
+    """Open a checkpoint. A link is followed, but not in place of what a run makes: OSError."""
+    return Folder(directory, link=not OF_A_RUN.fullmatch(directory.name))
 
 
 def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> bytes:
@@ -86,10 +87,16 @@ def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> byte
 def read_manifest(directory: Path) -> Manifest:
     """Return the manifest of the checkpoint at `directory`; the data files are not checked.
 
-    Raises CheckpointError if the manifest is missing or damaged.
+    Raises CheckpointError if the manifest is missing or damaged, or if the directory has the name
+    of another step.
     """
     path = directory / MANIFEST
-    return manifest.parse(read_bytes(path, manifest.MAX_BYTES), str(path))
+    found = manifest.parse(read_bytes(path, manifest.MAX_BYTES), str(path))
+    named = manifest.STEP.fullmatch(directory.name)
+    if named and int(named[1]) != found.step:
+        msg = f"{directory} is of step {found.step}; give it the name of that step, or remove it"
+        raise CheckpointError(msg)
+    return found
 
 
 @attrs.frozen
@@ -106,7 +113,8 @@ def examine(directory: Path) -> Examined:
     """Read every byte of a checkpoint; compare sizes and digests with the manifest."""
     try:
         found = read_manifest(directory)
-        present = {path.name for path in directory.iterdir()}
+        with closing(folder_of(directory)) as folder:
+            present = {*folder.names()}
     except CheckpointError as error:
         return Examined(None, {}, [str(error)])
     except OSError as error:
@@ -132,8 +140,29 @@ def examine(directory: Path) -> Examined:
 
 
 def verify(directory: Path) -> list[str]:
-    """Read every byte of a checkpoint; return its problems, one line each; empty if valid."""
-    return examine(directory).problems
+    """Read every byte of a checkpoint, and of the frozen weights that it refers to.
+
+    Return the problems, one line each; empty if the checkpoint is valid.
+    """
+    found = examine(directory)
+    if found.manifest is None or BASE not in found.manifest.facts:
+        return found.problems
+    sha256 = str(found.manifest.facts[BASE])
+    base = examine(base_of(directory.parent, sha256))
+    if base.manifest is not None and base.manifest.files[BASE_FILE].sha256 != sha256:
+        base.problems.append("they have another sha256")
+    return [*found.problems, *(f"frozen weights: {problem}" for problem in base.problems)]
+
+
+def base_of(root: Path, sha256: str) -> Path:
+    """Return the directory of the frozen weights whose file has this digest."""
+    return root / f"frozen-{sha256[:16]}"
+
+
+def is_base(path: Path) -> bool:
+    """Return whether the checkpoint at `path` has frozen weights, and the name of `base_of`."""
+    named = re.fullmatch(r"frozen-[0-9a-f]{16}", path.name) is not None
+    return named and read_manifest(path).files.keys() == {BASE_FILE}
 
 
 def complete(directory: Path) -> bool:

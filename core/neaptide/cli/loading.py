@@ -14,11 +14,17 @@ from neaptide.hooks.registry import (
     disabled_strangers,
     installed_plugins,
 )
+from neaptide.plugin import loaded as entries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from neaptide.config import LoadedConfig
+    from neaptide.config import LoadedConfig, RunConfig
+    from neaptide.plugin import PluginSpec
+
+ADVICE_GROUP = "neaptide.advice"
+"""The group of entry points `advise(config, ordered)` that yield lines of advice for a run."""
 
 LOG = logging.getLogger(__name__)
 
@@ -39,3 +45,8 @@ def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) 
         environ=os.environ,
         disabled=disabled_plugins(),
     )
+
+
+def advice(config: RunConfig, ordered: Sequence[PluginSpec]) -> list[str]:
+    """Return a line for each setting that is valid, but probably not meant."""
+    return [line for advise in entries(ADVICE_GROUP) for line in advise(config, ordered)]

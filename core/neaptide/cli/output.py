@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from neaptide.config import presets
 from neaptide.errors import NeaptideError
 from neaptide.io.jsonable import jsonable
-from neaptide.io.streams import discard
-from neaptide.text import one_line, table
+from neaptide.io.streams import Tolerant, discard
+from neaptide.text import one_line, table, visible
 
 
 @attrs.frozen
@@ -43,8 +43,12 @@ def print_json(value: Any) -> None:
     print_text(json.dumps(jsonable(value), indent=2))
 
 
-def print_text(text: str) -> None:
-    """Print text and end it with a newline; raise NeaptideError if that fails."""
+def print_text(text: str, *, safe: bool = False) -> None:
+    """Print text and end it with a newline; raise NeaptideError if that fails.
+
+    What a terminal would obey is escaped, unless the text is `safe`: then it may have colours.
+    """
+    text = text if safe else visible(text)
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
@@ -54,6 +58,13 @@ def print_text(text: str) -> None:
             raise SystemExit(1) from None
         msg = f"cannot write the output: {error.strerror}"
         raise NeaptideError(msg) from error
+
+
+def print_note(text: str) -> None:
+    """Print a line to stderr, unless it is closed. What a terminal would obey is escaped."""
+    stream = Tolerant(sys.stderr)
+    stream.write(f"{visible(text, kept='')}\n")
+    stream.flush()
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
@@ -75,5 +86,5 @@ def _print_grid(rows: Sequence[Sequence[str]]) -> None:
     for _ in rows[0][1:]:
         grid.add_column(overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*(Text(visible(cell)) for cell in row))
     Console().print(grid)

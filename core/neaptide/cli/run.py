@@ -16,7 +16,7 @@ from neaptide.errors import ConfigError, WrongCheckpointError, suggest
 from neaptide.hooks.enabling import configured
 from neaptide.io.logging import json_lines
 
-from .loading import loaded
+from .loading import LOG, advice, loaded
 from .output import AsJson, Offers, Preset, Sets, print_json, print_table, print_text
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def run(
         neaptide run runs/my/config.toml --set run.dir=runs/again
     """
     layered = loaded(files, preset, set_)
-    config, _ = configured(layered.config)
+    config, ordered = configured(layered.config)
+    for line in advice(config, ordered):
+        LOG.warning("%s", line)
     origins = dict(layered.origins)
     if config.run.dir is None:
         name = (files[0].stem.lstrip(".") or "run") if files else preset

@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from neaptide.api.steps import NOTES
+from neaptide.errors import described
 from neaptide.io.logging import CONSOLE
 from neaptide.run import assembly
 from neaptide.run.displays import display_of
+from neaptide.run.fit import require_no_run
+from neaptide.run.rundir import checkpoint_root
 from neaptide.run.trainer import HybridTrainer
+
+from .output import print_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from neaptide.config import RunConfig
-    from neaptide.run.summary import Summary
+    from neaptide.io.summary import Summary
 
 
 def train(
@@ -30,8 +36,13 @@ def train(
     The display has the given `style` and writes to the present `sys.stdout`. `origins` maps the
     dotted path of each setting to its origin. The run directory stores `origins`.
     """
+    root = checkpoint_root(config.run)
+    if resume is None and root is not None:
+        require_no_run(root)  # before a model is built
     with HybridTrainer.from_config(config, origins=origins) as trainer:
         data = assembly.build_data(config, trainer.hooks)
+        for note in trainer.run.stash.get(NOTES) or () if style != "quiet" else ():
+            print_text(note)
         with display_of(config, style, trainer.run.device, sys.stdout) as display:
             summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)
         return summary, _reports(trainer)
@@ -42,8 +53,10 @@ def _reports(trainer: HybridTrainer) -> dict[str, str]:
     for name in trainer.hooks.plugins:
         try:
             report = trainer.report(name)
-        except Exception as error:  # noqa: BLE001 - the run is saved already; only this report is lost
-            CONSOLE.warning("plugin %r cannot report: %r", name, error)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the run is saved; only this report is lost
+            CONSOLE.warning("plugin %r cannot report: %s", name, described(error))
             continue
         if report:
             reports[name] = report

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from neaptide.errors import PluginError
+from neaptide.errors import PluginError, text_of
 from neaptide.io.logging import CONSOLE
 from neaptide.plugin import shipped
+from neaptide.text import screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,7 @@ def _add(home: App, name: str, entries: Mapping[str, ShippedEntry], absent: set[
         # Copied, because adding verbs below `verb` must not change the distribution's object.
         home.command(deepcopy(verb), name=last)
     except Exception as error:  # noqa: BLE001 - importing foreign code may raise anything
-        problem = " ".join(str(error).split())
+        problem = screen(" ".join(text_of(error).split()))
         if last in home:
             del home[last]
         shown = re.sub(r"([\\`*_\[\]<>])", r"\\\1", problem)  # the help is Markdown

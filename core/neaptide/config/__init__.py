@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 from neaptide.config.convert import structure, structure_options, unstructure
 from neaptide.config.fields import field
-from neaptide.config.formats import FORMATS, Format, by_name, by_suffix, read_text
+from neaptide.config.formats import TOML, Format, all_formats, by_name, by_suffix, read_text
 from neaptide.config.loading import LoadedConfig, load
 from neaptide.config.schema import RunConfig
 from neaptide.renamed import missing_in
 
-loads = FORMATS["toml"].loads
-"""Parses TOML text. `FORMATS` has the other formats."""
-dumps = FORMATS["toml"].dumps
-"""Returns TOML text. `FORMATS` has the other formats."""
+loads = TOML.loads
+"""Parses TOML text. `all_formats()` has the other formats."""
+dumps = TOML.dumps
+"""Returns TOML text."""
 
 __all__ = [
-    "FORMATS",
     "Format",
     "LoadedConfig",
     "RunConfig",
+    "all_formats",
     "by_name",
     "by_suffix",
     "dumps",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,14 +28,14 @@ from neaptide.config.values import (
     plain,
     reject,
     reject_table,
-    shorten,
     shown,
     too_deep,
 )
 from neaptide.errors import ConfigError
+from neaptide.text import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from neaptide.plugin import PluginSpec
 
@@ -72,7 +72,12 @@ def structure(
         raise ConfigError(msg)
     if too_deep(data):
         raise ConfigError(TOO_DEEP)
-    _check_version(data.get("version", VERSIONS[-1]))
+    version = data.get("version", VERSIONS[-1])
+    # Checked before all else, because another version may have other keys.
+    if type(version) is int and version not in VERSIONS:
+        read = ", ".join(map(str, VERSIONS))
+        msg = f"version {shown(version)} is not one this Neaptide reads (it reads {read}) @ version"
+        raise ConfigError(msg)
     problems: list[Problem] = []
     config = RunConfig()
     with gathering(problems):
@@ -83,7 +88,8 @@ def structure(
         lambda tables: _plugins(tables, specs, disabled, installed=installed),
     )
     if problems or found:
-        raise ConfigError(*(_line(problem, origins or {}) for problem in problems + found))
+        known = sorted(origins or {})
+        raise ConfigError(*(_line(problem, origins or {}, known) for problem in problems + found))
     return attrs.evolve(config, plugins=done["plugins"], plugins_from="listed")
 
 
@@ -121,19 +127,12 @@ def plugin_preset(name: str, table: object, specs: Mapping[str, PluginSpec]) -> 
     return known.get(preset, {}) if isinstance(preset, str) else {}
 
 
-def _check_version(version: object) -> None:
-    # Checked before all else, because another version may have other keys.
-    if type(version) is int and version not in VERSIONS:
-        read = ", ".join(map(str, VERSIONS))
-        msg = f"version {shown(version)} is not one this Neaptide reads (it reads {read}) @ version"
-        raise ConfigError(msg)
-
-
-def _line(problem: Problem, origins: Mapping[str, str]) -> str:
+def _line(problem: Problem, origins: Mapping[str, str], ordered: Sequence[str]) -> str:
     # An array has one origin for all its items. A table has the origins of its values.
     path = dotted(problem.path)
     around = (dotted(problem.path[:end]) for end in range(len(problem.path), 0, -1))
-    inside = (known for known in origins if known.startswith(f"{path}."))
+    first = bisect_left(ordered, f"{path}.")
+    inside = (known for known in ordered[first : first + 1] if known.startswith(f"{path}."))
     known = next((known for known in (*around, *inside) if known in origins), None)
     return str(problem) if known is None else f"{problem} (from {origins[known]})"
 
@@ -170,22 +169,15 @@ def _plugin(name: str, table: object, specs: Mapping[str, PluginSpec]) -> Any:
         message = f"unknown preset {shorten(switches.preset)!r} ({offered})"
         problems.append(Problem(message, ("preset",)))
     values = overlay(plugin_preset(name, table, specs), own)
-    with gathering(problems), _naming(name):
-        config = structure_as(values, specs[name].config)
+    with gathering(problems):
+        try:
+            config = structure_as(values, specs[name].config)
+        except Exception as error:
+            error.add_note(f"while checking the settings of plugin {name!r}")
+            raise
     if problems:
         raise Invalid(*problems)
     return config if switches.enabled else None
-
-
-@contextmanager
-def _naming(plugin: str) -> Iterator[None]:
-    try:
-        yield
-    except Invalid:
-        raise
-    except Exception as error:
-        error.add_note(f"while checking the settings of plugin {plugin!r}")
-        raise
 
 
 def unstructured(value: Any) -> Any:

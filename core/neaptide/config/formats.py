@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import stat
-from importlib import import_module
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.config.values import TOO_DEEP, Invalid, hint, plain, shorten, too_deep
-from neaptide.errors import ConfigError
+from neaptide.config.values import TOO_DEEP, Invalid, hint, plain, too_deep
+from neaptide.errors import ConfigError, PluginError
+from neaptide.plugin import ShippedEntry, shipped
+from neaptide.text import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FORMAT_GROUP = "neaptide.formats"
 MAX_FILE_BYTES = 1 << 20
 _PROBLEMS: dict[type, str] = {
     FileNotFoundError: "no such file",
@@ -24,15 +29,29 @@ _PROBLEMS: dict[type, str] = {
 
 @attrs.frozen
 class Format:
-    """A file format for tables of plain values. Every bit of a float is preserved."""
+    """A file format for tables of plain values. Every bit of a float is preserved.
+
+    Its module has `parse(text)` and `write(table)`, and may have `SUFFIXES`.
+    """
 
     name: str
-    suffixes: tuple[str, ...]
+    entry: ShippedEntry
 
     @property
     def _own(self) -> Any:
         # Imported on first use, as most files are TOML and the import of the others takes time.
-        return import_module(f"neaptide.config.{self.name}")
+        try:
+            return self.entry.load()
+        except PluginError as error:
+            msg = f"format {self.name!r} of {self.entry.distribution} cannot be used: {error}"
+            raise ConfigError(msg) from error
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The suffixes of its files; by default `.` and the name."""
+        with suppress(ConfigError):  # `parse` and `write` raise it
+            return tuple(getattr(self._own, "SUFFIXES", (f".{self.name}",)))
+        return (f".{self.name}",)
 
     def parse(self, text: str) -> dict[str, Any]:
         """Parse a document. The result may have values that are not plain, such as dates."""
@@ -50,28 +69,38 @@ class Format:
         return str(self._own.write(_checked(table)))
 
 
-FORMATS = {
-    name: Format(name, tuple(suffixes))
-    for name, *suffixes in (("toml", ".toml"), ("yaml", ".yaml", ".yml"), ("json", ".json"))
-}
-"""The formats by name."""
+_OWN = EntryPoint("toml", "neaptide.config.toml", FORMAT_GROUP)
+TOML = Format("toml", ShippedEntry(_OWN, "neaptide"))
+
+
+@cache
+def all_formats() -> Mapping[str, Format]:
+    """Return TOML and the formats that the entry points of `neaptide.formats` name, by name."""
+    others = {name: Format(name, one) for name, one in shipped(FORMAT_GROUP).items()}
+    return {TOML.name: TOML, **others, TOML.name: TOML}
 
 
 def by_name(name: str) -> Format:
     """Return the format `name`; raise ConfigError if the name is unknown."""
-    if name not in FORMATS:
-        msg = f"unknown format {shorten(name)!r}{hint(name, FORMATS)}"
+    known = all_formats()
+    if name not in known:
+        msg = f"unknown format {shorten(name)!r}{hint(name, known)}"
         raise ConfigError(msg)
-    return FORMATS[name]
+    return known[name]
 
 
 def by_suffix(path: Path) -> Format:
     """Return the format for a file's suffix; raise ConfigError if the suffix is unknown."""
     suffix = path.suffix.lower()
-    for entry in FORMATS.values():
-        if suffix in entry.suffixes:
-            return entry
-    *others, last = (known for entry in FORMATS.values() for known in entry.suffixes)
+    if suffix == ".toml":
+        return TOML
+    known = all_formats()
+    if suffix[1:] in known:
+        return known[suffix[1:]]
+    every = {each: entry for entry in known.values() for each in entry.suffixes}
+    if suffix in every:
+        return every[suffix]
+    *others, last = every
     msg = f"only {', '.join(others)} and {last} are read (got {path.suffix or 'no suffix'!r})"
     raise ConfigError(msg)
 

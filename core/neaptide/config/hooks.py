@@ -27,17 +27,18 @@ from neaptide.config.values import (
     plain,
     reject,
     reject_table,
-    shorten,
     shown,
 )
 from neaptide.errors import suggest
+from neaptide.text import shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 T = TypeVar("T")
 
 _LONGEST_MESSAGE = 240
+_OPTIONS = "options"  # the key of a section's open table
 _NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 _ARRAYS: dict[Any, Callable[[Any], Any]] = {
     list: list,
@@ -153,16 +154,18 @@ def _mapping(value: Any, type_: Any) -> dict[str, Any]:
     return convert_all(keyed(value), lambda item: structure_as(item, inner))
 
 
+def _unknown(key: str, known: Collection[str]) -> Problem:
+    is_option = _OPTIONS in known and not suggest(key, known)
+    meant = (_OPTIONS, key) if is_option else ()
+    return Problem(f"unknown key {shorten(key)!r}{hint(key, known)}", (key,), meant)
+
+
 def _attrs(value: Any, cls: Any) -> Any:
     if not isinstance(value, Mapping):
         reject_table(value)
     known = {field.alias: field for field in attrs.fields(attrs.resolve_types(cls)) if field.init}
     table = dict(keyed(value))
-    unknown = [
-        Problem(f"unknown key {shorten(key)!r}{hint(key, known)}", (key,))
-        for key in table
-        if key not in known
-    ]
+    unknown = [_unknown(key, known) for key in table if key not in known]
     fields = ((key, (item, known[key])) for key, item in table.items() if key in known)
     values, wrong_types = collect(fields, lambda pair: _field(*pair))
     missing = [
@@ -174,7 +177,9 @@ def _attrs(value: Any, cls: Any) -> Any:
     try:
         built = cls(**values)
     except (ValueError, TypeError) as error:
-        problems += _violations(cls, values) or _unexplained(error, missing + wrong_types)
+        # If a problem is known, the constructor's error only repeats it.
+        unexplained = [] if missing + wrong_types else [Problem(_one_line(error))]
+        problems += _violations(cls, values) or unexplained
     if problems:
         raise Invalid(*problems)
     return built
@@ -185,11 +190,6 @@ def _field(value: Any, field: attrs.Attribute[Any]) -> Any:
     if value is None and field.default is not None and not section:
         reject("null is not allowed; leave the key out for its default")
     return structure_as(value, Any if field.type is None else field.type)
-
-
-def _unexplained(error: Exception, known: list[Problem]) -> list[Problem]:
-    # If a problem is known, the constructor's error only repeats it.
-    return [] if known else [Problem(_one_line(error))]
 
 
 def _violations(cls: Any, values: Mapping[str, Any]) -> list[Problem]:

@@ -13,6 +13,7 @@ from neaptide.config.formats import by_suffix, read_text
 from neaptide.config.tables import leaves, nested, overlay
 from neaptide.config.values import TOO_DEEP, dotted, shown, too_deep
 from neaptide.errors import ConfigError
+from neaptide.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -83,7 +84,7 @@ def from_env(environ: Mapping[str, str], plugins: Iterable[str] = ()) -> list[La
         if keys[0] == "plugins" and len(keys) > 1:
             keys[1] = by_variable.get(keys[1], keys[1])
         values = nested(keys, toml.parse_value(environ[variable]))
-        return Layer(_printable(variable), values)
+        return Layer(visible(variable, kept=""), values)
 
     return _layers(read, sorted(name for name in environ if name.startswith(ENV_PREFIX)))
 
@@ -108,24 +109,16 @@ def _layers(read: Callable[[T], Layer], sources: Iterable[T]) -> list[Layer]:
 
 
 def _from_file(path: str | Path) -> Layer:
-    name = _printable(str(path))
+    name = visible(str(path), kept="")
     try:
-        return Layer(name, _settings(path))
+        text = read_text(path)
+        table = by_suffix(Path(path)).parse(text)
     except ConfigError as error:
         raise ConfigError(*(f"{problem} @ {name}" for problem in error.problems)) from error
-
-
-def _settings(path: str | Path) -> dict[str, Any]:
-    text = read_text(path)
-    table = by_suffix(Path(path)).parse(text)
     # `$schema` names the JSON Schema for editors; it is not a setting.
     if isinstance(table.get("$schema"), str):
         table = {key: value for key, value in table.items() if key != "$schema"}
-    return table
-
-
-def _printable(origin: str) -> str:
-    return origin if origin.isprintable() else repr(origin)
+    return Layer(name, table)
 
 
 def _setting(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ VERSIONS = (1,)
 """The versions of the configuration format that this version of Neaptide reads."""
 
 _BUILT = {"pattern": "^([^:]+:[\\s\\S]+)?$"}
-_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:[0-9]+)?")
+_DEVICE = re.compile(r"auto|cpu(:0)?|mps|(cuda|xpu)(:[0-9]+)?")
 
 
 def _at_least(least: int) -> Validator:
@@ -68,10 +68,29 @@ class RunSection(ConfigSection):
         schema={"minLength": 1},
         help="run directory; by default `runs/` plus the name of the first configuration file",
     )
+    checkpoint_dir: str | None = field(
+        None,
+        validator=optional(and_(_string, _directory)),
+        schema={"minLength": 1},
+        help="directory of the checkpoints, such as on another disk; by default `checkpoints/` in "
+        "the run directory",
+    )
     checkpoint_every: int = field(
-        0, validator=_at_least(0), help="updates between saves; 0: only at the end and on signals"
+        0, validator=_at_least(0), help="updates between saves; 0: save by `checkpoint_minutes`"
+    )
+    checkpoint_minutes: float = field(
+        15.0,
+        validator=and_(_number, ge(0), lt(math.inf)),
+        help="minutes between saves, or 20 times what the last save took, if this is longer; "
+        "0: only at the end and on signals",
     )
     keep: int = field(3, validator=_at_least(0), help="newest checkpoints to keep; 0: keep all")
+    frozen: Literal["auto", "copy", "reference"] = field(
+        "auto",
+        validator=in_(("auto", "copy", "reference")),
+        help="weights that are not trained: `copy` saves them in each checkpoint; `reference` "
+        "saves them once, beside the checkpoints; `auto`: reference if they are more than half",
+    )
     progress: Literal["auto", "plain", "quiet"] = field(
         "auto",
         validator=in_(("auto", "plain", "quiet")),
@@ -125,11 +144,14 @@ class TrainSection(ConfigSection):
         schema={"pattern": f"^({_DEVICE.pattern})$"},
         help="`cpu`, `cuda`, `cuda:N`, `xpu`, `xpu:N`, `mps`; `auto`: the accelerator or the CPU",
     )
+    threads: int | None = field(
+        None, validator=optional(_at_least(1)), help="CPU threads; none: torch's own number"
+    )
     clip_norm: float | None = field(
         None, validator=optional(_positive), help="largest gradient norm; none: no clipping"
     )
     grad_norm: bool = field(
-        default=False, validator=_flag, help="measure the gradient norm even if nothing needs it"
+        default=False, validator=_flag, help="measure each gradient norm, also of a small model"
     )
     check_finite: bool = field(
         default=True, validator=_flag, help="skip an update whose loss or gradients are not finite"
@@ -183,7 +205,11 @@ class EvalSection(ConfigSection):
 class WarmupSection(ConfigSection):
     """Ordinary updates before the first Full phase."""
 
-    steps: int = field(100, validator=_at_least(0), help="updates in Warmup")
+    steps: int | None = field(
+        None,
+        validator=optional(_at_least(0)),
+        help="updates in Warmup; by default 100 with a predictor, else 0",
+    )
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -237,6 +263,11 @@ class PhasesSection(ConfigSection):
     full: FullSection = field(FullSection, help="ordinary updates that a predictor observes")
     predict: PredictSection = field(PredictSection, help="predicted updates")
     correct: CorrectSection = field(CorrectSection, help="ordinary updates after predictions")
+
+    def warmup_updates(self, *, predicts: bool) -> int:
+        """Return the length of Warmup; `predicts` says whether a predictor is enabled."""
+        default = 100 if predicts else 0
+        return default if self.warmup.steps is None else self.warmup.steps
 
 
 @attrs.frozen(kw_only=True, repr=False)

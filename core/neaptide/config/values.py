@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import attrs
 
 from neaptide.errors import suggest
+from neaptide.text import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -45,13 +46,18 @@ class Problem:
 
     message: str
     path: KeyPath = ()
+    meant: KeyPath = ()
+    """Where the value probably belongs."""
 
     def under(self, key: str | int) -> Problem:
-        """Return the same problem, with `key` before its path."""
-        return attrs.evolve(self, path=(key, *self.path))
+        """Return the same problem, with `key` before its paths."""
+        meant = (key, *self.meant) if self.meant else ()
+        return attrs.evolve(self, path=(key, *self.path), meant=meant)
 
     def __str__(self) -> str:
-        return f"{self.message} @ {dotted(self.path)}" if self.path else self.message
+        instead = f"; write it as {dotted(self.meant)}" if self.meant else ""
+        where = f" @ {dotted(self.path)}" if self.path else ""
+        return f"{self.message}{instead}{where}"
 
 
 class Invalid(Exception):  # noqa: N818 - internal: it becomes a ConfigError
@@ -137,12 +143,6 @@ def shown(value: str | float) -> str:
     return str(value)
 
 
-def shorten(text: str, limit: int = 80) -> str:
-    """Return `text`; if it is longer than `limit` characters, remove its middle."""
-    half = limit // 2
-    return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
-
-
 def hint(name: str, known: Iterable[str], label: str = "known") -> str:
     """Return the end of an error text: the name in `known` closest to `name`, or all of `known`."""
     names = list(known)
@@ -161,9 +161,13 @@ def plain(value: object) -> Any:
         case str():
             return _text(value)
         case int():
-            return _integer(value)
+            if not -_INT64 <= value < _INT64:
+                reject(f"expected an integer of at most 64 bits (got {shown(value)})")
+            return int(value)
         case float():
-            return _finite(value)
+            if not math.isfinite(value):
+                reject(f"expected a finite number (got {value!r})")
+            return float(value)
         case list() | tuple():
             return list(convert_all(enumerate(value), plain).values())
         case Mapping():
@@ -204,18 +208,6 @@ def _text(value: str, what: str = "a string") -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         reject(f"{what} must be valid Unicode (got {shown(value)})")
     return str.__str__(value)
-
-
-def _integer(value: int) -> int:
-    if not -_INT64 <= value < _INT64:
-        reject(f"expected an integer of at most 64 bits (got {shown(value)})")
-    return int(value)
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        reject(f"expected a finite number (got {value!r})")
-    return float(value)
 
 
 def _quote(text: str) -> str:

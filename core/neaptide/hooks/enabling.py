@@ -38,8 +38,7 @@ def configured(
         msg = f"plugins must be a list of names or manifests, such as ['ema'] (got {plugins!r})"
         raise TypeError(msg)
     given = list(plugins)
-    strangers = _by_name(entry for entry in given if isinstance(entry, PluginSpec))
-    specs = _Known(strangers)
+    specs = _Known(_by_name(entry for entry in given if isinstance(entry, PluginSpec)))
     loaded = _load(config, specs)
     blocked = disabled_plugins()
     enabled = dict(loaded.plugins)
@@ -50,8 +49,7 @@ def configured(
             enabled.update(single.plugins)
     for kind in ("model", "data", "optimizer"):
         section = getattr(loaded, kind)
-        find = _optimizer_builder if kind == "optimizer" else _builder
-        builder = find(kind, section.name, section.options, [specs[name] for name in enabled])
+        builder = _builder(kind, section.name, section.options, [specs[name] for name in enabled])
         if builder is not None and builder.name not in enabled:
             enabled[builder.name] = builder.config()
     ordered = resolve(
@@ -115,16 +113,20 @@ def _load(config: Any, specs: Mapping[str, PluginSpec]) -> RunConfig:
 def _builder(
     kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
 ) -> PluginSpec | None:
-    """Check `options`; return the plugin that builds the model or data `name`, or None."""
-    scheme, rest = split_name(name, enabled)
-    if not scheme:
-        return None
+    """Check `options`; return the plugin that builds the model, data or optimizer, or None."""
+    is_optimizer = kind == "optimizer"
+    scheme, rest = (name, name) if is_optimizer else split_name(name, enabled)
     wanted = f"{kind}:{scheme}"
     held = [spec for spec in enabled if wanted in spec.schemes]
+    usable = installed_plugins().usable().values()
+    if not scheme or (
+        is_optimizer and not any(wanted in spec.schemes for spec in (*held, *usable))
+    ):
+        return None
     builder = held[0] if held else installed_plugins().for_scheme(wanted, f"{kind}.name")
     prefix = f"{kind}:"
     known = [key.removeprefix(prefix) for key in builder.options if key.startswith(prefix)]
-    if known and rest not in known:
+    if known and rest not in known and not is_optimizer:
         msg = (
             f"{builder.name!r} has no {kind} {rest!r}{suggest(rest, known)}; there is "
             f"{', '.join(sorted(known))} @ {kind}.name"
@@ -135,25 +137,9 @@ def _builder(
     return builder
 
 
-def _optimizer_builder(
-    kind: str, name: str, options: Mapping[str, Any], enabled: Sequence[PluginSpec]
-) -> PluginSpec | None:
-    """Check `options`; return the plugin that builds the optimizer `name`, or None."""
-    wanted = f"{kind}:{name}"
-    held = [spec for spec in enabled if wanted in spec.schemes]
-    if not held:
-        if not any(wanted in spec.schemes for spec in installed_plugins().usable().values()):
-            return None
-        held = [installed_plugins().for_scheme(wanted, f"{kind}.name")]
-    if wanted in held[0].options:
-        structure_options(held[0].options[wanted], options, kind, "options")
-    return held[0]
-
-
 def _check_prediction(config: RunConfig, ordered: Sequence[PluginSpec]) -> None:
-    if config.phases.predict.confidence is not None and not any(
-        DYNAMICS in spec.claims for spec in ordered
-    ):
+    forecasts = any(DYNAMICS in spec.claims for spec in ordered)
+    if config.phases.predict.confidence is not None and not forecasts:
         msg = (
             f"confidence needs a dynamics model, and no enabled plugin claims {DYNAMICS!r}; "
             f"remove the setting or enable such a plugin @ phases.predict.confidence"

@@ -14,10 +14,8 @@ import attrs
 import pluggy
 
 from neaptide.api.memory import Ledger
-from neaptide.api.records import Finding
 from neaptide.api.timeline import Timeline
-from neaptide.errors import ConfigError, PluginError, suggest
-from neaptide.io.logging import said
+from neaptide.errors import ConfigError, PluginError, described, suggest
 from neaptide.plugin import PROJECT
 
 from . import hookspecs
@@ -52,7 +50,7 @@ class _Implementation:
             arguments = [given[name] for name in self.arguments]
             if self.timeline.opener is None or self.plugin == DEFAULTS:
                 return self.function(*arguments)
-            with self.timeline.opener(f"{self.plugin}: {self.hook}", self.plugin):
+            with self.timeline.open(f"{self.plugin}: {self.hook}", self.plugin):
                 return self.function(*arguments)
         except BaseException as error:
             blame(error, None if self.plugin == DEFAULTS else self.plugin, self.hook)
@@ -74,7 +72,7 @@ class HookManager:
         for spec, plugin in reversed(plugins):  # pluggy calls the last registered plugin first
             _check_hooks(spec, plugin)
             self._pluggy.register(plugin, spec.name)
-        self.timeline = Timeline()
+        self.timeline = Timeline(log)
         self._quarantine: set[str] = set()
         self._calls: dict[str, tuple[_Implementation, ...]] = {}
         self._index()
@@ -109,7 +107,7 @@ class HookManager:
                 value = implementation(given)
                 if value is not None and check is not None:
                     check(value, implementation.plugin, hook)
-            except Exception as error:
+            except BaseException as error:
                 if not self._quarantined(implementation.plugin, hook, error):
                     raise
                 continue
@@ -123,9 +121,19 @@ class HookManager:
                 value = implementation(given)
                 if value is not None:
                     _expect(type(None), value, implementation.plugin, hook)
-            except Exception as error:
+            except BaseException as error:
                 if not self._quarantined(implementation.plugin, hook, error):
                     raise
+
+    def ask(self, name: str, method: str, call: Callable[[], Any]) -> Any:
+        """Return `call()`, a method of the plugin `name`; {} if it is an observer that raises."""
+        try:
+            return call()
+        except BaseException as error:
+            blame(error, name, method)
+            if not self._quarantined(name, method, error):
+                raise
+        return {}
 
     def first(self, hook: str, expected: Any, **given: Any) -> Any:
         """Return the first result that is not None; PluginError if its type is not `expected`."""
@@ -139,16 +147,17 @@ class HookManager:
         """Return `core` wrapped in the middleware that the plugins return for `hook`."""
         return compose(hook, core, self._collect(hook, None, run=run), self.timeline)
 
-    def _quarantined(self, name: str, hook: str, error: Exception) -> bool:
+    def _quarantined(self, name: str, hook: str, error: BaseException) -> bool:
         spec = self.specs.get(name)
-        if spec is None or not spec.observer:
+        if spec is None or not spec.observer or isinstance(error, KeyboardInterrupt | SystemExit):
             return False
         if hook == "on_run_start" and isinstance(error, ConfigError):
             return False  # the user must correct settings
+        told = {"plugin": name, "hook": hook, "error": f"{described(error):.300}"}
         if name in self._quarantine:
-            self._log.info("plugin.teardown_failed", plugin=name, hook=hook, error=said(error))
+            self._log.info("plugin.teardown_failed", **told)
             return True
-        self._log.warning("plugin.quarantined", plugin=name, hook=hook, error=said(error))
+        self._log.warning("plugin.quarantined", **told)
         self._quarantine.add(name)  # from now on, only its on_run_end runs
         self._index()
         return True
@@ -169,10 +178,7 @@ class HookManager:
             try:
                 implementation(given)
             except BaseException as error:  # noqa: BLE001 - returned, so that the other teardowns run
-                if not (
-                    isinstance(error, Exception)
-                    and self._quarantined(implementation.plugin, hook, error)
-                ):
+                if not self._quarantined(implementation.plugin, hook, error):
                     errors.append(error)
         return errors
 
@@ -182,7 +188,7 @@ class HookManager:
             try:
                 value = implementation({"ledger": ledger, "phase": phase})
                 ledger = _expect(Ledger, value, implementation.plugin, "estimate_memory")
-            except Exception as error:
+            except BaseException as error:
                 if not self._quarantined(implementation.plugin, "estimate_memory", error):
                     raise
         return ledger
@@ -194,15 +200,6 @@ class HookManager:
             metrics.update({f"{plugin}.{name}": value for name, value in values.items()})
         return metrics
 
-    def diagnose(self) -> list[Finding]:
-        """Return all findings about this machine; an exception from a plugin is not caught."""
-        found: list[Finding] = []
-        for implementation in self._calls["diagnose"]:
-            for value in implementation.function() or ():
-                _expect(Finding, value, implementation.plugin, "diagnose")
-                found.append(value)
-        return found
-
 
 def _expect(expected: Any, value: Any, plugin: str, hook: str) -> Any:
     if isinstance(value, expected):
@@ -213,10 +210,13 @@ def _expect(expected: Any, value: Any, plugin: str, hook: str) -> Any:
 
 def _numbers(value: Any, plugin: str, hook: str) -> None:
     for name, number in _expect(Mapping, value, plugin, hook).items():
-        if not isinstance(number, int | float):  # reading a tensor would wait for the device
+        # Reading a tensor would wait for the device. No float is as large as some integers.
+        huge = isinstance(number, int) and number.bit_length() > 1023  # noqa: PLR2004 - of a float
+        if huge or not isinstance(number, int | float):
             msg = (
                 f"plugin {plugin!r} must return numbers from {hook!r} "
-                f"(got {type(number).__name__} for {name!r}); convert a tensor with tensor.item()"
+                f"(got {'a huge int' if huge else type(number).__name__} for {name!r}); "
+                f"convert a tensor with tensor.item()"
             )
             raise PluginError(msg)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from neaptide.api import middleware as protocols
-from neaptide.errors import ConfigError, PluginError
+from neaptide.errors import ConfigError, PluginError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,12 +36,13 @@ def blame(error: BaseException, plugin: str | None, where: str) -> None:
 
     `plugin=None` adds no note. It means that the core or the user's code raised `error`.
     """
-    if hasattr(error, _BLAMED):
-        return
-    setattr(error, _BLAMED, plugin)
-    named = isinstance(error, ConfigError) and f"plugins.{plugin}" in str(error)
-    if plugin is not None and not named:
-        error.add_note(f"raised by plugin {plugin!r} in hook {where!r}")
+    with suppress(Exception):  # a stranger's class may allow no attribute
+        if hasattr(error, _BLAMED):
+            return
+        setattr(error, _BLAMED, plugin)
+        named = isinstance(error, ConfigError) and f"plugins.{plugin}" in text_of(error)
+        if plugin is not None and not named:
+            error.add_note(f"raised by plugin {plugin!r} in hook {where!r}")
 
 
 def culprit(error: BaseException) -> str | None:
@@ -72,7 +74,7 @@ def _core(core: Callable[..., Any], where: str, timeline: Timeline) -> Callable[
         try:
             if timeline.opener is None:  # skips the cost of an empty context in each step
                 return core(**arguments)
-            with timeline.opener(where, "core"):
+            with timeline.open(where, "core"):
                 return core(**arguments)
         except BaseException as error:
             blame(error, None, where)
@@ -95,7 +97,7 @@ def _layer(
             if timeline.opener is None:
                 value = layer(inner, **arguments)
             else:
-                with timeline.opener(name, plugin):
+                with timeline.open(name, plugin):
                     value = layer(inner, **arguments)
             if not isinstance(value, expected):
                 msg = returned_wrong(plugin, where, expected, value)

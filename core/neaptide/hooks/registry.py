@@ -9,7 +9,7 @@ from functools import cache
 
 import attrs
 
-from neaptide.errors import PluginError, suggest
+from neaptide.errors import PluginError, described, suggest
 from neaptide.plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec, ShippedEntry, shipped
 
 DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
@@ -118,8 +118,10 @@ def load_class(spec: PluginSpec) -> type[Plugin[object]]:
     module, _, name = spec.load.partition(":")
     try:
         loaded = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        msg = f"plugin {spec.name!r}: {spec.load!r} raised {type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        msg = f"plugin {spec.name!r}: {spec.load!r} raised {described(error)}"
         raise PluginError(msg) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Plugin)):
         msg = f"plugin {spec.name!r}: {spec.load!r} must be a subclass of neaptide.Plugin"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from neaptide.config.values import shorten
+from neaptide.errors import described
+from neaptide.text import screen, shorten, visible
 
 from .jsonable import jsonable
 from .streams import Tolerant
@@ -57,18 +58,15 @@ class _SinkLogger:
 
 def said(error: BaseException) -> str:
     """Return the type and text of an error in one line, cut after about 300 characters."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - `__str__` of a user's class may raise anything
-        text = ""
-    kind = type(error).__name__
-    return shorten(f"{kind}: {text}" if text else kind, _LONGEST_ERROR)
+    return shorten(described(error), _LONGEST_ERROR)
 
 
 def readable(event: Mapping[str, Any]) -> str:
     """Return an event as one line: the event's name, and all fields that have a value."""
     fields = [
-        f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
+        f"{key}={value:.6g}"
+        if isinstance(value, float)
+        else f"{key}={visible(str(value), kept='')}"
         for key, value in event.items()
         if key != "event" and value is not None and str(value)
     ]
@@ -91,7 +89,10 @@ class StderrHandler(logging.Handler):
         """Write a line; if the write fails, drop the line."""
         stream = Tolerant(sys.stderr)
         try:
-            stream.write(f"{self.format(record)}\n")
+            text = self.format(record)
+            if not isinstance(self.formatter, JsonFormatter):
+                text = screen(text).replace("\n", "\n  ")  # no line looks like another message
+            stream.write(f"{visible(text)}\n")
             stream.flush()
         except Exception:  # noqa: BLE001 - an error of formatting must not end the run
             self.handleError(record)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide.api import buffers, rng
+from neaptide import buffers
+from neaptide.api import rng
 from neaptide.devices import widest
 from neaptide.errors import PluginError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.api.phases import CORRECT, WARMUP
-from neaptide.api.steps import Forecast, Jump
+from neaptide.api.steps import DECLINED, Forecast, Jump
 from neaptide.errors import PluginError
 from neaptide.hooks.enabling import DYNAMICS, PREDICTOR
 from neaptide.hooks.middleware import blame
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from neaptide.api.history import History
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import PhaseSchedule
+    from neaptide.api.stash import Stash
     from neaptide.api.steps import Update
+    from neaptide.api.task import Run
     from neaptide.config.schema import PredictSection
     from neaptide.hooks.manager import HookManager
 
@@ -42,6 +44,7 @@ def attempt(
     store: ParameterStore,
     history: History,
     probe: Callable[[], float],
+    stash: Stash,
     *,
     horizon: int,
     settings: PredictSection,
@@ -58,6 +61,9 @@ def attempt(
             confidence = _confidence(hooks, history, horizon)
             least = settings.confidence or DEFAULT_CONFIDENCE
             if confidence is not None and not confidence >= least:  # true for NaN, too
+                found = f"confidence {confidence:.3g} is below {least:g}"
+                found = "loss is not finite" if math.isnan(confidence) else found
+                stash.set(DECLINED, f"the forecast's {found}")
                 return None
             update = propose(store=store, history=history, horizon=horizon)
         if update is None:
@@ -115,7 +121,7 @@ def _confidence(hooks: HookManager, history: History, horizon: int) -> float | N
     return forecast.confidence if math.isfinite(forecast.loss) else math.nan
 
 
-def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: Any) -> None:
+def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, run: Run) -> None:
     """Count and log a Predict step; update the schedule. `before` is the old schedule."""
     if jump is None or not jump.accepted:
         # If a forced Predict step in Warmup or Correct fails, it must not end that phase.
@@ -127,8 +133,9 @@ def note_jump(state: TrainState, before: PhaseSchedule, jump: Jump | None, log: 
         state.schedule = state.schedule.jumped(jump.horizon)
     step = state.step + 1  # the number of the update after the jump
     if jump is None:
-        log.info("jump.declined", step=step)
+        reason = run.stash.get(DECLINED) or "the predictor proposed no update"
+        run.log.info("jump.declined", step=step, reason=reason)
         return
     facts = attrs.asdict(jump, filter=attrs.filters.exclude("accepted"))
     facts["seconds"] = round(jump.seconds, 6)
-    log.info("jump.accepted" if jump.accepted else "jump.refused", step=step, **facts)
+    run.log.info("jump.accepted" if jump.accepted else "jump.refused", step=step, **facts)

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     import torch
 
 
+def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return `lr` of the first group; None on a device, because reading it would wait."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None or not getattr(rate, "is_cpu", True) else float(rate)
+
+
 @attrs.frozen(kw_only=True)
 class LearningRate:
     """A linear warmup; then a constant rate, or a linear or cosine decay to 0 at update `steps`."""

@@ -38,8 +38,8 @@ class Accumulation:
         """Add one micro-batch; return the 0-dim loss for its backward."""
         first = self.pieces == 0
         self.pieces += 1
-        self.reference = nonzero(loss.count) if first else self.reference
-        share, weight = loss.over(self.reference), loss.count / self.reference
+        self.reference = loss.count if first else self.reference
+        share, weight = loss.over(self.reference), loss.count / nonzero(self.reference)
         self.weight = weight if first else self.weight + weight
         self.loss = share.detach() if first else self.loss + share.detach()
         return share
@@ -104,7 +104,7 @@ class Pending:
         return self.gradient_norm
 
 
-_COUNTERS = ("step", "batches", "predicted", "jumps", "skipped_in_a_row")
+COUNTERS = {"step", "batches", "predicted", "jumps", "skipped_in_a_row"}
 
 
 @attrs.define(eq=False)
@@ -143,7 +143,7 @@ class TrainState:
         """Return the state that a resumed run needs. Wall-clock times are not saved."""
         pending = self.pending
         return {
-            **{name: getattr(self, name) for name in _COUNTERS},
+            **{name: getattr(self, name) for name in sorted(COUNTERS)},
             "schedule": self.schedule.state_dict(),
             "history": self.history.state_dict(),
             "accumulation": attrs.asdict(self.accumulation, recurse=False),
@@ -160,7 +160,7 @@ class TrainState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a value that `state_dict` returned. The next step calls `on_phase_enter` again."""
-        for name in _COUNTERS:
+        for name in COUNTERS:
             setattr(self, name, state[name])
         self.schedule = self.schedule.restored(state["schedule"])
         self.history.load_state_dict(state["history"])

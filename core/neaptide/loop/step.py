@@ -8,13 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from neaptide.api.phases import CORRECT, PREDICT, Phase
-from neaptide.api.steps import Jump, Outcome, StepResult, Trained, Update, weigh
+from neaptide.api.steps import DECLINED, Jump, Outcome, StepResult, Trained, Update, weigh
 from neaptide.devices import widest
+from neaptide.targets import Units
+from neaptide.tensors import token_count
 
 from .guard import undisturbed
 from .predict import attempt, note_jump
+from .schedule import rate_of
 from .state import Accumulation, Pending, late
-from .update import apply_gradients, backward, note_skipped
+from .update import apply_gradients, backward, norm_every, note_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,13 +64,9 @@ class Loop:
         self._changing = changing
         self._loss_fn = loss_fn
         self._norm: torch.Tensor | None = None  # of the present update; None until measured
+        self._units = Units()
         self._added = False  # whether the present step has added to the gradients
-        train = run.config.train
-        self._measure_norm = (
-            train.grad_norm
-            or train.clip_norm is not None
-            or any("grad_norm" in spec.needs for spec in hooks.specs.values())
-        )
+        self._norm_every = norm_every(run.config.train, store, hooks.specs.values())
         self._forward = hooks.around("around_forward", self._call_model, run)
         self._backward = hooks.around("around_backward", backward, run)
         self._optimizer_step = hooks.around("around_optimizer_step", self._update, run)
@@ -101,7 +100,7 @@ class Loop:
         with self.run.timeline.open(f"step {state.step + 1} {chosen.name}", "step"):
             trained: Trained = self._train_step(batch=batch, phase=chosen)
         state.batches += 1
-        result = self._finish(trained, chosen, jump, time.perf_counter() - started)
+        result = self._finish(trained, chosen, jump, batch, time.perf_counter() - started)
         if self._notifies["after_step"]:
             self.hooks.notify("after_step", step=state.step, phase=chosen, result=result)
         return result
@@ -119,7 +118,7 @@ class Loop:
         self.hooks.notify("on_phase_enter", phase=phase, previous=previous, step=state.step)
 
     def _finish(
-        self, trained: Trained, phase: Phase, jump: Jump | None, seconds: float
+        self, trained: Trained, phase: Phase, jump: Jump | None, batch: Any, seconds: float
     ) -> StepResult:
         state = self.state
         if trained.outcome is not Outcome.DEFERRED:
@@ -136,8 +135,8 @@ class Loop:
             state.skipped_in_a_row = 0 if now.applied else state.skipped_in_a_row + 1
         if trained.outcome is Outcome.SKIPPED:
             note_skipped(state, now, self.run)
-        read = now.read_loss, now.read_norm
-        return StepResult(state.step, phase, trained.outcome, jump, memory, seconds, *read)
+        more = token_count(batch), rate_of(self.store.optimizer), now.read_loss, now.read_norm
+        return StepResult(state.step, phase, trained.outcome, jump, memory, seconds, *more)
 
     def abandon(self) -> None:
         """Drop the gradients of a step that raised.
@@ -172,8 +171,8 @@ class Loop:
 
     def _accumulate(self, batch: Any, phase: Phase) -> None:
         accumulation, notifies = self.state.accumulation, self._notifies
-        planned = self.hooks.first("plan_micro_batches", (list, tuple), batch=batch)
-        for micro_batch in planned or (batch,):
+        planned = self.hooks.first("plan_micro_batches", (list, tuple), batch=batch) or (batch,)
+        for place, micro_batch in enumerate(planned):
             if notifies["before_forward"]:
                 self._notify("before_forward", phase, model=self.model, batch=micro_batch)
             weighed: WeighedLoss = self._forward(
@@ -181,6 +180,7 @@ class Loop:
             )
             if notifies["after_forward"]:
                 self._notify("after_forward", phase, loss=weighed.mean.detach())
+            self._units.check(planned, place, accumulation.pieces, is_counted=weighed.is_counted)
             self._added = True
             loss = accumulation.add(weighed)
             with self.store.compute():
@@ -214,7 +214,7 @@ class Loop:
         del optimizer, phase, updated  # only middleware uses them
         if not (isinstance(gradient_scale, float) and gradient_scale == 1.0):
             self.store.scale_gradients(gradient_scale)
-        if self._measure_norm or check_norm:
+        if check_norm or (self.state.step + 1) % self._norm_every == 0:
             self._norm = self.store.gradient_norm()
         loss = self.state.accumulation.loss
         return apply_gradients(self.store, self._config.train, loss, self._norm)
@@ -233,11 +233,12 @@ class Loop:
         """Enter Predict, attempt one jump, and advance the schedule."""
         state, before = self.state, self.state.schedule
         self.enter(PREDICT)
+        self.run.stash.set(DECLINED, None)
         with self.run.timeline.open(f"step {state.step + 1} predict", "step"):
             jump: Jump | None = self._predict_step(
                 batch=batch, horizon=self._config.phases.predict.max_horizon, phase=PREDICT
             )
-        note_jump(state, before, jump, self.run.log)
+        note_jump(state, before, jump, self.run)
         return jump
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
@@ -250,6 +251,7 @@ class Loop:
                 self.store,
                 self.state.history,
                 lambda: self.probe(batch),
+                self.run.stash,
                 horizon=horizon,
                 settings=self._config.phases.predict,
             )
@@ -283,12 +285,16 @@ class Loop:
     def _mean_loss(self, *, batches: Iterable[Any], phase: Phase) -> float:
         total: Any = 0.0
         count: Any = 0.0
+        units, unlike = Units(), ""
         with undisturbed(self.model):
-            for batch in batches:
+            for place, batch in enumerate(batches):
                 loss: WeighedLoss = self._forward(
                     model=self.model, batch=batch, phase=phase, moment="evaluate"
                 )
+                unlike = unlike or units.unlike(batch, place, is_counted=loss.is_counted)
                 share = loss.over(1.0)
                 total = total + share.to(widest(share.device))
                 count = count + loss.count
+        if unlike:
+            self.run.log.warning("evaluation.weighed_by_samples", why=unlike)
         return float(total / count) if count else math.nan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,12 +12,17 @@ from neaptide.api.steps import Outcome
 from neaptide.errors import ConfigError, DivergedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import Phase
     from neaptide.api.task import Run
     from neaptide.config.schema import TrainSection
+    from neaptide.plugin import PluginSpec
 
     from .state import Pending, TrainState
+
+_LARGE, _SAMPLED = 1_000_000, 10
 
 
 def backward(*, loss: torch.Tensor, phase: Phase) -> None:
@@ -32,6 +37,19 @@ def backward(*, loss: torch.Tensor, phase: Phase) -> None:
     torch.autograd.backward(loss)
 
 
+def norm_every(train: TrainSection, store: ParameterStore, plugins: Iterable[PluginSpec]) -> int:
+    """Return n: the gradient norm of every n-th update is measured.
+
+    1 if something needs each norm, or if the model is so large that a norm costs less than 1 % of
+    an update. Times and devices have no part in it, so a run has the same history everywhere.
+    """
+    needed = any("grad_norm" in plugin.needs for plugin in plugins)
+    if train.grad_norm or train.clip_norm is not None or needed:
+        return 1
+    trained = sum(math.prod(span.shape) for span in store.spans() if span.trainable)
+    return 1 if trained >= _LARGE else _SAMPLED
+
+
 def apply_gradients(
     store: ParameterStore,
     train: TrainSection,
@@ -43,7 +61,8 @@ def apply_gradients(
     `norm` is the L2 norm of the gradients, or None if it was not measured. `loss` is any multiple
     of the mean loss. If a gradient or `loss` is not finite, return SKIPPED without a step.
     """
-    if train.check_finite and not _finite(store, norm, loss):
+    clips = train.clip_norm is not None
+    if train.check_finite and not _finite(store, norm, loss, clips=clips):
         return Outcome.SKIPPED
     if train.clip_norm is not None and norm is not None:
         store.clip_gradients(train.clip_norm, norm)
@@ -52,14 +71,12 @@ def apply_gradients(
     return Outcome.APPLIED
 
 
-def _finite(store: ParameterStore, norm: torch.Tensor | None, loss: float | torch.Tensor) -> bool:
+def _finite(store: ParameterStore, norm: Any, loss: Any, *, clips: bool) -> bool:
     # A non-finite gradient makes the norm non-finite, but the loss may be finite.
-    if norm is None:
-        if store.has_nonfinite_gradients():
-            return False
-    elif not math.isfinite(norm):
-        return False
-    return math.isfinite(loss)
+    finite = norm is not None and math.isfinite(norm)
+    if not finite and (norm is None or not clips):  # the norm of finite gradients may overflow
+        finite = not store.has_nonfinite_gradients()
+    return finite and math.isfinite(loss)
 
 
 def note_skipped(state: TrainState, skipped: Pending, run: Run) -> None:

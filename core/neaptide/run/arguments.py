@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide.api.phases import PHASES
-from neaptide.errors import ConfigError, suggest
+from neaptide.errors import ConfigError, ModelError, suggest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,6 +57,41 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             "replacing them"
         )
         raise ConfigError(msg)
+
+
+class Members:
+    """The parameters of a model and its optimizer at the start of a run."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._places = [
+            (f"{path}.{name}".removeprefix("."), vars(module)["_parameters"], name, parameter)
+            for path, module in model.named_modules()
+            for name, parameter in vars(module)["_parameters"].items()
+        ]
+        self._known = {id(parameter) for *_, parameter in self._places}
+        self._known.update(map(id, self._given()))
+
+    def _given(self) -> list[torch.Tensor]:
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
+
+    def check(self) -> None:
+        """Raise ModelError if a parameter was exchanged, or if the optimizer has a new one."""
+        for path, parameters, name, parameter in self._places:
+            now = parameters.get(name, parameter)
+            if now is not parameter and type(now) is torch.nn.Parameter:  # no plugin's stand-in
+                msg = (
+                    f"parameter {path!r} is another object than at the start (load_state_dict with "
+                    f"assign=True?), and the optimizer still updates the old one; copy values "
+                    f"into it, or close this trainer and make a new one"
+                )
+                raise ModelError(msg)
+        if not self._known.issuperset(map(id, self._given())):
+            msg = (
+                "the optimizer has a parameter that the model did not have at the start "
+                "(add_param_group?); close this trainer, and make a new one"
+            )
+            raise ModelError(msg)
 
 
 def check_resume(resume: object) -> None:

@@ -6,28 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.api.kernels import KERNEL_GROUP
-from neaptide.api.memory import Ledger
 from neaptide.api.phases import PhaseSchedule
 from neaptide.api.task import Data, DataSpec, ModelSpec, Task
 from neaptide.devices import api_of
-from neaptide.errors import ConfigError, PluginError
+from neaptide.errors import ConfigError, PluginError, text_of
 from neaptide.hooks.enabling import PLACEMENT, PREDICTOR, split_name
 from neaptide.hooks.manager import HookManager
 from neaptide.hooks.registry import load_class
-from neaptide.plugin import shipped
-from neaptide.tensors import nested_tensors, tensor_bytes
 
 from .defaults import Defaults
+
+LEDGER_GROUP = "neaptide.ledgers"
+LOSS_GROUP = "neaptide.losses"
+"""`loss_of(given, log)` returns the loss function of a run. `given` is the user's or None."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch import nn
 
-    from neaptide.api.kernels import KernelScope
-    from neaptide.api.parameters import ParameterStore
-    from neaptide.api.phases import Phase
     from neaptide.config import RunConfig
     from neaptide.plugin import Plugin, PluginSpec
 
@@ -40,36 +37,22 @@ def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -
         try:
             created.append((spec, cls(config.plugins[spec.name])))
         except Exception as error:
-            named = isinstance(error, ConfigError) and f"plugins.{spec.name}" in str(error)
+            named = isinstance(error, ConfigError) and f"plugins.{spec.name}" in text_of(error)
             if not named:
                 error.add_note(f"raised by plugin {spec.name!r} while it was created")
             raise
     return HookManager(created, Defaults(), log)
 
 
-def kernel_scope() -> KernelScope:
-    """Open the installed kernel registry. Raise PluginError unless exactly one is installed."""
-    entries = shipped(KERNEL_GROUP)
-    if len(entries) != 1:
-        found = ", ".join(entry.distribution for entry in entries.values()) or "none"
-        msg = (
-            f"plugins register kernels: exactly one distribution must have an entry point of "
-            f"{KERNEL_GROUP!r} (got {found})"
-        )
-        raise PluginError(msg)
-    (entry,) = entries.values()
-    scope: KernelScope = entry.load()()
-    return scope
-
-
 def schedule_of(config: RunConfig, specs: Iterable[PluginSpec]) -> PhaseSchedule:
     """Return the phase schedule at the start of training."""
+    predicts = any(PREDICTOR in spec.claims for spec in specs)
     return PhaseSchedule(
-        warmup_steps=config.phases.warmup.steps,
+        warmup_steps=config.phases.warmup_updates(predicts=predicts),
         full_steps=config.phases.full.steps,
         correct_steps=config.phases.correct.steps,
         correction_interval=config.phases.predict.correction_interval,
-        predicts=any(PREDICTOR in spec.claims for spec in specs),
+        predicts=predicts,
     )
 
 
@@ -147,24 +130,3 @@ def build_optimizer(
         options=section.options,
     )
     return optimizer
-
-
-def base_ledger(store: ParameterStore, phase: Phase) -> Ledger:
-    """Return the memory that the core uses in `phase`, in bytes.
-
-    This is the memory of weights, gradients, optimizer state, and the copy of the weights that can
-    undo a predicted update. Activations are not included, because they depend on the batch.
-    """
-    spans = store.spans()
-    trainable = sum(span.bytes for span in spans if span.trainable)
-    ledger = Ledger()
-    for span in spans:
-        ledger = ledger.add("core", "weights", span.tier, span.bytes)
-    if phase.runs_backward:
-        ledger = ledger.add("core", "gradients", "device", trainable, ("backward", "update"))
-    with store.optimizer_state() as state:
-        nbytes = tensor_bytes(nested_tensors(state))
-    ledger = ledger.add("core", "optimizer.state", "device", nbytes)
-    if phase.applies_prediction:
-        ledger = ledger.add("core", "rollback", "host", trainable, ("predict",))
-    return ledger

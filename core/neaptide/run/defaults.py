@@ -14,10 +14,8 @@ import pluggy
 import torch
 
 from neaptide.api.task import Data, Task
-from neaptide.errors import ConfigError, DataError, NeaptideError, suggest
-from neaptide.plugin import PROJECT
-
-from .resident.store import ResidentStore
+from neaptide.errors import ConfigError, NeaptideError, suggest
+from neaptide.plugin import PROJECT, sole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +26,11 @@ if TYPE_CHECKING:
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.phases import Phase, PhaseSchedule
     from neaptide.api.task import DataSpec, ModelSpec
+
+OPTIMIZER_GROUP = "neaptide.optimizers"
+"""The group of the module with `build(model, name, lr, options)` and `check(name, lr, options)`."""
+STORE_GROUP = "neaptide.stores"
+"""The group of the class of the parameter store."""
 
 _default = pluggy.HookimplMarker(PROJECT)(trylast=True)
 
@@ -92,23 +95,16 @@ class Defaults:
 
         Upper and lower case make no difference in the name of a class of torch.optim.
         """
-        found = _optimizer_class(name)
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not parameters:
-            msg = "the model has no trainable parameters; unfreeze some (requires_grad=True)"
-            raise ConfigError(msg)
-        optimizer = _created(found, parameters, lr, options)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            msg = f"{name!r} must be a torch.optim.Optimizer @ optimizer.name"
-            raise ConfigError(msg)
+        optimizer: torch.optim.Optimizer = sole(OPTIMIZER_GROUP).build(model, name, lr, options)
         return optimizer
 
     @_default
     def provide_parameters(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> ParameterStore:
-        """Return a ResidentStore. This store leaves every tensor on its device."""
-        return ResidentStore(model, optimizer)
+        """Return the installed store, such as a ResidentStore: it leaves tensors on the device."""
+        store: ParameterStore = sole(STORE_GROUP)(model, optimizer)
+        return store
 
     @_default
     def select_phase(self, schedule: PhaseSchedule, history: History) -> Phase:
@@ -154,6 +150,12 @@ def import_object(name: str, where: str) -> Any:
     if not (module_name and colon and attribute):
         msg = f"name it as 'package.module:attribute' (got {name!r}) @ {where}"
         raise ConfigError(msg)
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        msg = (
+            f"{module_name!r} is not the name of a module: write 'mine:{attribute}' for mine.py in "
+            f"the current directory or in a folder of PYTHONPATH @ {where}"
+        )
+        raise ConfigError(msg)
     try:
         with _naming(module_name, where):
             found = importlib.import_module(module_name)
@@ -197,96 +199,3 @@ def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> No
         if option not in parameters:
             msg = f"unknown option {option!r}{suggest(option, parameters)} @ {where}.{option}"
             raise ConfigError(msg)
-
-
-def try_optimizer(name: str, lr: float, options: Mapping[str, Any]) -> None:
-    """Make one update of a 2x2 weight with the optimizer that `[optimizer]` names.
-
-    Some wrong settings fail only at the first step. For these settings this function raises
-    ConfigError before a model is built.
-    """
-    found = _optimizer_class(name)
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    optimizer = _created(found, [weight], lr, options)
-    if ":" in name or not isinstance(optimizer, torch.optim.Optimizer):
-        return
-    weight.grad = torch.zeros(2, 2)
-    try:
-        optimizer.step()
-    except Exception as error:
-        raise ConfigError(_refused(found, error)) from error
-
-
-def _created(found: Any, parameters: Any, lr: float, options: Mapping[str, Any]) -> Any:
-    check_arguments(found, options, "optimizer.options")
-    try:
-        return found(parameters, lr=lr, **options)
-    except Exception as error:
-        raise ConfigError(_refused(found, error)) from error
-
-
-def _refused(found: Any, error: Exception) -> str:
-    name = getattr(found, "__name__", str(found))
-    return f"{name} refused its settings: {' '.join(str(error).split())} @ optimizer.options"
-
-
-def _optimizer_class(name: str) -> Any:
-    if ":" in name:
-        found = import_object(name, "optimizer.name")
-        if not callable(found):
-            msg = f"{name!r} must be callable (got {type(found).__name__}) @ optimizer.name"
-            raise ConfigError(msg)
-        return found
-    known = {
-        found.lower(): value
-        for found, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
-    }
-    known.pop("optimizer")
-    # LBFGS needs a closure that runs the model again; a step here is one forward and backward.
-    known.pop("lbfgs")
-    # SparseAdam takes only sparse gradients; hardly any model has only sparse gradients.
-    known.pop("sparseadam")
-    if name.lower() not in known:
-        msg = (
-            f"unknown optimizer {name!r}{suggest(name.lower(), known)}; there is "
-            f"{', '.join(sorted(known))}, or 'package.module:Class' @ optimizer.name"
-        )
-        raise ConfigError(msg)
-    return known[name.lower()]
-
-
-def call_with_mapping(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Return `model(**batch).loss`, the loss that the models of transformers compute.
-
-    This is the loss function if the user gives no `loss_fn`. Raises DataError if the batch is not a
-    mapping or the output has no loss.
-    """
-    if not hasattr(batch, "keys"):
-        msg = (
-            f"without loss_fn a batch must be a mapping for model(**batch).loss "
-            f"(got {type(batch).__name__}); pass loss_fn=lambda model, batch: …"
-        )
-        raise DataError(msg)
-    try:
-        output = model(**batch)
-    except TypeError as error:
-        try:
-            inspect.signature(model.forward).bind(**batch)
-        except TypeError as unbound:
-            msg = (
-                f"without a loss_fn the model is called as model(**batch), and its forward does "
-                f"not take this batch: {unbound} (keys: {', '.join(map(str, batch))}); pass "
-                f"loss_fn, or make the factory of model.name return (module, loss_fn)"
-            )
-            raise DataError(msg) from error
-        raise
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if not isinstance(loss, torch.Tensor):
-        msg = (
-            f"without loss_fn the model must return an object with .loss "
-            f"(got {type(output).__name__}, its loss is {loss!r}); pass loss_fn, or labels "
-            f"in the batch"
-        )
-        raise DataError(msg)
-    return loss

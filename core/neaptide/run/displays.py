@@ -20,6 +20,9 @@ DISPLAY_GROUP = "neaptide.displays"
 class Display(Protocol):
     """The progress display of a run; the argument `observe` of `fit`."""
 
+    leaves_weights: bool
+    """True: it changes no weight, so plugins may keep copies of weights from step to step."""
+
     def __call__(self, result: StepResult, state: TrainState) -> None:
         """Show a step, without reading a loss that is still on the device."""
 

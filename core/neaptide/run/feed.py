@@ -13,7 +13,13 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from neaptide.api import rng
-from neaptide.errors import DataError, NeaptideError, WrongCheckpointError, is_out_of_memory
+from neaptide.errors import (
+    DataError,
+    NeaptideError,
+    WrongCheckpointError,
+    is_out_of_memory,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +66,13 @@ class Feed:
             msg = "the checkpoint's data position is of another kind of data; use the same source"
             raise WrongCheckpointError(msg)
         if self._resumable:
-            train.load_state_dict(state["own"])
+            try:
+                train.load_state_dict(state["own"])
+            except Exception as error:
+                if _keeps_its_type(error):
+                    raise
+                msg = f"the data cannot load its position: {_described(error)}; use the same source"
+                raise WrongCheckpointError(msg) from error
         else:
             self._cursor = Cursor(**state)
 
@@ -156,7 +168,7 @@ def _keeps_its_type(error: Exception) -> bool:
 
 def _described(error: Exception) -> str:
     """Return an exception in one line: its type, message, file and line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     # The message of an error in a DataLoader worker is a traceback; its last line is the error.
     said = f": {lines[-1]}" if lines else ""
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from torch.utils.data import DataLoader
+
 from neaptide import checkpoint
+from neaptide.api.stash import StashKey
 from neaptide.api.steps import Outcome
 from neaptide.errors import CheckpointError, DataError, RunDirectoryError, WrongCheckpointError
 from neaptide.io.logging import CONSOLE
@@ -19,12 +23,71 @@ if TYPE_CHECKING:
 
     from neaptide.api.steps import StepResult
     from neaptide.api.task import Data
+    from neaptide.config.schema import RunSection
+    from neaptide.io.summary import Summary
     from neaptide.loop.state import TrainState
 
     from .session import Session
-    from .summary import Summary
 
     Observer = Callable[[StepResult, TrainState], None]
+
+
+FITTING: StashKey[object] = StashKey("fitting")
+"""Set to a new object while `trainer.fit` makes steps and no code between them changes weights.
+
+Set to None at the end. Code between steps is that of the data and of `observe`. Lists, tuples and
+DataLoaders change no weight; other objects say so with the attribute `leaves_weights = True`.
+"""
+
+
+def _leave_weights(data: Data, observe: Observer | None) -> bool:
+    """Return whether neither changes weights between two steps."""
+    return all(
+        source is None
+        or isinstance(source, list | tuple | DataLoader)
+        or getattr(source, "leaves_weights", False)
+        for source in (data.train, observe)
+    )
+
+
+def require_no_run(root: Path) -> None:
+    """Raise RunDirectoryError if a new run cannot begin, because `root` has checkpoints."""
+    if checkpoint.checkpoints(root):
+        where = root.parent if root.name == "checkpoints" else root
+        msg = (
+            f"{where} holds checkpoints of an earlier run; go on from them with --resume auto "
+            f"(resume='auto'), or set run.dir elsewhere"
+        )
+        raise RunDirectoryError(msg)
+
+
+class SaveClock:
+    """Decides when a run saves: after `checkpoint_every` updates, or else by time.
+
+    By time, a save is due after `checkpoint_minutes`, but not before 20 times the duration of the
+    last save: so saving takes at most 5 % of a run's time.
+    """
+
+    def __init__(self, run: RunSection) -> None:
+        self._run = run
+        self._since, self._took = time.monotonic(), 0.0
+
+    def due(self, step: int) -> bool:
+        """Return whether the run must save after update `step`."""
+        if self._run.checkpoint_every:
+            return step % self._run.checkpoint_every == 0
+        waited, minutes = time.monotonic() - self._since, self._run.checkpoint_minutes
+        return minutes > 0 and waited >= max(60 * minutes, 20 * self._took)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure the save inside the context, and start the clock again at its end."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = time.monotonic()
+            self._took = self._since - began
 
 
 class _Stopped(Exception):  # noqa: N818 - no fault: it only ends an evaluation
@@ -61,6 +124,7 @@ class Fit:
         self._stop = StopRequest()
         self._began = session.state.step, session.state.batches
         self._saved: tuple[int, Path] | None = None  # the last save: number of used batches, path
+        self._clock = SaveClock(session.config.run)
 
     def run(self, resume: Any, *, allow_changes: bool) -> Summary:
         """Train to the end; see `HybridTrainer.fit`."""
@@ -68,6 +132,8 @@ class Fit:
         resumed = self._resume(resume, allow_changes=allow_changes)
         self._began = session.state.step, session.state.batches
         session.begin()  # also if no step is left
+        if _leave_weights(self._data, self._observe):
+            session.run.stash.set(FITTING, object())
         feed = Feed(self._data.train, session.data_state if resumed else None)
         with stop_on_signals() as self._stop:
             try:
@@ -77,6 +143,9 @@ class Fit:
                 return self._finish()
             except _Stopped:
                 self._leave()
+            finally:
+                session.run.stash.set(FITTING, None)
+                session.store.drain()
 
     def _train(self, feed: Feed) -> None:
         session, state = self._session, self._session.state
@@ -124,12 +193,8 @@ class Fit:
     def _resume(self, resume: Any, *, allow_changes: bool) -> bool:
         root = self._recorder.checkpoints
         if resume is None:
-            if root is not None and checkpoint.checkpoints(root):
-                msg = (
-                    f"{root.parent} holds checkpoints of an earlier run; go on from them with "
-                    f"--resume auto (resume='auto'), or set run.dir elsewhere"
-                )
-                raise RunDirectoryError(msg)
+            if root is not None:
+                require_no_run(root)
             return False
         path = resume
         if resume == "auto":
@@ -141,7 +206,7 @@ class Fit:
                 CONSOLE.warning("%s", warning)
             if path is None:
                 if warnings:
-                    msg = f"no checkpoint in {root} can be loaded; remove it to start anew"
+                    msg = f"no checkpoint in {root} can be loaded; set run.dir to start elsewhere"
                     raise CheckpointError(msg)
                 return False
         self._trainer.load(path, allow_changes=allow_changes)
@@ -149,10 +214,10 @@ class Fit:
 
     def _save_if_due(self) -> None:
         session, step = self._session, self._session.state.step
-        every = session.config.run.checkpoint_every
-        if every and step % every == 0:
+        if self._clock.due(step):
             try:
-                self._save()
+                with self._clock.saving():
+                    self._save()
             except CheckpointError as error:
                 # The previous checkpoint is intact, so training goes on, such as on a full disk.
                 session.run.log.error("checkpoint.failed", step=step, error=str(error))

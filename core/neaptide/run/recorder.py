@@ -12,23 +12,22 @@ import attrs
 from neaptide.api.records import StepRecord
 from neaptide.api.steps import Outcome
 from neaptide.config import dumps, unstructure
+from neaptide.errors import ConfigError
 from neaptide.io.jsonable import jsonable
 from neaptide.io.logging import CONSOLE
+from neaptide.io.summary import Summary
 from neaptide.plugin import loaded
-from neaptide.run.meter import PeakMeter
 
-from .rundir import RunDirectory
-from .summary import Summary
+from .rundir import RunDirectory, checkpoint_root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
-
-    import torch
 
     from neaptide.api.memory import MemorySample
     from neaptide.api.phases import Phase
     from neaptide.api.steps import StepResult
     from neaptide.config import RunConfig
+    from neaptide.config.schema import RunSection
     from neaptide.hooks.manager import HookManager
     from neaptide.loop.state import Pending, TrainState
 
@@ -42,12 +41,12 @@ class Recorder:
     def __init__(self, config: RunConfig, origins: Mapping[str, str] | None = None) -> None:
         self._origins = origins
         self._config, self._every = config, config.run.log_every
-        self._files = RunDirectory(Path(config.run.dir)) if config.run.dir else None
+        self._files = _files(config.run)
         self._hooks: HookManager | None = None
         self._metrics_read = False
         self._read = False  # whether a file or a plugin uses records
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._meter: PeakMeter | None = None
+        self._timed = [0, 0.0]  # tokens and seconds of the steps since the last metrics
+        self._meter: Any = None
         self._phase: Phase | None = None
         self.peaks: dict[str, MemorySample] = {}
         self.final_loss: float | None = None
@@ -57,6 +56,9 @@ class Recorder:
         """True if the run's summary was written."""
         self._started = time.perf_counter()
         self._recorded = 0  # number of the update in the last row of the file
+        self._saved: Mapping[str, Any] = {}
+        self.lost: dict[str, str] = {}
+        """What `begin` found to be lost of the records of a resumed run, by file."""
 
     @property
     def directory(self) -> Path | None:
@@ -68,15 +70,12 @@ class Recorder:
         """The directory of the run's checkpoints, or None."""
         return self._files.checkpoints if self._files else None
 
-    def attach(
-        self, hooks: HookManager, optimizer: torch.optim.Optimizer, device: torch.device
-    ) -> None:
-        """From now on, pass records to `hooks` and measure memory peaks on `device`."""
-        self._hooks, self._optimizer = hooks, optimizer
+    def attach(self, hooks: HookManager, meter: Any) -> None:
+        """From now on, pass records to `hooks`, and read memory peaks from `meter`, or none."""
+        self._hooks = hooks
         self._read = self._files is not None or hooks.implements("on_record")
         self._metrics_read = self._files is not None or hooks.implements("on_metrics")
-        if self._files:
-            self._meter = PeakMeter(device)
+        self._meter = meter
 
     def begin(self, resumed: TrainState | None) -> None:
         """Continue the files after update `resumed.step`; start new files if `resumed` is None."""
@@ -89,7 +88,7 @@ class Recorder:
             if moved is not None:
                 CONSOLE.warning("report and plugins' files of an earlier run are now in %s", moved)
         else:
-            self._recorded = self._files.rewind(resumed.step)
+            self._recorded, self.lost = self._files.rewind(resumed.step, self._saved)
             self._phase = (resumed.pending or resumed.schedule).phase
             self.peaks = self._files.peaks_of(resumed.step)
         self._files.whole("config.toml", dumps(unstructure(self._config)))
@@ -97,6 +96,20 @@ class Recorder:
         if self._origins is not None:
             self._files.whole("origins.json", _document(dict(self._origins)))
         self._write_early()
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return the fact about the records for the checkpoint of update `step`."""
+        return {"records": self._files.records.saved(step)} if self._files else {}
+
+    def expect(self, checkpoint: Path, facts: Mapping[str, Any]) -> None:
+        """Take in the facts of a checkpoint, before `begin`. Errors mean that they are invalid.
+
+        Checkpoints of earlier versions have none; those of other runs are about other records.
+        """
+        own = checkpoint.resolve().parent == checkpoint_root(self._config.run)
+        self._saved = facts.get("records", {}) if own else {}
+        if self._files:
+            self._files.records.check(self._saved)
 
     def event(self, event: MutableMapping[str, Any]) -> None:
         """Append an event to events.jsonl."""
@@ -143,12 +156,12 @@ class Recorder:
                     **_bytes(result.memory),
                 )
             )
+        self._timed[0] += result.tokens or 0
+        self._timed[1] += result.seconds
         changed = result.phase is not self._phase
         due = result.step % self._every == 0 and result.outcome is not Outcome.DEFERRED
         if (changed or due) and self._metrics_read:
             self._collect(result)
-        if self._meter is not None and result.memory is not None:
-            self._meter.note(result.memory)
         self._phase = result.phase
 
     def phase_ends(self, phase: Phase | None) -> None:
@@ -186,12 +199,12 @@ class Recorder:
 
     def _collect(self, result: StepResult) -> None:
         assert self._hooks is not None, "attached before the first step"
-        assert self._optimizer is not None, "attached before the first step"
-        lr = self._optimizer.param_groups[0]["lr"]
-        # A learning rate on a device is not recorded, as a read of it would wait for the device.
-        rate = {"lr": float(lr)} if getattr(lr, "is_cpu", True) else {}
+        own = {} if result.lr is None else {"lr": result.lr}
+        (tokens, seconds), self._timed = self._timed, [0, 0.0]
+        if tokens:
+            own["tokens_per_second"] = tokens / seconds
         collected = self._hooks.collect_metrics(result.step, result.phase)
-        self.metrics(result.step, result.phase, {**rate, **collected})
+        self.metrics(result.step, result.phase, {**own, **collected})
 
     def summary(self, state: TrainState, val_loss: float | None, digest: str) -> Summary:
         """Return the summary and write it to summary.json."""
@@ -219,6 +232,16 @@ class Recorder:
         self._write_early()
         if self._files:
             self._files.close()
+
+
+def _files(run: RunSection) -> RunDirectory | None:
+    elsewhere = run.checkpoint_dir
+    if run.dir is not None:
+        return RunDirectory(Path(run.dir), Path(elsewhere) if elsewhere else None)
+    if elsewhere is not None:
+        msg = f"{elsewhere!r} needs a run directory: set run.dir @ run.checkpoint_dir"
+        raise ConfigError(msg)
+    return None
 
 
 def _facts() -> dict[str, Any]:

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import math
 import os
-from contextlib import contextmanager, suppress
+import stat
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
-from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from neaptide.api.memory import MemorySample
-from neaptide.api.records import COLUMNS
-from neaptide.config.values import shorten
-from neaptide.errors import RunDirectoryError
-from neaptide.io.appending import LONGEST_LINE, AppendedFile
-from neaptide.io.jsonable import jsonable
-from neaptide.io.locking import lock
+from neaptide.checkpoint.catalog import checkpoints
+from neaptide.config.toml import parse
+from neaptide.errors import ConfigError, RunDirectoryError
+from neaptide.io.folder import Folder
+from neaptide.io.locking import FolderLock
 from neaptide.io.logging import CONSOLE
-from neaptide.io.replacing import replace_file
+from neaptide.plugin import sole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from neaptide.api.records import StepRecord
+    from neaptide.config.schema import RunSection
 
-_cells = attrgetter(*COLUMNS)
-_DIGITS = 15  # largest number of digits of a step; a row with a longer number is damaged
-_LONGEST_TEXT = 1000  # if a line is too long, its values are cut to this many characters
-_RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
+RECORDS_GROUP = "neaptide.records"
+"""The group of the entry point that writes the records, and cuts them back at a resume."""
+_LINKED = (
+    "{} is a symbolic link: a run writes in its own directory only; remove the link, and to keep "
+    "checkpoints on another disk set run.checkpoint_dir"
+)
+_LARGEST_SUMMARY = 1 << 24  # bytes
+
+
+def checkpoint_root(run: RunSection) -> Path | None:
+    """Return the directory of a run's checkpoints; None if the run has no directory."""
+    if run.dir is None:
+        return None
+    return Path(run.checkpoint_dir or Path(run.dir) / "checkpoints").resolve()
 
 
 class RunDirectory:
@@ -37,36 +47,84 @@ class RunDirectory:
 
     If a write fails, for example on a full disk, the data of this write is lost and training
     continues. The first such error logs a warning.
+
+    Args:
+        path: the run directory; it may be a link.
+        elsewhere: another directory for the checkpoints; it is locked, too.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
-        self.checkpoints = self.path / "checkpoints"
-        self._lock = _locked(self.path)
-        self._process = os.getpid()
+    def __init__(self, path: Path, elsewhere: Path | None = None) -> None:
+        self.path, self._process = path.resolve(), os.getpid()
         self._warned = False
-        self._appended: dict[str, AppendedFile] = {}
-        # Listed here, because plugins of this run may write new files before the first step.
-        self._earlier = _kept_files(self.path)
+        with ExitStack() as opened, _prepared(self.path):
+            self._folder = opened.enter_context(closing(Folder(path, make=True)))
+            self._locks = [opened.enter_context(closing(FolderLock(self._folder)))]
+            self._checkpoints = self.path / "checkpoints"
+            if elsewhere is not None:
+                with _prepared(elsewhere.resolve(), "run.checkpoint_dir"):
+                    folder = opened.enter_context(closing(Folder(elsewhere, make=True)))
+                    if folder.path != self.path:
+                        self._locks.append(opened.enter_context(closing(FolderLock(folder))))
+                self._checkpoints = folder.path
+            self._folder.clear()
+            for name in ("checkpoints", "plugins"):
+                self._refuse_link(name)
+            # Listed here, because plugins of this run may write new files before the first step.
+            self._earlier = _kept_files(self._folder)
+            self.records = sole(RECORDS_GROUP)(self._folder)
+            for name in self.records.names:
+                opened.callback(self._close, name)
+            self._opened = opened.pop_all()
+        if not all(lock.exists for lock in self._locks):
+            CONSOLE.warning(
+                "this system has no file locks: do not start a second process in %s", self.path
+            )
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints; RunDirectoryError if it is a link or another run has it."""
+        try:
+            self._check_locks()
+            self._refuse_link("checkpoints")
+        except BlockingIOError as error:
+            raise _taken(self.path, error) from None
+        except OSError:  # the disk fails, or the folder was deleted: a save tells, or makes it
+            pass
+        return self._checkpoints
+
+    def _check_locks(self) -> None:
+        for lock in self._locks:
+            lock.check()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with _prepared(self.path):
+            self._check_locks()
+            yield
+
+    def _refuse_link(self, name: str) -> None:
+        found = self._folder.stat(name)
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            raise RunDirectoryError(_LINKED.format(self.path / name))
 
     def close(self) -> None:
         """Close the files and release the lock."""
-        for file in self._appended.values():
-            file.close()
-        self._lock.close()
+        self._opened.close()
 
-    def rewind(self, step: int) -> int:
-        """Remove all rows and lines after update `step`; return the last update with a row."""
-        with _prepared(self.path):
-            rows = _keep(self.path / "steps.csv", lambda line: _csv_step(line) <= step)
-            for name in ("metrics.jsonl", "events.jsonl"):
-                _keep(self.path / name, lambda line: _json_step(line) <= step)
-        return max([0, *(int(_csv_step(row)) for row in rows if ",true," not in row)])
+    def rewind(self, step: int, saved: Mapping[str, Any]) -> tuple[int, dict[str, str]]:
+        """Remove from the records what is later than update `step`, or damaged.
+
+        `saved` is the checkpoint's fact about the records. Return the last update with a row, and
+        what is lost of each file.
+        """
+        with self._held():
+            found: tuple[int, dict[str, str]] = self.records.rewind(step, saved)
+            return found
 
     def peaks_of(self, step: int) -> dict[str, MemorySample]:
         """Return the memory peaks by phase, from the summary of a run that ended at `step`."""
         try:
-            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            summary = json.loads(self._folder.read("summary.json", _LARGEST_SUMMARY))
             peaks = summary["peak_bytes"].items() if summary["steps"] == step else ()
             return {phase: MemorySample(**peak) for phase, peak in peaks}
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -74,12 +132,7 @@ class RunDirectory:
 
     def forget_evaluation(self, step: int) -> None:
         """Remove the validation loss of update `step`, because it will be measured again."""
-        path = self.path / "metrics.jsonl"
-
-        def forget() -> None:
-            _keep(path, lambda line: not ('"val_loss"' in line and _json_step(line) == step))
-
-        self._contained(path, forget)
+        self._contained("metrics.jsonl", lambda: self.records.forget_evaluation(step))
 
     def start_afresh(self) -> Path | None:
         """Remove the records of an earlier run. The earlier run must have no checkpoints.
@@ -87,130 +140,102 @@ class RunDirectory:
         The report and the plugins' files of the earlier run are moved to a new folder `earlier-N`.
         Returns this folder, or None if there was nothing to move.
         """
-        with _prepared(self.path):
-            for name in (*_RECORDS, "origins.json", "summary.json"):
-                (self.path / name).unlink(missing_ok=True)
-            now = _kept_files(self.path)
-            earlier = [path for path, file in self._earlier.items() if now.get(path) == file]
+        with self._held():
+            self._refuse_checkpoints_elsewhere()
+            self.records.remove()
+            for name in ("origins.json", "summary.json"):
+                self._folder.unlink(name)
+            now = _kept_files(self._folder)
+            earlier = [names for names, file in self._earlier.items() if now.get(names) == file]
             if not earlier:
                 return None
-            folders = (self.path / f"earlier-{number}" for number in count(1))
-            aside = next(folder for folder in folders if not os.path.lexists(folder))
-            for path in earlier:
-                target = aside / path.relative_to(self.path)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(target)
-        return aside
+            new = (f"earlier-{number}" for number in count(1))
+            aside = next(name for name in new if self._folder.stat(name) is None)
+            for names in earlier:
+                source, target = self._folder, self._folder.folder(aside, make=True)
+                for name in names[:-1]:
+                    source, target = source.folder(name), target.folder(name, make=True)
+                source.rename(names[-1], names[-1], target)
+        return self.path / aside
+
+    def _refuse_checkpoints_elsewhere(self) -> None:
+        try:
+            config = parse(self._folder.read("config.toml", _LARGEST_SUMMARY).decode())
+            root = Path(config["run"]["checkpoint_dir"]).resolve()
+        except (OSError, ValueError, LookupError, TypeError, ConfigError):
+            return  # there is no earlier run, or it had no other directory
+        if checkpoints(root):
+            msg = (
+                f"{self.path} holds a run whose checkpoints are in {root}; go on with "
+                f"run.checkpoint_dir and --resume auto (resume='auto'), or set run.dir elsewhere"
+            )
+            raise RunDirectoryError(msg)
 
     def row(self, record: StepRecord) -> None:
-        """Append a row to steps.csv; None becomes an empty cell."""
-        # No cell needs quotes, as each cell is a number or the name of a phase.
-        self._append("steps.csv", ",".join(map(_cell, _cells(record))))
+        """Append a row to steps.csv."""
+        self._contained("steps.csv", lambda: self.records.row(record))
 
     def line(self, name: str, values: Mapping[str, Any]) -> None:
-        """Append one JSON line to the file `name`. If the line is too long, shorten the values."""
-        plain = jsonable(values)
-        line = json.dumps(plain)
-        if len(line) >= LONGEST_LINE:
-            line = json.dumps({key: _cut(value) for key, value in plain.items()})
-        self._append(name, line)
-
-    def _append(self, name: str, line: str) -> None:
-        if name not in self._appended:
-            header = ",".join(COLUMNS) if name == "steps.csv" else ""
-            self._appended[name] = AppendedFile(self.path / name, header)
-        self._contained(self.path / name, lambda: self._appended[name].append(line))
+        """Append a line of JSON to the record `name`."""
+        self._contained(name, lambda: self.records.line(name, values))
 
     def whole(self, name: str, text: str) -> None:
         """Replace the file `name` atomically."""
-        path = self.path / name
-        self._contained(path, lambda: replace_file(path, text.encode()))
+        self._contained(name, lambda: self._folder.replace(name, text.encode()))
 
-    def _contained(self, path: Path, write: Callable[[], None]) -> None:
+    def _contained(self, name: str, write: Callable[[], object]) -> None:
         if os.getpid() != self._process:
             return  # in a forked child; only the parent writes
         try:
+            self._check_locks()
             write()
+        except BlockingIOError as error:
+            raise _taken(self.path, error) from None
         except OSError as error:
-            if not self._warned:
-                self._warned = True
-                CONSOLE.warning(
-                    "cannot write %s: %s; training goes on without it", path, error.strerror
-                )
+            self._warn(name, error)
+
+    def _close(self, name: str) -> None:
+        try:
+            self.records.close(name)
+        except OSError as error:  # a network disk may say only now that it is full
+            self._warn(name, error)
+
+    def _warn(self, name: str, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            msg = "cannot write %s: %s; training goes on without it"
+            CONSOLE.warning(msg, self.path / name, error.strerror)
 
 
-def _kept_files(directory: Path) -> dict[Path, tuple[int, int]]:
-    """Return the path, device and inode of the report and of each file of a plugin."""
-    # Linked folders are skipped: the user made them, and they may be on another disk.
-    of_plugins = (path for path in directory.glob("plugins/*/*") if not path.parent.is_symlink())
-    stats = {path: path.lstat() for path in (*directory.glob("report.html"), *of_plugins)}
-    return {path: (stat.st_dev, stat.st_ino) for path, stat in stats.items()}
-
-
-def _cut(value: Any) -> Any:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return value if len(text) <= _LONGEST_TEXT else shorten(text, _LONGEST_TEXT)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _kept_files(folder: Folder) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Return the device and inode of the report and of each file of a plugin, by names."""
+    places: list[tuple[Folder, tuple[str, ...]]] = [(folder, ("report.html",))]
+    if folder.stat("plugins") is not None:
+        plugins = folder.folder("plugins")
+        # Linked folders are skipped: the user made them, and they may be on another disk.
+        for name in plugins.names():
+            found = plugins.stat(name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                inner = plugins.folder(name)
+                places += [(inner, ("plugins", name, file)) for file in inner.names()]
+    stats = {names: place.stat(names[-1]) for place, names in places}
+    return {names: (found.st_dev, found.st_ino) for names, found in stats.items() if found}
 
 
 @contextmanager
-def _prepared(path: Path) -> Iterator[None]:
+def _prepared(path: Path, key: str = "run.dir") -> Iterator[None]:
     try:
         yield
+    except BlockingIOError as error:
+        raise _taken(path, error, key) from None
     except OSError as error:
-        msg = f"cannot write in the run directory {path}: {error.strerror}; set run.dir elsewhere"
+        what = "run directory" if key == "run.dir" else "directory of checkpoints"
+        way_out = "raise ulimit -n" if error.errno == errno.EMFILE else f"set {key} elsewhere"
+        msg = f"cannot write in the {what} {path}: {error.strerror}; {way_out}"
         raise RunDirectoryError(msg) from error
 
 
-def _locked(path: Path) -> IO[str]:
-    with _prepared(path):
-        path.mkdir(parents=True, exist_ok=True)
-        file = (path / ".lock").open("a+", encoding="utf-8")
-    try:
-        held = lock(file)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        msg = f"another process (pid {holder}) trains in {path}; wait for it or set run.dir"
-        raise RunDirectoryError(msg) from None
-    if not held:
-        CONSOLE.warning("this system has no file locks: do not start a second process in %s", path)
-    with suppress(OSError):  # the process id is only for the message above
-        os.ftruncate(file.fileno(), 0)
-        os.write(file.fileno(), f"{os.getpid()}\n".encode())
-    return file
-
-
-def _keep(path: Path, wanted: Callable[[str], bool]) -> list[str]:
-    if not path.exists():
-        return []
-    # A damaged file may have bytes that are not UTF-8; `wanted` decides about such lines.
-    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    kept = [line for line in lines if wanted(line)]
-    text = "".join(f"{line}\n" for line in kept)
-    replace_file(path, text.encode("utf-8", "surrogateescape"))
-    return kept
-
-
-def _csv_step(line: str) -> float:
-    first = line.split(",", 1)[0]
-    if first == COLUMNS[0]:
-        return -1
-    # A row with too few commas is incomplete; with step inf the caller removes the row.
-    whole = first.isdecimal() and len(first) <= _DIGITS and line.count(",") == len(COLUMNS) - 1
-    return int(first) if whole else math.inf
-
-
-def _json_step(line: str) -> float:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return math.inf
-    step = found.get("step", -1) if isinstance(found, dict) else None
-    return step if isinstance(step, int | float) else math.inf
+def _taken(path: Path, error: OSError, key: str = "run.dir") -> RunDirectoryError:
+    return RunDirectoryError(
+        f"another process (pid {error.strerror}) trains in {path}; wait for it or set {key}"
+    )

@@ -8,47 +8,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from neaptide.api import rng
 from neaptide.api.phases import PHASES
-from neaptide.errors import CheckpointError
+from neaptide.errors import CheckpointError, described, is_out_of_memory
+from neaptide.loop.state import COUNTERS
+from neaptide.plugin import shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from neaptide.api.parameters import ParameterStore
     from neaptide.checkpoint import Checkpoint
 
-_Number = int | float
+FORMS_GROUP = "neaptide.saved_forms"
+"""Entry points: functions that check the section of their name, see `check_large_sections`."""
+SECTIONS = {
+    *("buffers", "gradients", "optimizer", "training", "rng", "data", "plugins", "extra", "config"),
+}
 
 
 @contextmanager
-def formed(loaded: Checkpoint, section: str) -> Iterator[None]:
-    """Inside the context, turn any error into a CheckpointError about `section`."""
+def formed(
+    loaded: Checkpoint, section: str, owner: str = "", *, begun: bool = False
+) -> Iterator[None]:
+    """Inside the context, turn any error into a CheckpointError about `section`.
+
+    `owner` is whose state it is: its code may raise anything. `begun`: the run is changed already.
+    """
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        msg = (
-            f"cannot load checkpoint {loaded.directory}: section {section!r} has an invalid form "
-            f"({said:.200}); load an older checkpoint"
-        )
+    except BaseException as error:
+        if begun and is_out_of_memory(error):
+            raise
+        what = f"{owner} cannot load its part of" if owner else "wrong form of"
+        said = f"{what} section {section!r} ({described(error):.200})"
+        half = "; the run is half loaded: make a new trainer" if begun else ""
+        way_out = f", or resume without {owner} (--allow-changes)" if owner else ""
+        said = f"{said}{half}; load an older checkpoint{way_out}"
+        msg = f"cannot load checkpoint {loaded.directory}: {said}"
         raise CheckpointError(msg) from error
 
 
 def small_sections(loaded: Checkpoint) -> dict[str, Any]:
-    """Check and return `training`, `rng`, `data`, `optimizer` and `buffers`."""
-    checks = {
-        "training": _check_training,
+    """Check and return `training`, `rng`, `data` and `buffers`."""
+    checks: dict[str, Callable[[Any], object]] = {
+        "training": partial(_check_training, step=loaded.manifest.step),
         "rng": rng.rehearse,
         "data": _check_data,
-        "optimizer": _check_optimizer,
-        "buffers": _check_buffers,
+        "buffers": _tensors,
     }
     found = {}
     for name, check in checks.items():
@@ -58,59 +72,72 @@ def small_sections(loaded: Checkpoint) -> dict[str, Any]:
     return found
 
 
-def check_large_sections(loaded: Checkpoint, store: ParameterStore, plugins: Iterable[str]) -> None:
-    """Check `gradients`, `plugins` and `extra` without reading their tensors."""
+def check_large_sections(
+    loaded: Checkpoint, store: ParameterStore, plugins: Mapping[str, Mapping[str, Any]], **run: Any
+) -> None:
+    """Check `optimizer`, `gradients`, `plugins` and `extra` without reading their tensors.
+
+    `plugins` has the present state of those whose state will be loaded. The installed functions
+    that know more of a section's form get its outline, the arguments and `run`.
+    """
     with formed(loaded, "gradients"):
         _check_gradients(loaded.outline("gradients"), store)
     with formed(loaded, "plugins"):
-        _check_plugins(loaded.outline("plugins"), plugins)
+        states = as_names(loaded.outline("plugins"))
+        for name in plugins:
+            as_mapping(states[name])
     with formed(loaded, "extra"):
-        _mapping(loaded.outline("extra"))
+        as_mapping(loaded.outline("extra"))
+    for section, entry in shipped(FORMS_GROUP).items():
+        with formed(loaded, section):
+            entry.load()(loaded.outline(section), store=store, plugins=plugins, **run)
 
 
-def _check_training(tree: Any) -> None:
+def _check_training(tree: Any, step: int) -> None:
     match tree:
         case {
-            "step": int(),
-            "batches": int(),
-            "predicted": int(),
-            "jumps": int(),
-            "skipped_in_a_row": int(),
-            "schedule": {"phase": str(phase), "done": int(), "uncorrected": int()},
-            "history": {"updates": int(), "losses": list(losses), "gradient_norms": list(norms)},
-            "accumulation": dict(waiting),
+            "schedule": {"phase": str(phase), "done": done, "uncorrected": uncorrected, **one},
+            "history": {
+                "updates": updates,
+                "losses": list(losses),
+                "gradient_norms": list(norms),
+                **two,
+            },
+            "accumulation": {"pieces": pieces, **sums},
             "pending": pending,
-        } if phase in PHASES and all(isinstance(one, _Number) for one in (*losses, *norms)):
-            _check_accumulation(waiting)
+            **counters,
+        } if phase in PHASES and counters.keys() == COUNTERS and not (one or two):
+            whole = [*counters.values(), done, uncorrected, updates, pieces]
+            sound = sums.keys() == {"reference", "weight", "loss"}
+            if not (sound and all(type(each) is int and each >= 0 for each in whole)):
+                msg = f"the counters must be whole numbers from 0 (got {whole}, {sums})"
+                raise ValueError(msg)
+            if not all(map(_is_number, (*losses, *norms, *sums.values()))):
+                msg = "losses, gradient norms and sums must be numbers"
+                raise TypeError(msg)
+            if counters["step"] != step:
+                msg = f"its step is {counters['step']}, the checkpoint's {step}"
+                raise ValueError(msg)
             _check_pending(pending)
         case _:
             msg = "not the state of a training"
             raise ValueError(msg)
 
 
-def _check_accumulation(tree: dict[Any, Any]) -> None:
-    fields = {"pieces", "reference", "weight", "loss"}
-    numbers = all(isinstance(value, _Number | torch.Tensor) for value in tree.values())
-    if tree.keys() != fields or not numbers or not isinstance(tree["pieces"], int):
-        msg = f"an accumulation must have exactly the numbers {sorted(fields)}"
-        raise ValueError(msg)
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.ndim
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_pending(tree: Any) -> None:
-    match tree:
-        case None:
-            return
-        case {
-            "step": int(),
-            "phase": str(phase),
-            "loss": int() | float(),
-            "gradient_norm": None | int() | float(),
-            "applied": bool(),
-            **more,
-        } if phase in PHASES and not more:
-            return
-    msg = "not a pending update"
-    raise ValueError(msg)
+    number = int | float
+    kinds: dict[str, Any] = {"step": int, "phase": str, "loss": number, "applied": bool}
+    kinds["gradient_norm"] = number | None
+    known = tree is None or (tree.keys() == kinds.keys() and tree["phase"] in PHASES)
+    if not known or any(not isinstance(value, kinds[name]) for name, value in (tree or {}).items()):
+        msg = "not a pending update"
+        raise ValueError(msg)
 
 
 def _check_data(tree: Any) -> None:
@@ -127,27 +154,10 @@ def _check_data(tree: Any) -> None:
     raise ValueError(msg)
 
 
-def _check_optimizer(tree: Any) -> None:
-    count = sum(len(group["params"]) for group in tree["param_groups"])
-    for index, entries in _mapping(tree["state"]).items():
-        if isinstance(index, int):
-            _mapping(entries)
-            if not 0 <= index < count:
-                msg = f"state of parameter {index}, of {count}"
-                raise ValueError(msg)
-    for group in tree["param_groups"]:
-        _names(group)
-
-
-def _check_buffers(tree: Any) -> None:
-    for name, value in _names(tree).items():
-        _tensor(name, value)
-
-
 def _check_gradients(tree: Any, store: ParameterStore) -> None:
     spans = {span.name: span for span in store.spans()}
-    for name, value in _names(tree).items():
-        span, found = spans[name], _tensor(name, value)
+    for name, found in _tensors(tree).items():
+        span = spans[name]
         if (found.dtype, tuple(found.shape)) != (span.dtype, span.shape):
             msg = (
                 f"the gradient of {name!r} is {found.dtype} {tuple(found.shape)}, the parameter "
@@ -156,29 +166,40 @@ def _check_gradients(tree: Any, store: ParameterStore) -> None:
             raise ValueError(msg)
 
 
-def _check_plugins(tree: Any, expected: Iterable[str]) -> None:
-    states = _names(tree)
-    for name in expected:
-        _mapping(states[name])
+def check_manifest(loaded: Checkpoint) -> None:
+    """Check the facts that the run saves, and that there is no other section."""
+    facts = loaded.manifest.facts
+    versions, threads = as_names(facts["plugins"]), facts.get("threads", 1)
+    whole = all(type(one) is int for one in (*versions.values(), threads))
+    if not (whole and 0 < threads < 1 << 16):
+        msg = f"versions of plugins and the number of threads must be whole numbers (got {facts})"
+        raise ValueError(msg)
+    unknown = sorted({*loaded.sections()} - SECTIONS)
+    if unknown:
+        msg = f"sections that this version does not know: {', '.join(unknown)}"
+        raise ValueError(msg)
 
 
-def _mapping(tree: Any) -> Mapping[Any, Any]:
+def as_mapping(tree: Any) -> Mapping[Any, Any]:
+    """Return `tree`; TypeError if it is no mapping."""
     if not isinstance(tree, Mapping):
         msg = f"expected a mapping (got {type(tree).__name__})"
         raise TypeError(msg)
     return tree
 
 
-def _names(tree: Any) -> Mapping[str, Any]:
-    for key in _mapping(tree):
+def as_names(tree: Any) -> Mapping[str, Any]:
+    """Return `tree`; TypeError if it is no mapping whose keys are strings."""
+    for key in as_mapping(tree):
         if not isinstance(key, str):
             msg = f"expected a string as the key (got {key!r})"
             raise TypeError(msg)
-    return _mapping(tree)
+    return as_mapping(tree)
 
 
-def _tensor(name: str, value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        msg = f"{name!r} is {type(value).__name__}, not a tensor"
-        raise TypeError(msg)
-    return value
+def _tensors(tree: Any) -> Mapping[str, torch.Tensor]:
+    for name, value in as_names(tree).items():
+        if not isinstance(value, torch.Tensor):
+            msg = f"{name!r} is {type(value).__name__}, not a tensor"
+            raise TypeError(msg)
+    return as_names(tree)

@@ -11,16 +11,15 @@ import torch
 
 from neaptide.api import rng
 from neaptide.checkpoint import store as checkpoints
-from neaptide.checkpoint.safetensors_header import TensorItem
 from neaptide.config import unstructure
 from neaptide.errors import WrongCheckpointError
-from neaptide.hooks.middleware import blame
+from neaptide.io.logging import CONSOLE
 
-from .saved_form import check_large_sections, formed, small_sections
+from .saved_form import check_large_sections, check_manifest, formed, small_sections
+from .saved_weights import SavedWeights, check_names, save_frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from torch import nn
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide.hooks.manager import HookManager
     from neaptide.loop.state import TrainState
+
+    from .recorder import Recorder
 
 _FREE = ("run", "train.device", "eval")
 """Settings that may differ after a resume, because they do not change the computation."""
@@ -43,8 +44,11 @@ class Parts:
     hooks: HookManager
     state: TrainState
     config: RunConfig
+    recorder: Recorder
     extra: Mapping[str, Any]
     """The user's objects with `state_dict` and `load_state_dict`, by name."""
+    bases: set[Path] = attrs.field(factory=set)
+    """The directories with frozen weights that this run has written or verified."""
 
 
 @contextmanager
@@ -60,7 +64,7 @@ def sections(parts: Parts, data: Any) -> Iterator[dict[str, Any]]:
             "rng": rng.capture(),
             "data": data,
             "plugins": {
-                name: _of_plugin(name, "state_dict", plugin.state_dict)
+                name: parts.hooks.ask(name, "state_dict", plugin.state_dict)
                 for name, plugin in parts.hooks.plugins.items()
             },
             "extra": {name: value.state_dict() for name, value in parts.extra.items()},
@@ -75,12 +79,13 @@ def save(directory: Path, parts: Parts, data: Any) -> Path:
         facts = {
             "plugins": {name: spec.version for name, spec in parts.hooks.specs.items()},
             "phase": parts.state.schedule.phase.name,
+            "threads": torch.get_num_threads(),
+            **parts.recorder.facts(parts.state.step),
         }
-        weights = [
-            TensorItem(span.name, span.dtype, span.shape, partial(store.loan, span, "read"))
-            for span in store.spans()
-        ]
-        checkpoints.save(directory, trees, parts.state.step, facts, {"weights": weights})
+        weights, frozen = save_frozen(directory, store, parts.config.run, parts.bases)
+        checkpoints.save(
+            directory, trees, parts.state.step, {**facts, **frozen}, {"weights": weights}
+        )
     return directory
 
 
@@ -94,40 +99,70 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     """
     loaded = checkpoints.load(directory)
     with formed(loaded, "manifest"):
+        check_manifest(loaded)
+        parts.recorder.expect(directory, loaded.manifest.facts)
         _check_plugins(loaded, parts, allow_changes=allow_changes)
     if not allow_changes:
         with formed(loaded, "config"):
             _check_config(loaded.section("config"), unstructure(parts.config))
-    weights, small = loaded.tensors("weights"), small_sections(loaded)
-    _check_weights(weights, parts.store)
-    _check_optimizer(small["optimizer"], parts.store.optimizer)
+    weights, small = SavedWeights.of(loaded, parts.config.run), small_sections(loaded)
+    weights.check(parts.store)
     _check_buffers(small["buffers"], dict(parts.model.named_buffers()), allow_changes=allow_changes)
-    both = loaded.manifest.facts["plugins"].keys() & parts.hooks.plugins.keys()
-    check_large_sections(loaded, parts.store, both)
+    saved = loaded.manifest.facts["plugins"]
+    plugins = {name: plugin for name, plugin in parts.hooks.plugins.items() if name in saved}
+    fresh, training = not parts.state.batches, small["training"]
+    ask = parts.hooks.ask
+    present = {name: ask(name, "state_dict", one.state_dict) for name, one in plugins.items()}
+    check_large_sections(loaded, parts.store, present, fresh=fresh, training=training)
+    states = loaded.outline("plugins")
+    for name, plugin in plugins.items():
+        with formed(loaded, "plugins", f"plugin {name!r}"):
+            ask(name, "check_state_dict", partial(plugin.check_state_dict, states[name]))
+    if not allow_changes:
+        check_names("the object", loaded.outline("extra").keys(), parts.extra.keys())
 
+    _keep_threads(loaded.manifest.facts.get("threads"), parts.config.train.threads)
     store = parts.store
     # Leave the phase first: plugins that store weights in another form then decode the weights.
     phase, parts.state.phase = parts.state.phase, None
     if phase is not None:
         parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
     _load_tensors(parts, weights, small["buffers"], loaded.section("gradients"))
-    with store.compute():
-        store.load_optimizer_state_dict(small["optimizer"])
+    with store.compute(), formed(loaded, "optimizer", begun=True):
+        store.load_optimizer_state_dict(loaded.section("optimizer"))
     parts.state.load_state_dict(small["training"])
     for name, state in loaded.section("plugins").items():
-        if name in parts.hooks.plugins:
-            load_state = partial(parts.hooks.plugins[name].load_state_dict, state)
-            _of_plugin(name, "load_state_dict", load_state)
+        if name in plugins:
+            with formed(loaded, "plugins", f"plugin {name!r}", begun=True):
+                load_state = partial(plugins[name].load_state_dict, state)
+                ask(name, "load_state_dict", load_state)
     for name, state in loaded.section("extra").items():
         if name in parts.extra:
-            parts.extra[name].load_state_dict(state)
+            with formed(loaded, "extra", f"the object {name!r}", begun=True):
+                parts.extra[name].load_state_dict(state)
     rng.restore(small["rng"])
     return small["data"]
 
 
+def _keep_threads(saved: Any, wanted: int | None) -> None:
+    """Compute with as many threads as before, unless the config names a number: sums depend on it.
+
+    Checkpoints of earlier versions do not know the number.
+    """
+    here = torch.get_num_threads()
+    if type(saved) is int and 0 < saved != here and wanted is None:
+        torch.set_num_threads(saved)
+        CONSOLE.warning(
+            "going on with %d CPU threads, as the run began (here torch would use %d); another "
+            "number may change the last bits of results; train.threads sets it",
+            saved,
+            here,
+        )
+
+
 def _load_tensors(
     parts: Parts,
-    weights: Mapping[str, torch.Tensor],
+    weights: SavedWeights,
     saved_buffers: Mapping[str, torch.Tensor],
     gradients: Mapping[str, torch.Tensor],
 ) -> None:
@@ -135,7 +170,7 @@ def _load_tensors(
     store.zero_gradients()
     for span in store.spans():
         with store.loan(span, "write") as weight, torch.no_grad():
-            weight.copy_(weights[span.name])
+            weight.copy_(weights.file_of(span.name)[span.name])
         if span.name in gradients:
             with store.loan(span, "write", of="gradient") as gradient:
                 gradient.copy_(gradients[span.name])
@@ -159,14 +194,6 @@ def digest(parts: Parts, data: Any) -> str:
             with store.loan(span, "read") as weight:
                 weights[span.name] = checkpoints.digest(weight)
         return checkpoints.digest({**trees, "weights": weights})
-
-
-def _of_plugin(name: str, where: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except BaseException as error:
-        blame(error, name, where)
-        raise
 
 
 def _gradients(store: ParameterStore) -> dict[str, torch.Tensor]:
@@ -223,55 +250,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def _check_weights(weights: Any, store: ParameterStore) -> None:
-    spans = {span.name: span for span in store.spans()}
-    _check_names("parameter", weights.keys(), spans.keys())
-    for name, span in spans.items():
-        dtype, shape = weights.info(name)
-        if (dtype, tuple(shape)) != (span.dtype, span.shape):
-            msg = (
-                f"parameter {name!r} is {dtype} {tuple(shape)} in the checkpoint but {span.dtype} "
-                f"{span.shape} in the model"
-            )
-            raise WrongCheckpointError(msg)
-
-
-def _check_names(kind: str, saved: AbstractSet[str], here: AbstractSet[str]) -> None:
-    for name in sorted(saved ^ here):
-        where = "the checkpoint" if name in saved else "the model"
-        msg = f"{kind} {name!r} is only in {where}; load it into the model it was saved from"
-        raise WrongCheckpointError(msg)
-
-
-def _check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    before = [len(group["params"]) for group in saved["param_groups"]]
-    now = [len(group["params"]) for group in optimizer.param_groups]
-    if before != now:
-        msg = (
-            f"the optimizer's parameter groups hold {now} parameters, the checkpoint's {before}; "
-            f"build it the same way"
-        )
-        raise WrongCheckpointError(msg)
-    # Each optimizer class has its own settings. A saved group may also have a scheduler's settings.
-    for group, settings in zip(saved["param_groups"], optimizer.param_groups, strict=True):
-        missing = sorted(settings.keys() - group.keys())
-        if missing:
-            msg = (
-                f"the checkpoint is of another optimizer than {type(optimizer).__name__}: it has "
-                f"no {', '.join(missing)}; build the one it was saved with"
-            )
-            raise WrongCheckpointError(msg)
-
-
 def _check_buffers(
     saved: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor], *, allow_changes: bool
 ) -> None:
     if not allow_changes:  # other plugins may have added or removed buffers
-        _check_names("buffer", saved.keys(), here.keys())
+        check_names("buffer", saved.keys(), here.keys())
     for name in sorted(saved.keys() & here.keys()):
-        if saved[name].shape != here[name].shape:
-            msg = (
-                f"buffer {name!r} has shape {tuple(saved[name].shape)} in the checkpoint but "
-                f"{tuple(here[name].shape)} in the model"
-            )
+        forms = [(one[name].dtype, tuple(one[name].shape)) for one in (saved, here)]
+        if forms[0] != forms[1]:
+            msg = f"buffer {name!r} is {forms[0]} in the checkpoint but {forms[1]} in the model"
             raise WrongCheckpointError(msg)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide.api.kernels import KERNEL_GROUP
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.task import Run
 from neaptide.io.logging import run_logger, said
 from neaptide.loop.schedule import LearningRate
 from neaptide.loop.state import TrainState
 from neaptide.loop.step import Loop
+from neaptide.plugin import sole
 
 from . import assembly, saving
-from .arguments import check_optimizer, phase_named
-from .defaults import call_with_mapping
-from .meter import sample
+from .arguments import Members, check_optimizer, phase_named
 from .recorder import Recorder
 from .signals import Interrupted
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide.hooks.manager import HookManager
     from neaptide.plugin import PluginSpec
+
+
+METER_GROUP = "neaptide.meters"
+"""The group of the entry point that measures memory: `meter(device)`."""
 
 
 class Session:
@@ -60,6 +64,8 @@ class Session:
         self._kernels: KernelScope | None = None
         if config.train.deterministic:
             _begin_deterministic()
+        if config.train.threads is not None:
+            torch.set_num_threads(config.train.threads)
         try:
             self._assemble(ordered, build, optimizer, stateful or {})
         except BaseException as error:
@@ -85,11 +91,12 @@ class Session:
         # From here on plugins may patch the model, so `on_run_end` is called even after an error.
         self.run = Run(config, self.recorder.directory, device, log, timeline=hooks.timeline)
         if hooks.implements("register_kernels"):
-            self._kernels = assembly.kernel_scope()
+            self._kernels = sole(KERNEL_GROUP)()
             hooks.notify("register_kernels", kernels=self._kernels)
         hooks.notify("convert_model", model=self.model)
         optimizer = optimizer or assembly.build_optimizer(config, self.model, hooks)
         check_optimizer(optimizer, self.model)
+        self._members = Members(self.model, optimizer)
         self.store: ParameterStore = hooks.first(
             "provide_parameters",
             ParameterStore,
@@ -104,10 +111,11 @@ class Session:
             store=self.store,
             probe=self._probe,
         )
-        self.recorder.attach(hooks, self.store.optimizer, device)
+        meter = sole(METER_GROUP)(device) if self.recorder.directory else None
+        self.recorder.attach(hooks, meter)
         self.loop = Loop(
             self.model,
-            task.loss_fn or call_with_mapping,
+            sole(assembly.LOSS_GROUP)(task.loss_fn, log),
             self.store,
             hooks,
             self.run,
@@ -117,12 +125,14 @@ class Session:
                 warmup_steps=config.schedule.warmup_steps,
                 steps=config.train.steps,
             ),
-            (lambda: sample(device)) if self.recorder.directory else None,
+            meter and meter.sample,
             self.recorder.trained,
             self.recorder.phase_ends,
         )
         self._save = hooks.around("around_save", self._write, self.run)
-        self._parts = saving.Parts(self.model, self.store, hooks, self.state, config, stateful)
+        self._parts = saving.Parts(
+            self.model, self.store, hooks, self.state, config, self.recorder, stateful
+        )
 
     def _probe(self, batch: Any) -> float:
         return self.loop.probe(batch)
@@ -132,6 +142,8 @@ class Session:
         if not self._begun:
             self._begun = True
             self.recorder.begin(self.state if self._loaded else None)
+            for name, lost in self.recorder.lost.items():
+                self.run.log.warning("records.lost", step=self.state.step, file=name, what=lost)
 
     def step(self, batch: Any, phase: str | None = None) -> StepResult:
         """Train on one batch; first try a jump if it is due. `phase` overrides the schedule."""
@@ -143,6 +155,7 @@ class Session:
         self.begin()
         if not self.model.training:
             self.model.train()
+        self._members.check()
         self._stepping = True
         try:
             result = self.loop.step(batch, forced)

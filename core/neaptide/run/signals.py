@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM make a run save and stop; a second signal ends the process at once."""
+"""SIGINT, SIGTERM and SIGHUP make a run save and stop; a second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HANGUP: int = getattr(signal, "SIGHUP", 0)  # Windows has none
+_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([_HANGUP] if _HANGUP else [])]
 _END = b"\0"  # the byte that ends `_watch`; no signal has this number
 _ACTIVE: set[int] = set()  # the write end of the open pipe
 
@@ -45,7 +46,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM inside the context.
+    """Catch SIGINT, SIGTERM and SIGHUP inside the context.
+
+    A closed terminal sends SIGHUP. If it is ignored, as under `nohup`, it stays ignored.
 
     A second signal ends the process at once, without a checkpoint, with exit status 128 + the
     number of the signal. Python can install signal handlers only in the main thread, so in other
@@ -55,7 +58,11 @@ def stop_on_signals() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request) for number in _SIGNALS}
+    before = {
+        number: signal.signal(number, request)
+        for number in _SIGNALS
+        if number != _HANGUP or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         with _leave_at_the_second():
             yield request
@@ -72,7 +79,8 @@ def _leave_at_the_second() -> Iterator[None]:
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
-    watch.start()
+    with suppress(RuntimeError):  # no thread can be started: a second signal then changes nothing
+        watch.start()
     _ACTIVE.add(writing)
     try:
         yield
@@ -80,7 +88,8 @@ def _leave_at_the_second() -> Iterator[None]:
         _ACTIVE.discard(writing)
         signal.set_wakeup_fd(before)
         os.write(writing, _END)  # a close does not end the read: forked workers have the pipe open
-        watch.join()
+        if watch.ident is not None:
+            watch.join()
         os.close(writing)
         os.close(reading)
 
@@ -91,8 +100,8 @@ def _watch(reading: int) -> None:
         for number in numbers:
             if number == _END[0]:
                 return
-            if number in _SIGNALS:
-                seen += 1
+            if number in _SIGNALS and not (seen and number == _HANGUP):
+                seen += 1  # a shell and the system both send SIGHUP when a terminal is closed
             if seen > 1:
                 os._exit(128 + number)
 

@@ -10,11 +10,12 @@ from neaptide.api import rng
 from neaptide.api.task import Data, Task
 from neaptide.errors import suggest
 from neaptide.hooks.enabling import configured
+from neaptide.plugin import sole
 from neaptide.text import brief, called
 
 from . import assembly
 from .arguments import check_resume, check_trained, phase_named
-from .defaults import call_with_mapping, try_optimizer
+from .defaults import OPTIMIZER_GROUP
 from .displays import display_of
 from .feed import moved
 from .fit import Fit
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     from neaptide.api.task import LossFn
     from neaptide.config import RunConfig
     from neaptide.hooks.manager import HookManager
+    from neaptide.io.summary import Summary
     from neaptide.plugin import PluginSpec
-
-    from .summary import Summary
 
 
 class HybridTrainer:
@@ -107,13 +107,13 @@ class HybridTrainer:
         def build(hooks: HookManager) -> Task:
             if hooks.left_to_core("configure_optimizer"):
                 section = full.optimizer
-                try_optimizer(section.name, section.lr, section.options)
+                sole(OPTIMIZER_GROUP).check(section.name, section.lr, section.options)
             task = assembly.build_task(full, hooks)
             if not assembly.is_placed(hooks):
                 task.module.to(device)
             if device.type == "cpu":
                 return task
-            loss_fn = task.loss_fn or call_with_mapping
+            loss_fn = sole(assembly.LOSS_GROUP)(task.loss_fn, None)
             return Task(task.module, lambda model, batch: loss_fn(model, moved(batch, device)))
 
         trainer = cls.__new__(cls)
@@ -222,7 +222,7 @@ class HybridTrainer:
         the batch.
         """
         chosen = phase_named(phase)
-        return self.hooks.estimate_memory(assembly.base_ledger(self.store, chosen), chosen)
+        return self.hooks.estimate_memory(sole(assembly.LEDGER_GROUP)(self.store, chosen), chosen)
 
     def report(self, plugin: str) -> str | None:
         """Return the report of an enabled plugin, such as `"profiler"`."""

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from neaptide.api.memory import MOMENTS, Ledger, tier_of
-from neaptide.run.meter import PeakMeter, sample
-from neaptide.tensors import nested_tensors, tensor_bytes
+from neaptide_toolkit.machine.meter import PeakMeter, sample
+from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
 
 CPU = torch.device("cpu")
 

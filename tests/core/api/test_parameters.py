@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import same_bits
 from torch import nn
 
 from neaptide.api.spans import Span
-from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing import HostileStore, tiny_task
 from neaptide_toolkit.testing.tiny import tiny_loss
 
@@ -208,15 +208,43 @@ def test_any_shape_dtype_and_value_comes_back(
 
 
 @stores
-def test_gradient_norm_is_torchs(kind: type) -> None:
+def test_gradient_norm_has_torchs_bits(kind: type) -> None:
     store, task, _ = trained(kind)
     with store.compute():
         expected = torch.nn.utils.get_total_norm(
             [value.grad for value in task.model.parameters() if value.grad is not None]
         )
-    found = store.gradient_norm()
-    assert (torch.float32, 0) == (found.dtype, found.ndim)
-    torch.testing.assert_close(expected, found, rtol=1e-6, atol=0.0)
+    assert same_bits(expected, store.gradient_norm())
+
+
+@stores
+@given(
+    dtypes=st.lists(
+        st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64]),
+        min_size=1,
+        max_size=12,
+    ),
+    max_norm=st.sampled_from([1e-3, 1.0, 1e6]),
+)
+@settings(max_examples=30)
+def test_clipping_has_torchs_bits_for_every_dtype(
+    kind: type, dtypes: list[torch.dtype], max_norm: float
+) -> None:
+    model = Bag([((7, 3), dtype) for dtype in dtypes])
+    generator = torch.Generator().manual_seed(len(dtypes))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(7, 3, generator=generator).to(parameter.dtype)
+    twins = [nn.Parameter(torch.zeros_like(parameter)) for parameter in model.parameters()]
+    for twin, parameter in zip(twins, model.parameters(), strict=True):
+        twin.grad = parameter.grad.clone()
+    store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    norm = store.gradient_norm()
+    store.clip_gradients(max_norm, norm)
+
+    assert same_bits(torch.nn.utils.clip_grad_norm_(twins, max_norm), norm)
+    clipped = gradients(store)
+    assert all(same_bits(twin.grad, clipped[f"p{place}"]) for place, twin in enumerate(twins))
 
 
 def test_gradient_norm_is_the_same_bits_resident_and_on_loans() -> None:
@@ -240,15 +268,6 @@ def test_gradient_norm_does_not_overflow_in_half_precision(kind: type, dtype: to
 
 
 @stores
-def test_gradient_norm_of_mixed_dtypes(kind: type) -> None:
-    model = Bag([((2,), torch.bfloat16), ((2,), torch.float64), ((1,), torch.float32)])
-    for parameter, value in zip(model.parameters(), (1.0, 2.0, 3.0), strict=True):
-        parameter.grad = torch.full_like(parameter, value)
-    store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert float(store.gradient_norm()) == pytest.approx(math.sqrt(2 + 8 + 9), rel=1e-6)
-
-
-@stores
 @pytest.mark.parametrize("factor", [0.25, torch.tensor(0.25)])
 def test_scaling_multiplies_every_gradient(kind: type, factor: Any) -> None:
     store, _, _ = trained(kind)
@@ -257,6 +276,16 @@ def test_scaling_multiplies_every_gradient(kind: type, factor: Any) -> None:
     after = gradients(store)
     assert before.keys() == after.keys() != set()
     assert all(same_bits(value * 0.25, after[name]) for name, value in before.items())
+
+
+@stores
+def test_scaling_does_not_round_the_factor_to_the_gradients_dtype(kind: type) -> None:
+    model = Bag([((50,), torch.bfloat16)])
+    store = kind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.p0.grad = torch.randn(50).bfloat16()
+    expected = (model.p0.grad.float() * (1 / 1.75)).bfloat16()
+    store.scale_gradients(1 / 1.75)
+    assert same_bits(expected, gradients(store)["p0"])
 
 
 def gradients(store: ParameterStore) -> dict[str, torch.Tensor]:

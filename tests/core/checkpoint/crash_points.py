@@ -69,14 +69,17 @@ class Disk:
         self._files: dict[int, int] = {}
         self._names: dict[int, list[tuple[int, str, str]]] = {}
 
-    def note(self, operation: str, arguments: tuple[Any, ...], result: Any) -> None:
+    def note(
+        self, operation: str, arguments: tuple[Any, ...], options: dict[str, Any], result: Any
+    ) -> None:
         if operation == "open" and arguments[1] & os.O_CREAT:
             self._files[_inode(result)] = os.dup(result)
-            self._changed("made", Path(arguments[0]).name, Path(arguments[0]))
+            self._changed("made", _path(arguments[0], options.get("dir_fd")))
         elif operation == "mkdir":
-            self._changed("made", Path(arguments[0]).name, Path(arguments[0]))
+            self._changed("made", _path(arguments[0], options.get("dir_fd")))
         elif operation == "rename":
-            self._changed(Path(arguments[0]).name, Path(arguments[1]).name, Path(arguments[1]))
+            path = _path(arguments[1], options.get("dst_dir_fd"))
+            self._changed(Path(arguments[0]).name, path)
         elif operation == "fsync":
             self._files.pop(_inode(arguments[0]), None)
             self._names.pop(_inode(arguments[0]), None)
@@ -85,11 +88,12 @@ class Disk:
         """Truncate those files to half, take back those renames, remove those new names."""
         for name in OPERATIONS:
             setattr(os, name, REAL[name])
+        os.replace = REAL["rename"]
         for descriptor in self._files.values():
             os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
         for changes in self._names.values():
             for descriptor, before, now in reversed(changes):
-                path = Path(f"/proc/self/fd/{descriptor}").readlink() / now
+                path = _path(now, descriptor)
                 if not path.exists():
                     continue  # went with its directory, or was deleted, which comes after a rename
                 if before != "made":
@@ -99,9 +103,14 @@ class Disk:
                 else:
                     path.unlink()
 
-    def _changed(self, before: str, now: str, path: Path) -> None:
+    def _changed(self, before: str, path: Path) -> None:
         parent = REAL["open"](path.parent, os.O_RDONLY)
-        self._names.setdefault(_inode(parent), []).append((parent, before, now))
+        self._names.setdefault(_inode(parent), []).append((parent, before, path.name))
+
+
+def _path(name: str | Path, folder: int | None) -> Path:
+    """Return the path of what has a name in an open folder."""
+    return Path(name) if folder is None else Path(f"/proc/self/fd/{folder}").readlink() / name
 
 
 def _inode(descriptor: int) -> int:
@@ -118,6 +127,7 @@ class Fault:
         self.disk = Disk()
         for name in OPERATIONS:
             setattr(os, name, self._wrap(name))
+        os.replace = os.rename  # on this system it is the same
 
     def _wrap(self, name: str) -> Callable[..., Any]:
         def operation(*arguments: Any, **options: Any) -> Any:
@@ -130,7 +140,7 @@ class Fault:
             if name == "write" and self._kind == "short":
                 arguments = (arguments[0], arguments[1][:100])
             result = REAL[name](*arguments, **options)
-            self.disk.note(name, arguments, result)
+            self.disk.note(name, arguments, options, result)
             return result
 
         return operation

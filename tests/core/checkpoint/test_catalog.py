@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -131,11 +131,73 @@ def test_prune_keeps_at_least_one(tmp_path: Path) -> None:
 def test_prune_names_what_it_cannot_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = write(tmp_path, 1, 2)
 
-    def rename(*_: object) -> None:
+    def rename(*_: object, **__: object) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "replace", rename)
     with pytest.raises(CheckpointError, match=f"cannot delete checkpoint {first}: Device or"):
         prune(tmp_path, keep=1)
 
     assert [] == verify(first)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused_and_outlives_none(
+    tmp_path: Path,
+) -> None:
+    first, _, third = write(tmp_path, 1, 2, 3)
+    forged = first.rename(step_directory(tmp_path, 9))
+    assert [f"{forged} is of step 1; give it the name of that step, or remove it"] == verify(forged)
+    newest, (warning,) = newest_valid(tmp_path)
+    assert third == newest
+    assert "step-00000009 is skipped" in warning
+    prune(tmp_path, keep=1)
+    assert [third.name] == names(tmp_path)
+    with pytest.raises(CheckpointError, match="would hold the checkpoint of step 4"):
+        write_as(tmp_path, 5, 4)
+    assert not step_directory(tmp_path, 5).exists()
+
+
+def test_a_renamed_checkpoint_is_as_old_as_its_manifest_says_and_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, *range(2, 9))
+    step_directory(tmp_path, 8).rename(step_directory(tmp_path, 1))  # the newest looks the oldest
+    step_directory(tmp_path, 2).rename(step_directory(tmp_path, 70))
+    step_directory(tmp_path, 3).rename(step_directory(tmp_path, 80))
+    (step_directory(tmp_path, 80) / "manifest.json").write_text("{}")  # only its name is left
+    (step_directory(tmp_path, 90)).write_text("a file")
+    prune(tmp_path, keep=2)
+    kept = [step_directory(tmp_path, step) for step in (1, 6, 7, 80, 90)]
+    assert kept == checkpoints(tmp_path)
+    newest, warnings = newest_valid(tmp_path)
+    assert step_directory(tmp_path, 7) == newest
+    assert ["\n" in warning for warning in warnings] == [False, False]
+    step_directory(tmp_path, 1).rename(step_directory(tmp_path, 8))
+    prune(tmp_path, keep=1)
+    assert step_directory(tmp_path, 8) == newest_valid(tmp_path)[0]
+    assert not step_directory(tmp_path, 7).exists()
+
+
+def write_as(root: Path, named: int, step: int) -> None:
+    with writing(step_directory(root, named), step, {}):
+        pass
+
+
+def test_a_directory_that_cannot_be_listed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot list .*: File name too long"):
+        checkpoints(tmp_path / ("x" * 300))
+
+    def failing(self: Path) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", failing)
+    for listing in (lambda: checkpoints(tmp_path), lambda: prune(tmp_path, 1)):
+        with pytest.raises(CheckpointError, match=r"cannot list .*: Input/output error"):
+            listing()
+
+
+def test_a_file_is_a_directory_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert [] == checkpoints(tmp_path / "file")

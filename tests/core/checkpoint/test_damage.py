@@ -56,7 +56,8 @@ def test_truncated_anywhere(checkpoint: Path, name: str) -> None:
 
 
 def test_a_manifest_that_lost_its_last_byte(checkpoint: Path) -> None:
-    earlier = shutil.copytree(checkpoint, checkpoint.with_name("step-00000300"))
+    earlier = checkpoint.with_name("step-00000300")
+    save(earlier, {}, 300, {})
     path = checkpoint / "manifest.json"
     whole = path.read_bytes()
     why = "not byte for byte what was written"
@@ -159,10 +160,10 @@ def test_a_link_to_the_right_content(checkpoint: Path, name: str) -> None:
 def test_what_is_no_file(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()
     (checkpoint / name).mkdir()
-    refused(checkpoint, f"{name}: not a regular file")
+    refused(checkpoint, f"{name}: is not a regular file")
     (checkpoint / name).rmdir()
     os.mkfifo(checkpoint / name)
-    refused(checkpoint, f"{name}: not a regular file")
+    refused(checkpoint, f"{name}: is not a regular file")
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
@@ -209,6 +210,31 @@ def test_a_file_changed_while_it_is_read(checkpoint: Path) -> None:
 
     with pytest.raises(CheckpointError, match="changed while it was read"), opened(path):
         path.write_bytes(b"longer")
+
+
+def test_a_directory_that_becomes_a_link_after_it_was_verified(checkpoint: Path) -> None:
+    loaded = load(checkpoint)
+    away = checkpoint.with_name("away")
+    checkpoint.rename(away)
+    checkpoint.symlink_to(away)
+
+    for read in (
+        lambda: loaded.section("model"),
+        lambda: loaded.outline("model"),
+        lambda: loaded.tensors("model"),
+        lambda: load(checkpoint),
+    ):
+        with pytest.raises(CheckpointError, match=r"step-00000400 is a symbolic link") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    refused(checkpoint, f"{checkpoint.name} is a symbolic link")
+
+
+def test_a_link_with_a_name_of_the_users_is_followed(checkpoint: Path) -> None:
+    link = checkpoint.with_name("best")
+    link.symlink_to(checkpoint)
+    assert [3, [1, 2, 3], None] == load(link).section("rng")["python"]
+    assert [] == verify(link)
 
 
 def test_pruned_after_it_was_verified(checkpoint: Path) -> None:

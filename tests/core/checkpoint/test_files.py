@@ -192,7 +192,7 @@ def test_an_empty_directory_and_a_damaged_step_are_replaced(tmp_path: Path) -> N
     (tmp_path / "step-00000001" / "half").write_bytes(b"x")
 
     write(tmp_path / "empty")
-    write(tmp_path / "step-00000001")
+    write(tmp_path / "step-00000001", step=1)
 
     assert [[], []] == [verify(tmp_path / "empty"), verify(tmp_path / "step-00000001")]
     assert {"empty", "step-00000001"} == names(tmp_path)
@@ -215,12 +215,12 @@ def test_strays_of_dead_processes_are_cleared(tmp_path: Path) -> None:
             path = tmp_path / f".tmp-step-00000001-{pid}-0123abcd.neaptide"
             path.mkdir()
             (path / "half").write_bytes(b"x")
-        write(tmp_path / "step-00000001")
+        write(tmp_path / "step-00000001", step=1)
         assert {"step-00000001"} == names(tmp_path)
 
 
 def test_what_was_replaced_is_cleared(tmp_path: Path) -> None:
-    write(tmp_path / "step-00000002")
+    write(tmp_path / "step-00000002", step=2)
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".old-step-00000002")
 
     write(tmp_path / "step-00000003")

@@ -26,7 +26,7 @@ def test_check_names_the_plugins_in_order(neaptide: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [("config", "check"), ("run", "--quiet", "--set", "train.steps=1")]
+    "verb", [("config", "check"), ("run", "--quiet", "--set", "train.steps=20")]
 )
 def test_a_name_that_disables_nothing_is_told_of_once(
     neaptide: Any,
@@ -45,7 +45,6 @@ def test_a_name_that_disables_nothing_is_told_of_once(
     ("setting", "error"),
     [
         ("optimizer.name=adamwx", "unknown optimizer 'adamwx' (did you mean 'adamw'?)"),
-        ("optimizer.options.weight_decai=1", "unknown option 'weight_decai' (did you mean"),
         ("model.name=tiny_task:modle", "'tiny_task' has no 'modle' (did you mean 'model'?)"),
         ("data.options.sekonds=1", "unknown option 'sekonds' (did you mean 'seconds'?)"),
     ],
@@ -67,7 +66,123 @@ def test_a_name_without_a_scheme_or_module_is_refused(neaptide: Any, name: str) 
 
 def test_check_as_json(neaptide: Any) -> None:
     done = neaptide("config", "check", "tiny.toml", "--json")
-    assert {"ok": True, "plugins": ["predictor-drift", "profiler"]} == json.loads(done.out)
+    plugins = ["predictor-drift", "profiler"]
+    assert {"ok": True, "plugins": plugins, "warnings": []} == json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("optimizer.options.weight_decai=1", "unknown option 'weight_decai' (did you mean"),
+        (
+            "optimizer.options={weight_decay = 0.1, betas = 0.9}",
+            (
+                "AdamW refused betas = 0.9: 'float' object is not subscriptable "
+                "@ optimizer.options.betas"
+            ),
+        ),
+        ("train.device=cuda:99", "this machine has "),
+        (
+            "optimizer.weight_decay=0.1",
+            (
+                "unknown key 'weight_decay' (known: name, lr, options); write it as "
+                "optimizer.options.weight_decay @ optimizer.weight_decay"
+            ),
+        ),
+    ],
+)
+def test_check_tries_the_optimizer_and_the_device(neaptide: Any, setting: str, error: str) -> None:
+    done = neaptide("config", "check", "tiny.toml", "--set", setting)
+    assert (2, "") == (done.code, done.out)
+    assert done.err.startswith(f"error: {error}")
+
+
+def test_two_settings_that_are_refused_together_are_not_blamed_alone(neaptide: Any) -> None:
+    options = "optimizer.options={fused = true, foreach = true}"
+    done = neaptide("config", "check", "tiny.toml", "--set", options)
+    assert 2 == done.code
+    assert done.err.startswith("error: AdamW refused its settings: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (
+            ("phases.warmup.steps=100",),
+            (
+                "all 24 updates are in Warmup, which lasts 100 (train.steps = 24) "
+                "@ phases.warmup.steps"
+            ),
+        ),
+        (
+            ("phases.full.steps=90",),
+            (
+                "no update is predicted: Warmup and Full last 3 + 90 updates (train.steps = 24) "
+                "@ phases.full.steps"
+            ),
+        ),
+        (
+            ("schedule.warmup_steps=50",),
+            (
+                "the learning rate never reaches optimizer.lr: it rises for 50 updates "
+                "(train.steps = 24) @ schedule.warmup_steps"
+            ),
+        ),
+        (
+            ("model.name=",),
+            "`neaptide run` needs model.name; HybridTrainer takes the model from your code",
+        ),
+    ],
+)
+def test_check_warns_of_what_has_no_effect_or_is_missing(
+    neaptide: Any, caplog: pytest.LogCaptureFixture, settings: tuple[str, ...], warning: str
+) -> None:
+    sets = [argument for each in settings for argument in ("--set", each)]
+    assert 0 == neaptide("config", "check", "tiny.toml", *sets).code
+    assert [warning] == [one.getMessage() for one in caplog.records]
+    done = neaptide("config", "check", "tiny.toml", *sets, "--json")
+    assert [warning] == json.loads(done.out)["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("nowhere.deep:make", "nowhere.deep"), ("../tiny_task:model", "../tiny_task")],
+)
+@pytest.mark.parametrize("key", ["model", "data"])
+def test_check_refuses_a_module_that_is_not_there_and_imports_none(
+    neaptide: Any, folder: Path, key: str, name: str, module: str
+) -> None:
+    done = neaptide("config", "check", "tiny.toml", "--set", f"{key}.name='{name}'")
+    assert 2 == done.code
+    assert done.err.startswith(f"error: there is no module '{module}'")
+    assert f"@ {key}.name" in done.err
+    (folder / "raising.py").write_text("raise RuntimeError\n", encoding="utf-8")
+    assert 0 == neaptide("config", "check", "tiny.toml", "--set", "model.name=raising:make").code
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("NEAPTIDE_TRAIN_STEPS", "NEAPTIDE__TRAIN__STEPS"),
+        ("NEAPTIDE_TRAIN__BATCH_SIZE", "NEAPTIDE__TRAIN__BATCH_SIZE"),
+        ("NEAPTIDE_SEED", "NEAPTIDE__SEED"),
+        ("NEAPTIDE_PLUGINS_EMA_DECAY", "NEAPTIDE__TRAIN__STEPS"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("config", "check"), ("run", "--quiet")])
+def test_a_variable_that_nearly_is_a_setting_is_told_of(
+    neaptide: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variable: str,
+    meant: str,
+    verb: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("NEAPTIDE_CACHE_DIR", "somewhere")
+    assert 0 == neaptide(*verb, "tiny.toml").code
+    expected = f"{variable} sets nothing: keys are joined by two underscores, as in {meant}"
+    assert [expected] == [one.getMessage() for one in caplog.records]
 
 
 def test_show_prints_a_config_that_means_the_same(neaptide: Any, folder: Path) -> None:
@@ -172,7 +287,7 @@ def test_a_copy_may_be_of_another_format(neaptide: Any, folder: Path, suffix: st
 
 def test_a_copy_without_a_known_suffix_is_refused(neaptide: Any) -> None:
     done = neaptide("presets", "copy", "tiny-cpu", "mine.ini")
-    expected = "error: only .toml, .yaml, .yml and .json are read (got '.ini')\n"
+    expected = "error: only .toml, .json, .yaml and .yml are read (got '.ini')\n"
     assert (2, expected) == (done.code, done.err)
 
 
@@ -217,3 +332,27 @@ def test_a_module_beside_the_config_does_not_stand_for_one_of_torchs(
 ) -> None:
     (folder / "pickletools.py").write_text("raise ImportError\n", encoding="utf-8")
     assert 0 == command("config", "check", "tiny.toml", "--imports").code
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("keys.toml", "\n".join(f"k{n} = 1" for n in range(20_000))),
+        ("key.toml", f"{'k' * 1_000_000} = 1\n"),
+        ("options.toml", "[plugins.ema]\n" + "\n".join(f"k{n} = 1" for n in range(20_000))),
+        ("plugins.toml", "\n".join(f"[plugins.k{n}]" for n in range(20_000))),
+        ("value.json", json.dumps({"seed": "x" * 1_000_000})),
+        ("items.yaml", "x:\n" + "- 1\n" * 250_000),
+    ],
+)
+def test_errors_take_at_most_a_screen(neaptide: Any, folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text, encoding="utf-8")
+    for command in (("config", "check"), ("run",)):
+        done = neaptide(*command, name)
+        lines = done.err.splitlines()
+        assert 2 == done.code
+        assert 1 <= len(lines) <= 24
+        assert max(map(len, lines)) < 1100
+        document = json.loads(neaptide(*command, name, "--json").out)
+        assert len(json.dumps(document)) < 30_000

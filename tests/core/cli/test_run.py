@@ -18,7 +18,7 @@ import pytest
 
 from neaptide.checkpoint import checkpoints
 from neaptide.config import loads
-from neaptide.run.summary import Summary
+from neaptide.io.summary import Summary
 
 SUMMARY = r"""
 validation loss       \d+\.\d{4}
@@ -41,7 +41,8 @@ def test_a_run_shows_its_course_and_sums_up(command: Any, folder: Path) -> None:
     done = command("run", "tiny.toml")
     assert (0, "") == (done.code, done.err)
     said, _, rest = done.out.partition("\nstep  1/24")
-    assert "the user's own words" == said
+    saves = "checkpoints: every 15 min (run.checkpoint_minutes), on Ctrl-C and at the end"
+    assert ["the user's own words", saves] == said.splitlines()
     assert re.search(SUMMARY, rest) is not None, rest
     course, _, _ = rest.partition("\n\n")
     evaluated = re.findall(r"step +(\d+)/24  \w+ +validation loss \d", course)
@@ -92,6 +93,14 @@ def test_a_run_repeats_from_its_own_config_with_json_alone_on_stdout(
     assert "step 24/24  full" in again.err
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_plugin_says_in_a_line_what_it_chose(neaptide: Any, *, quiet: bool) -> None:
+    set_ = ("--set", "plugins.mixed-precision.dtype='bf16'", *(["--quiet"] if quiet else []))
+    done = neaptide("run", "tiny.toml", *set_)
+    line = "mixed-precision: bf16 in warmup, full, correct, predict, evaluate\n"
+    assert quiet is not (line in done.out)
+
+
 def test_the_directory_is_named_after_the_first_file(neaptide: Any, folder: Path) -> None:
     (folder / "mine.toml").write_text("seed = 5\n", encoding="utf-8")
     two = ("--set", "train.steps=2")
@@ -132,8 +141,20 @@ def test_events_for_machines_are_lines_of_json_on_stderr(
     assert "json" == stored["run"]["log"]
 
 
+def test_a_directory_with_a_run_is_refused_before_the_model_is_built(
+    neaptide: Any, folder: Path
+) -> None:
+    assert 0 == neaptide("run", "tiny.toml", "--quiet").code
+    (folder / "told.py").write_text(
+        "def model():\n    raise AssertionError('the model was built')\n", encoding="utf-8"
+    )
+    again = neaptide("run", "tiny.toml", "--quiet", "--set", "model.name=told:model")
+    assert 2 == again.code
+    assert "holds checkpoints of an earlier run" in again.err
+
+
 def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
-    short = ("run", "tiny.toml", "--quiet", "--set", "train.steps=3")
+    short = ("run", "tiny.toml", "--quiet", "--set", "train.steps=13")
     assert 0 == neaptide(*short).code
     again = neaptide(*short)
     way_out = "go on from them with --resume auto (resume='auto'), or set run.dir elsewhere"
@@ -141,14 +162,14 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
     assert (2, expected) == (again.code, again.err)
     finished = neaptide(*short, "--resume", "auto")
     assert (0, "") == (finished.code, finished.err)
-    assert ["updates", "3"] in [line.split() for line in finished.out.splitlines()]
+    assert ["updates", "13"] in [line.split() for line in finished.out.splitlines()]
     (only,) = checkpoints(Path("runs/tiny/checkpoints"))
-    changed = ("run", "tiny.toml", "--quiet", "--set", "train.steps=5", "--resume", only)
+    changed = ("run", "tiny.toml", "--quiet", "--set", "train.steps=15", "--resume", only)
     refused = neaptide(*changed)
     assert 2 == refused.code
     assert "train.steps" in refused.err
     assert 0 == neaptide(*changed, "--allow-changes").code
-    assert [3, 5] == [int(path.name[-8:]) for path in checkpoints(only.parent)]
+    assert [13, 15] == [int(path.name[-8:]) for path in checkpoints(only.parent)]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +265,26 @@ def test_an_exception_of_the_users_code_keeps_its_traceback(neaptide: Any) -> No
     ] == done.err.splitlines()[-2:]
 
 
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        (["model.name=tiny_task:leaving_in_forward"], 0),
+        # The caller sees the lowest eight bits.
+        (["model.name=tiny_task:leaving_in_forward", "model.options.code=256"], 256),
+        (["data.name=tiny_task:leaving_data"], 0),
+    ],
+)
+def test_a_run_that_its_own_code_ended_is_no_success(
+    neaptide: Any, folder: Path, settings: list[str], code: int
+) -> None:
+    set_ = [argument for setting in settings for argument in ("--set", setting)]
+    done = neaptide("run", "tiny.toml", "--quiet", "--json", *set_)
+    said = f"code of the task or of a plugin called sys.exit({code})"
+    assert (1, {"error": said, "exit_code": 1}) == (done.code, json.loads(done.out))
+    assert 'tiny_task.py", line' in done.err
+    assert not (folder / "runs/tiny/summary.json").exists()
+
+
 def test_what_a_plugin_lacks_is_one_line(neaptide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # There is no environment without the extra at hand: its package is not to be found.
     plugin = "neaptide_plugins.tensorboard.plugin"
@@ -299,9 +340,9 @@ def test_an_exception_of_a_plugin_names_it_and_its_hook(
 
 
 def test_a_report_that_fails_costs_only_the_report(command: Any, guests: dict[str, str]) -> None:
-    sets = ("--set", "plugins.reporting={}", "--set", "train.steps=3")
+    sets = ("--set", "plugins.reporting={}", "--set", "train.steps=13")
     done = command("run", "tiny.toml", "--quiet", *sets, **guests)
-    line = "WARNING: plugin 'reporting' cannot report: ZeroDivisionError('no report')\n"
+    line = "WARNING: plugin 'reporting' cannot report: ZeroDivisionError: no report\n"
     assert (0, line) == (done.code, done.err)
     assert "run directory" in done.out
     assert "\nprofiler\n" in done.out
@@ -409,7 +450,7 @@ def test_a_terminal_without_colours_gets_a_line_that_changes(
 
 def test_a_dumb_terminal_gets_plain_lines(folder: Path, environment: dict[str, str]) -> None:
     text = on_a_terminal(folder, {**environment, "TERM": "dumb"})
-    assert "step  1/24  warmup   loss -" in text
+    assert "step  1/24  warmup   lr 0.001  jumps 0" in text
     assert "\x1b" not in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
             (
                 'Unknown command "rum". Did you mean "run"? '
                 "Available commands: run, ckpt, compare, completion, config, doctor, kernels, "
-                "plugins"
+                "plan"
             ),
         ),
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),
@@ -172,3 +173,59 @@ sys.exit(main(["doctor"]))
     assert 2 == done.returncode
     assert done.stderr.endswith("lists the verbs, is missing; pip install neaptide\n")
     assert 1 == done.stderr.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "PASSIVE None"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
+        ({"GOMP_SPINCOUNT": "7"}, "None 7"),
+    ],
+)
+def test_threads_sleep_while_they_wait_unless_the_user_has_a_policy(
+    folder: Path, given: dict[str, str], expected: str
+) -> None:
+    (folder / "policy.py").write_text(
+        "import os, sys\n"
+        "assert 'torch' in sys.modules\n"
+        "print(os.environ.get('OMP_WAIT_POLICY'), os.environ.get('GOMP_SPINCOUNT'))\n"
+        "raise SystemExit(0)\n",
+        encoding="utf-8",
+    )
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-m", "neaptide", "run", "--preset", "tiny-cpu"]
+    done = subprocess.run(
+        [*command, "--set", "model.name=policy:model"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+        env={**environment, **given},
+    )
+    assert done.stdout.strip() == expected, done.stderr
+
+
+def test_a_deleted_current_directory_is_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            f"cd {gone} && rmdir {gone} && {sys.executable} -m neaptide run --preset tiny-cpu",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    why = "the current directory cannot be read: No such file or directory"
+    expected = f"error: {why}; change to another directory\n"
+    assert (2, expected) == (done.returncode, done.stderr)
+
+
+def test_a_terminal_that_is_gone_does_not_change_the_exit_code() -> None:
+    command = [sys.executable, "-m", "neaptide", "report", "nowhere"]
+    with Path("/dev/full").open("w", encoding="utf-8") as gone:
+        assert 2 == subprocess.run(command, stderr=gone, check=False).returncode

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from neaptide.config import FORMATS, load
+from neaptide.config import all_formats, load
 from neaptide.config.formats import MAX_FILE_BYTES
 from neaptide.errors import ConfigError
 
@@ -19,7 +19,7 @@ from . import test_laws
 if TYPE_CHECKING:
     from pathlib import Path
 
-SUFFIXES = [suffix for notation in FORMATS.values() for suffix in notation.suffixes]
+SUFFIXES = [suffix for notation in all_formats().values() for suffix in notation.suffixes]
 hostile = settings(
     max_examples=400,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -77,14 +77,14 @@ def test_any_bytes_are_read_or_refused_in_lines(
 
 
 @settings(max_examples=400)
-@given(st.sampled_from(list(FORMATS.values())), st.text(max_size=40) | texts)
+@given(st.sampled_from(list(all_formats().values())), st.text(max_size=40) | texts)
 def test_any_text_that_is_read_can_be_written_in_every_format(notation: Any, text: str) -> None:
     try:
         table = notation.loads(text)
     except ConfigError as error:
         test_laws.check_lines(error)
         return
-    for other in FORMATS.values():
+    for other in all_formats().values():
         assert table == other.loads(other.dumps(table))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import tiny_trainer
 
-from neaptide.config import FORMATS, RunConfig, dumps, load, unstructure
+from neaptide.config import RunConfig, all_formats, dumps, load, unstructure
 from neaptide.errors import ConfigError
 from neaptide.plugin import PluginSpec
 
@@ -130,7 +130,7 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy
 
 @pytest.mark.parametrize("suffix", [".toml", ".yaml", ".yml", ".json"])
 def test_the_trainer_takes_a_file_of_any_format(tmp_path: Path, suffix: str) -> None:
-    notation = next(entry for entry in FORMATS.values() if suffix in entry.suffixes)
+    notation = next(entry for entry in all_formats().values() if suffix in entry.suffixes)
     path = tmp_path / f"run{suffix}"
     settings = {"seed": 3, "train": {"clip_norm": 2e-5}, "plugins": {"ema": {}}}
     path.write_text(notation.dumps(settings), encoding="utf-8")

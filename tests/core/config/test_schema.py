@@ -42,7 +42,7 @@ def test_every_section_is_frozen_and_takes_keywords_only(section: type[Any]) -> 
 
 def test_defaults_are_those_users_of_such_trainers_know() -> None:
     config = RunConfig()
-    assert config.phases.warmup.steps == 100
+    assert config.phases.warmup.steps is None
     assert config.phases.full.steps == 200
     assert config.phases.predict == PredictSection(
         max_horizon=50, confidence=None, correction_interval=15, rise=0.02, halvings=2

@@ -453,8 +453,9 @@ def test_the_first_answer_counts() -> None:
         ([choosing("a", None)], "warmup"),
     ):
         task = tiny_task()
+        config = {"phases": {"warmup": {"steps": 1}}}
         with HybridTrainer(
-            task.model, task.optimizer, loss_fn=tiny_loss, plugins=plugins
+            task.model, task.optimizer, loss_fn=tiny_loss, plugins=plugins, config=config
         ) as trainer:
             assert expected == trainer.step(task.batches[0]).phase.name
 

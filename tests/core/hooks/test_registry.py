@@ -77,6 +77,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     distribution(folder, "x-missing", "OTHER = 1")
     distribution(folder, "x-renamed", sound("something-else"))
     distribution(folder, "x-no-class", sound("x-no-class").replace("class Thing", "class Thong"))
+    inexact = sound("x-inexact").replace("summary=", "numerics='approx', summary=")
+    distribution(folder, "x-inexact", inexact)
+    distribution(folder, "x-Named", sound("x-Named"))
     distribution(folder, "x-one", sound("x-twice"), plugin="x-twice")
     distribution(folder, "x-two", sound("x-twice"), plugin="x-twice")
     return folder
@@ -96,6 +99,10 @@ def test_each_broken_manifest_has_its_reason(site: Path) -> None:
         "x-missing": "importing 'x_missing:SPEC' raised AttributeError: module 'x_missing' has no "
         "attribute 'SPEC'",
         "x-renamed": "its PluginSpec is named 'something-else' but the entry point 'x-renamed'",
+        "x-inexact": "importing 'x_inexact:SPEC' raised PluginError: numerics must be one of "
+        "exact, tolerance, changes-training (got 'approx')",
+        "x-Named": "importing 'x_Named:SPEC' raised PluginError: name must be small letters, "
+        "digits and hyphens (got 'x-Named')",
         "x-twice": "x-one 1.2 and x-two 1.2 both ship a plugin of this name; uninstall one",
     } == python(site, PROBLEMS)
 

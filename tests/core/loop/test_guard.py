@@ -12,7 +12,7 @@ from torch import nn
 
 from neaptide import Update
 from neaptide.loop.guard import Guard
-from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing import HostileStore
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import nn
 
 from neaptide import Forecast, Pace, Plugin, PluginError, Update, hookimpl
 from neaptide.loop.guard import Guard
-from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing import HOSTILE_STORE, HostileStore
 
 if TYPE_CHECKING:

@@ -53,9 +53,7 @@ def plain_loop(steps: int, clip_norm: float | None) -> dict[str, torch.Tensor]:
         loss = tiny_loss(task.model, batch)
         (loss.sum / loss.count).backward()
         if clip_norm is not None:
-            # Summed by name, so that the bits do not depend on where a store keeps what.
-            by_name = [parameter for _, parameter in sorted(task.model.named_parameters())]
-            torch.nn.utils.clip_grad_norm_(by_name, clip_norm)
+            torch.nn.utils.clip_grad_norm_(task.model.parameters(), clip_norm)
         task.optimizer.step()
         task.optimizer.zero_grad()
     return tensors_of(task.model)
@@ -266,7 +264,7 @@ def test_a_skipped_update_is_an_event(tmp_path: Any, caplog: pytest.LogCaptureFi
             trainer.step(batch)
     lines = (tmp_path / "run/events.jsonl").read_text().splitlines()
     (event,) = [json.loads(line) for line in lines if "update.skipped" in line]
-    assert (2, "warmup", "nan", 1) == (
+    assert (2, "full", "nan", 1) == (
         event["step"],
         event["phase"],
         event["loss"],
@@ -423,7 +421,7 @@ def test_a_result_of_an_ordinary_step() -> None:
     trainer, batches = tiny_trainer()
     with trainer:
         result = trainer.step(batches[0])
-        assert (1, "warmup", Outcome.APPLIED, True) == (
+        assert (1, "full", Outcome.APPLIED, True) == (
             result.step,
             result.phase.name,
             result.outcome,
@@ -434,6 +432,13 @@ def test_a_result_of_an_ordinary_step() -> None:
         assert result.memory is None
         assert result.seconds > 0
         assert 1.5 < result.loss < 4.0
+
+
+def test_a_warmup_that_is_written_is_kept_without_a_predictor() -> None:
+    trainer, batches = tiny_trainer({"phases": {"warmup": {"steps": 2}}})
+    with trainer:
+        phases = [trainer.step(batch).phase.name for batch in batches[:4]]
+    assert ["warmup", "warmup", "full", "full"] == phases
 
 
 def test_the_norm_is_measured_when_asked_and_before_clipping() -> None:

@@ -82,6 +82,8 @@ def test_the_seed_decides_the_model(factories: str) -> None:
     ("section", "problem"),
     [
         ({"name": ""}, "name a model: 'builtin:byte-gpt' or 'package.module:factory' @ model.name"),
+        ({"name": "../mine:model"}, "'../mine' is not the name of a module: write 'mine:model' "),
+        ({"name": "mine.py:model"}, "cannot import 'mine.py'"),
         ({"name": "FACTORIES:modell"}, "'FACTORIES' has no 'modell' (did you mean 'model'?)"),
         ({"name": "FACTORIES:constant"}, "'FACTORIES:constant' must be callable (got int)"),
         ({"name": "FACTORIES:wrong"}, "'FACTORIES:wrong' must return an nn.Module, "),

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import signal
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -13,6 +14,8 @@ from support import CYCLE, digest_after, plugin_with, stranger, tiny_trainer
 
 from neaptide import Data, DataError, HybridTrainer, Interrupted, Loss, hookimpl
 from neaptide.checkpoint import checkpoints
+from neaptide.config.schema import RunSection
+from neaptide.run.fit import SaveClock
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:
@@ -139,6 +142,32 @@ def test_checkpoints_come_as_often_as_asked(tmp_path: Path, keep: int, left: lis
         trainer.fit(batches)
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert [f"step-{step:08d}" for step in left] == names
+
+
+@pytest.mark.parametrize(
+    ("minutes", "takes", "expected"),
+    [
+        (15.0, 1.0, [15, 31, 47]),  # a minute an update
+        (15.0, 120.0, [15, 57]),  # a save takes two minutes: 40 minutes are longer
+        (0.0, 1.0, []),
+    ],
+)
+def test_checkpoints_come_by_time_unless_updates_are_written(
+    minutes: float, takes: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = SaveClock(RunSection(checkpoint_minutes=minutes))
+    saved = []
+    for step in range(1, 60):
+        now[0] = max(now[0], 60.0 * step)
+        if clock.due(step):
+            saved.append(step)
+            with clock.saving():
+                now[0] += takes
+    assert expected == saved
+    every = SaveClock(RunSection(checkpoint_every=7, checkpoint_minutes=minutes))
+    assert [7, 14, 21] == [step for step in range(1, 25) if every.due(step)]
 
 
 def test_without_a_run_directory_nothing_is_written(

@@ -386,6 +386,39 @@ def refused(trainer: HybridTrainer, directory: Path, **given: Any) -> str:
     return str(caught.value)
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restore the number of torch's threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_run_goes_on_with_as_many_threads_as_it_began_with(
+    saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = torch.get_num_threads()
+    torch.set_num_threads(began + 2)
+    with trainer_for()[0] as trainer:
+        trainer.load(saved)
+        assert began == torch.get_num_threads()
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said.startswith(f"going on with {began} CPU threads")
+    with trainer_for()[0] as trainer:
+        trainer.load(saved)
+    assert 1 == len(caplog.records)
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_config_may_name_the_number_of_threads(saved: Path) -> None:
+    train = {"steps": STEPS, "clip_norm": 1.0, "threads": 3}
+    assert "train.threads (saved None, now 3)" in refused(trainer_for(train=train)[0], saved)
+    with trainer_for(train=train)[0] as trainer:
+        trainer.load(saved, allow_changes=True)
+        assert 3 == torch.get_num_threads()
+
+
 def test_another_config_is_refused_with_the_keys(saved: Path) -> None:
     trainer, _ = trainer_for(steps=99, schedule={"name": "linear"})
     assert (

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,10 @@ from support import tiny_trainer
 
 from neaptide import RunDirectoryError, StepRecord
 from neaptide.api.records import COLUMNS
-from neaptide.io.appending import LONGEST_LINE
-from neaptide.io.replacing import replace_file
-from neaptide.run.rundir import RunDirectory, jsonable
+from neaptide.io.folder import replace_file
+from neaptide.io.jsonable import jsonable
+from neaptide.run.rundir import RunDirectory
+from neaptide_toolkit.records.appending import LONGEST_LINE
 from neaptide_verbs.report.files import objects
 from neaptide_verbs.report.steps import _columns
 
@@ -127,7 +129,7 @@ def test_a_row_cut_short_by_a_kill_is_dropped(directory: RunDirectory) -> None:
     whole = path.read_text(encoding="utf-8")
     for cut in ("3,fu", "3", "2,full,0.5,false,,,0.1", "2"):
         path.write_text(whole + cut, encoding="utf-8")
-        directory.rewind(3)
+        directory.rewind(3, {})
         assert whole == path.read_text(encoding="utf-8")
 
 
@@ -136,7 +138,7 @@ def test_a_line_of_json_cut_short_is_dropped(directory: RunDirectory) -> None:
     path = directory.path / "events.jsonl"
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole + whole[:9], encoding="utf-8")
-    directory.rewind(5)
+    directory.rewind(5, {})
     assert whole == path.read_text(encoding="utf-8")
 
 
@@ -148,7 +150,7 @@ def test_rewinding_drops_what_came_later_and_keeps_what_has_no_step(
         directory.line("metrics.jsonl", {"step": step, "loss": 1.0})
         directory.line("events.jsonl", {"event": "e", "step": step})
     directory.line("events.jsonl", {"event": "no step"})
-    assert 2 == directory.rewind(2)
+    assert 2 == directory.rewind(2, {})[0]
     assert ["step", "1", "2"] == [
         line.partition(",")[0]
         for line in (directory.path / "steps.csv").read_text(encoding="utf-8").splitlines()
@@ -170,7 +172,7 @@ def test_damaged_lines_are_dropped(directory: RunDirectory, name: str, damage: b
     path = directory.path / name
     whole = path.read_bytes()
     path.write_bytes(whole + damage + b"\n")
-    assert 1 == directory.rewind(5)
+    assert 1 == directory.rewind(5, {})[0]
     assert whole == path.read_bytes()
 
 
@@ -180,13 +182,13 @@ def test_a_row_of_an_impossible_step_is_dropped(directory: RunDirectory, step: s
     path = directory.path / "steps.csv"
     whole = path.read_text(encoding="utf-8")
     path.write_text(f"{whole}{step}{',' * (len(COLUMNS) - 1)}\n", encoding="utf-8")
-    assert 1 == directory.rewind(5)
+    assert 1 == directory.rewind(5, {})[0]
     assert whole == path.read_text(encoding="utf-8")
 
 
 def test_without_rows_no_update_has_one(directory: RunDirectory) -> None:
     (directory.path / "steps.csv").write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
-    assert 0 == directory.rewind(5)
+    assert 0 == directory.rewind(5, {})[0]
 
 
 def test_starting_afresh_removes_the_records(directory: RunDirectory) -> None:
@@ -309,4 +311,72 @@ def test_what_plugins_say_as_a_run_starts_is_among_its_events(tmp_path: Path) ->
     with trainer:
         trainer.load(tmp_path / "saved")
         trainer.step(batches[1])
-    assert 2 == started()
+    assert 1 == started()  # said already
+
+
+def test_a_run_whose_lock_was_deleted_takes_it_again(directory: RunDirectory) -> None:
+    (directory.path / ".lock").unlink()
+    directory.row(row(1))
+    with pytest.raises(RunDirectoryError, match="another process"):
+        RunDirectory(directory.path)
+
+
+def test_a_run_whose_directory_another_run_has_taken_writes_no_more(
+    directory: RunDirectory,
+) -> None:
+    directory.row(row(1))
+    (directory.path / ".lock").unlink()
+    other = RunDirectory(directory.path)
+    other.row(row(2))
+    before = texts(directory.path)
+    for write in (
+        lambda: directory.row(row(3)),
+        lambda: directory.line("events.jsonl", {"event": "e"}),
+        lambda: directory.whole("summary.json", "{}"),
+        lambda: directory.checkpoints,
+        lambda: directory.rewind(1, {}),
+        directory.start_afresh,
+    ):
+        with pytest.raises(RunDirectoryError, match=r"another process \(pid \d+\) trains in"):
+            write()
+    assert before == texts(directory.path)
+    other.close()
+
+
+def test_a_run_whose_directory_was_deleted_saves_there_again(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path / "run"), "checkpoint_every": 2}, "train": {"steps": 6}}
+
+    def delete(result: Any, _: Any) -> None:
+        if result.step == 3:
+            shutil.rmtree(tmp_path / "run")
+
+    trainer, batches = tiny_trainer(config)
+    with trainer:
+        trainer.fit(batches, observe=delete)
+    saved = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert ["step-00000004", "step-00000006"] == saved
+
+
+def test_a_run_whose_directory_was_moved_does_not_share_the_new_one(tmp_path: Path) -> None:
+    moved = RunDirectory(tmp_path / "run")
+    moved.path.rename(tmp_path / "away")
+    with closing(RunDirectory(tmp_path / "run")):
+        with pytest.raises(RunDirectoryError, match="another process"):
+            moved.row(row(1))
+        with pytest.raises(RunDirectoryError, match="another process"):
+            _ = moved.checkpoints
+    moved.close()
+
+
+def test_a_run_whose_checkpoints_are_elsewhere_is_not_begun_anew(tmp_path: Path) -> None:
+    def fit(**run: Any) -> None:
+        config = {"run": {"dir": str(tmp_path / "run"), **run}, "train": {"steps": 2}}
+        trainer, batches = tiny_trainer(config)
+        with trainer:
+            trainer.fit(batches)
+
+    fit(checkpoint_dir=str(tmp_path / "disk"))
+    before = texts(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=f"whose checkpoints are in {tmp_path}/disk; go on"):
+        fit()
+    assert before["steps.csv"] == texts(tmp_path / "run")["steps.csv"]

@@ -22,6 +22,20 @@ if TYPE_CHECKING:
 
     from neaptide import HybridTrainer
 
+
+def turned(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the same names with the values in another order."""
+    return dict(zip(tree, reversed(tree.values()), strict=True))
+
+
+def in_groups(tree: Any, **settings: Any) -> Any:
+    return tree | {"param_groups": [group | settings for group in tree["param_groups"]]}
+
+
+def of_ema(tree: Any, change: Callable[[Any], Any]) -> Any:
+    return tree | {"ema": tree["ema"] | {"averages": change(tree["ema"]["averages"])}}
+
+
 DAMAGES: dict[str, Callable[[Any], Any]] = {
     "config: no mapping": lambda _: [],
     "training: no number": lambda tree: tree | {"step": "9"},
@@ -34,6 +48,31 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     ),
     "training: a half accumulation": lambda tree: tree | {"accumulation": {"pieces": 1}},
     "training: a pending update without a loss": lambda tree: tree | {"pending": {"step": 1}},
+    "training: a negative counter": lambda tree: tree | {"batches": -1},
+    "training: a counter that is no whole number": lambda tree: tree | {"jumps": True},
+    "training: the step of another checkpoint": lambda tree: tree | {"step": tree["step"] + 1},
+    "training: a name more": lambda tree: tree | {"more": 1},
+    "training: a sum with dimensions": lambda tree: (
+        tree | {"accumulation": tree["accumulation"] | {"loss": [1.0]}}
+    ),
+    "optimizer: no state at all": lambda tree: tree | {"state": {}},
+    "optimizer: states of other parameters": lambda tree: tree | {"state": turned(tree["state"])},
+    "optimizer: a state without a name": lambda tree: (
+        tree | {"state": {key: {"step": one["step"]} for key, one in tree["state"].items()}}
+    ),
+    "optimizer: a state that is a word": lambda tree: (
+        tree | {"state": {key: dict.fromkeys(one, "x") for key, one in tree["state"].items()}}
+    ),
+    "optimizer: parameters in another order": lambda tree: (
+        tree
+        | {
+            "param_groups": [
+                group | {"params": group["params"][::-1]} for group in tree["param_groups"]
+            ]
+        }
+    ),
+    "optimizer: a rate that is a word": lambda tree: in_groups(tree, lr="fast"),
+    "optimizer: betas that are a number": lambda tree: in_groups(tree, betas=0.9),
     "optimizer: no groups": lambda _: {"state": {}},
     "optimizer: state of no parameter": lambda tree: tree | {"state": {"$99": {}}},
     "optimizer: state that is none": lambda tree: tree | {"state": {"$0": 5}},
@@ -47,6 +86,14 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     "rng: none of Python's": lambda tree: tree | {"python": [3, [1, 2, 3], None]},
     "rng: a number": lambda tree: tree | {"torch": 5},
     "plugins: one is missing": lambda tree: {"ema": tree["ema"]},
+    "plugins: an average that is a number": lambda tree: of_ema(
+        tree, lambda averages: dict.fromkeys(averages, 7)
+    ),
+    "plugins: averages of other weights": lambda tree: of_ema(tree, turned),
+    "plugins: no averages": lambda tree: of_ema(tree, lambda _: {}),
+    "plugins: a counter that is a word": lambda tree: (
+        tree | {"ema": tree["ema"] | {"updates": "many"}}
+    ),
     "plugins: a number": lambda tree: tree | {"ema": 5},
     "extra: a list": lambda _: [],
     "data: a word": lambda _: "there",
@@ -131,6 +178,46 @@ def test_a_section_of_another_form_changes_nothing(
     assert torch.equal(before[2], torch.get_rng_state())
 
 
+def test_a_section_that_nobody_knows_is_refused(
+    saved: tuple[Path, str], other: HybridTrainer, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(saved[0], tmp_path / "damaged")
+    shutil.copy(directory / "extra.json", directory / "more.json")
+    manifest = read_manifest(directory)
+    files = manifest.files | {"more.json": manifest.files["extra.json"]}
+    (directory / "manifest.json").write_bytes(render(attrs.evolve(manifest, files=files)))
+    with pytest.raises(CheckpointError, match="sections that this version does not know: more"):
+        other.load(directory)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"threads": 0}, {"threads": "two"}, {"plugins": {"ema": "1"}}, {"plugins": ["ema"]}],
+)
+def test_facts_of_another_form_are_refused(
+    saved: tuple[Path, str], other: HybridTrainer, tmp_path: Path, facts: dict[str, Any]
+) -> None:
+    directory = shutil.copytree(saved[0], tmp_path / "damaged")
+    manifest = read_manifest(directory)
+    changed = attrs.evolve(manifest, facts={**manifest.facts, **facts})
+    (directory / "manifest.json").write_bytes(render(changed))
+    with pytest.raises(CheckpointError, match="manifest"):
+        other.load(directory)
+
+
+def test_objects_that_are_not_in_the_checkpoint_are_refused(
+    saved: tuple[Path, str], tmp_path: Path
+) -> None:
+    trainer, batches = tiny_trainer({"phases": CYCLE})
+    model = torch.nn.Linear(2, 2)
+    with trainer:
+        trainer.step(batches[0])
+        directory = trainer.save(tmp_path / "without")
+    more, _ = tiny_trainer({"phases": CYCLE}, stateful={"teacher": model})
+    with more, pytest.raises(CheckpointError, match="the object 'teacher' is only in the model"):
+        more.load(directory)
+
+
 def test_what_no_plugin_says_in_the_manifest_changes_nothing(
     saved: tuple[Path, str], other: HybridTrainer, tmp_path: Path
 ) -> None:
@@ -138,7 +225,7 @@ def test_what_no_plugin_says_in_the_manifest_changes_nothing(
     manifest = attrs.evolve(read_manifest(directory), facts={})
     (directory / "manifest.json").write_bytes(render(manifest))
     before = other.digest()
-    with pytest.raises(CheckpointError, match="'manifest' has an invalid form"):
+    with pytest.raises(CheckpointError, match="wrong form of section 'manifest'"):
         other.load(directory)
     assert before == other.digest()
 

@@ -55,7 +55,18 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
     return finish(start(tmp_path_factory.mktemp("whole") / "run", 0.0))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_hangup_that_is_ignored_at_the_start_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert request.received is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_the_run_resumes_bitwise(
     tmp_path: Path, number: signal.Signals, uninterrupted: str
 ) -> None:
@@ -80,8 +91,19 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10  # the step takes 30 s
     assert 128 + signal.SIGTERM == process.returncode
+
+
+def test_a_second_hangup_does_not_end_a_run_that_saves(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", 0.5)
+    wait_for_step(process, 1)
+    for _ in range(3):  # a shell and the system both tell of a closed terminal
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.05)
+    output, errors = process.communicate(timeout=60)
+    assert 128 + signal.SIGHUP == process.returncode, errors
+    assert "go on with --resume auto" in output
 
 
 IN_A_LONG_CALL = """

@@ -123,7 +123,7 @@ OPTIMIZERS = [
     ),
     (
         {"options": {"betas": [2.0, 3.0]}},
-        "AdamW refused its settings: Invalid beta parameter at index 0: 2.0 @ optimizer.options",
+        "AdamW refused betas = [2.0, 3.0]: Invalid beta parameter at index 0: 2.0 ",
     ),
     (
         {"name": "collections:OrderedDict"},

@@ -1,1 +1,0 @@
-"""The default parameter store. It leaves every tensor on the device."""

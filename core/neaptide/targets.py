@@ -1,0 +1,82 @@
+"""Refuses losses of micro-batches whose weights are unknown, or are in different units."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from neaptide.errors import DataError
+from neaptide.tensors import batch_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+IGNORED = -100  # torch's default `ignore_index`
+_WAY_OUT = "pass a loss_fn that returns neaptide.Loss(sum of the losses, number of targets)"
+
+
+@attrs.define
+class Units:
+    """Knows the unit in which the losses of the present update are weighed: targets or samples."""
+
+    _counted: bool | None = None
+    """None after a resume."""
+    _first: list[torch.Tensor] | None = None
+    """The targets of the update's first micro-batch, if its loss is weighed by samples."""
+
+    def check(
+        self, micro_batches: Sequence[Any], place: int, pieces: int, *, is_counted: bool
+    ) -> None:
+        """Raise DataError if the losses of an update cannot be weighed.
+
+        Args:
+            micro_batches: those of the present step.
+            place: the place of the micro-batch whose loss is known now.
+            pieces: number of micro-batches that the update has so far, in all its steps.
+            is_counted: whether this loss is weighed by its targets.
+        """
+        if not pieces:
+            self._counted = is_counted
+            self._first = None if is_counted else targets(micro_batches[place])
+        elif self._counted not in (None, is_counted):
+            msg = (
+                f"the targets of some micro-batches are counted, and of others unknown, so that "
+                f"their weights are in different units; {_WAY_OUT}"
+            )
+            raise DataError(msg)
+        if place == 0 and not is_counted:
+            earlier = [self._first] if pieces and self._first else []
+            _require_equal_shares([*earlier, *micro_batches])
+
+    def unlike(self, batch: Any, place: int, *, is_counted: bool) -> str:
+        """Return why this batch cannot be weighed with the `place` before it; "" if it can."""
+        try:
+            self.check([batch], 0, place, is_counted=is_counted)
+        except DataError as error:
+            return str(error)
+        return ""
+
+
+def targets(batch: Any) -> list[torch.Tensor]:
+    """Return the int64 tensors of a batch."""
+    return [tensor for tensor in batch_tensors(batch) if tensor.dtype == torch.int64]
+
+
+def _require_equal_shares(batches: list[Any]) -> None:
+    """Raise DataError unless each batch has, and ignores, as many targets a sample."""
+    if len(batches) > 1 and len({tuple(_shares(batch)) for batch in batches}) > 1:
+        msg = (
+            f"the loss is a mean, and the batches have or ignore ({IGNORED}) different "
+            f"numbers of targets a sample, so that their weights are unknown; {_WAY_OUT}"
+        )
+        raise DataError(msg)
+
+
+def _shares(batch: Any) -> Iterator[float]:
+    for tensor in targets(batch):
+        ignored = tensor == IGNORED
+        for counted in (ignored, ignored[..., 1:]):  # a causal model does not predict the first
+            yield int(counted.sum()) / max(1, len(tensor))
+        yield tensor.numel() / max(1, len(tensor))

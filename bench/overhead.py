@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _FEWEST_ROUNDS = 2
 SHIPPED: dict[str, dict[str, Any]] = {
-    "mixed-precision": {"predict": "fp32"},
+    "mixed-precision": {"dtype": "fp32"},
     "gradient-accumulation": {},
     "profiler": {},
     "divergence-monitor": {},

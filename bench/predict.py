@@ -27,8 +27,8 @@ from predictions.report import markdown, tasks
 
 from neaptide.config import load
 from neaptide.hooks.registry import installed_plugins
+from neaptide.io.folder import replace_file
 from neaptide.io.jsonable import jsonable
-from neaptide.io.replacing import replace_file
 from neaptide.run.signals import stop_on_signals
 from neaptide_toolkit.machine import facts as machine
 from neaptide_verbs.compare.findings import findings

@@ -29,7 +29,7 @@ include_patterns = [
     "docs/**",
     "plugins/neaptide_plugins/*/README.md",
     "contrib/*/README.md",
-    ".github/CONTRIBUTING.md",
+    ".github/*.md",
 ]
 exclude_patterns = [
     ".git",
@@ -45,7 +45,10 @@ html_copy_source = False
 
 myst_heading_anchors = 6
 myst_links_external_new_tab = False
-suppress_warnings = ["myst.xref_ambiguous"]
+suppress_warnings = [
+    "myst.xref_ambiguous",
+    "ref.python",  # the type `bytes` is also the name of attributes
+]
 
 default_role = "code"  # docstrings write `name` as Markdown does
 autodoc_default_options = {"members": True}
@@ -58,7 +61,7 @@ maximum_signature_line_length = 80
 nitpicky = True
 nitpick_ignore_regex = [
     # Other projects' types. Their inventories would have to be downloaded at each build.
-    ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|pathlib|weakref)\..*"),
+    ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|os|pathlib|weakref)\..*"),
     # Python's own types, and type variables.
     ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[ACRST]"),
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,13 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# A shell's background job ignores Ctrl-C, and nohup a hangup; what is started here would, too.
+for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    _number = getattr(signal, _name, None)  # Windows has no SIGHUP
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 torch.set_num_threads(1)
 settings.register_profile("neaptide", deadline=None, max_examples=50)
@@ -50,3 +58,10 @@ def _seeded() -> None:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the generator of which a digest knows
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the counts of the faults that were tried."""
+    from fault_counts import print_counts
+
+    print_counts(terminalreporter)

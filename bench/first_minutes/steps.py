@@ -56,7 +56,8 @@ def _scale(key: str) -> Step:
 
 def _other(name: str, *tiny: str, real: tuple[str, ...] = ()) -> Step:
     program = (f"bench/{name}.py", "--device", "cuda")
-    return Step("e", name.replace("_", " "), (*program, *real), (*program, *tiny), 150.0)
+    title = name.rpartition("/")[2].replace("_", " ")
+    return Step("e", title, (*program, *real), (*program, *tiny), 150.0)
 
 
 OPS = (
@@ -127,12 +128,13 @@ STEPS = (
     ),
     *map(_kernel, OPS),
     *map(_scale, SCALE),
-    _other("optimizer_offload", "--rounds", "1", "--width", "64", real=("--width", "8192")),
-    _other("activation_compression", "--rounds", "2", "--width", "32", "--layers", "1"),
-    _other("low_precision_backward", "--rounds", "2", "--tiny"),
+    _other("plugins/optimizer_offload", "--rounds", "1", "--width", "64", real=("--width", "8192")),
+    _other("plugins/activation_compression", "--rounds", "2", "--width", "32", "--layers", "1"),
+    _other("plugins/low_precision_backward", "--rounds", "2", "--tiny"),
     _other("memory_guide", "--size", "toy"),
     _other("overhead", "--rounds", "2", "--steps", "3"),
-    _other("plugin_cost", "--rounds", "2"),
+    _other("gradient_norm", "--pairs", "2", "--models", "1", real=("--pairs", "50")),
+    _other("plugins/plugin_cost", "--rounds", "2"),
     _other("predict_cost", "--updates", "20", "--block", "10", real=("--updates", "400")),
 )  # fmt: skip
 """All steps that need a GPU, by slice and worth."""

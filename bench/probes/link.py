@@ -21,15 +21,24 @@ if TYPE_CHECKING:
 
     from probes.checks import Check, Finding
 
-REPEATS = 9
 SIDES = {"full": 8192, "quick": 4096, "tiny": 256}
 # Several times the size of a processor's cache, so that RAM is measured.
 BUFFERS = {"full": 512 * MIB, "quick": 512 * MIB, "tiny": 2 * MIB}
 PIECES = {"full": (16 * MIB, 256 * MIB), "quick": (16 * MIB, 256 * MIB), "tiny": (MIB,)}
-TIMED_SECONDS = 0.01
 COVER = 3.0
 TRIES = 4
 GIGA, TERA = 1e9, 1e12
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often each figure is measured, and for how many seconds each time."""
+
+    repeats: int
+    seconds: float
+
+
+EFFORTS = {"full": Effort(9, 0.01), "quick": Effort(9, 0.01), "tiny": Effort(2, 0.002)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +48,7 @@ class Work:
     stream: torch.cuda.Stream
     issue: Callable[[], object]
     amount: float
+    effort: Effort
 
     def enqueue(self, calls: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Issue the work `calls` times. Return the event before the work and the event after it."""
@@ -77,7 +87,7 @@ def rate(work: Work, beside: Sequence[Work] = ()) -> float:
     Raise RuntimeError if, in every try, some work in `beside` does not cover the whole time of
     `work`.
     """
-    calls = math.ceil(TIMED_SECONDS / seconds_alone(work))
+    calls = math.ceil(work.effort.seconds / seconds_alone(work))
     cover = COVER * calls * seconds_alone(work)
     for _ in range(TRIES):
         torch.cuda.synchronize()
@@ -96,10 +106,10 @@ def rate(work: Work, beside: Sequence[Work] = ()) -> float:
 
 def rates(work: Work, beside: Sequence[Work], unit: str, scale: float) -> Finding:
     """Return the median and the range of repeated calls of `rate`."""
-    return spread([rate(work, beside) / scale for _ in range(REPEATS)], unit)
+    return spread([rate(work, beside) / scale for _ in range(work.effort.repeats)], unit)
 
 
-def copies(target: Tensor, source: Tensor, piece: int) -> Work:
+def copies(target: Tensor, source: Tensor, piece: int, effort: Effort) -> Work:
     """Return work that repeatedly copies from `source` to `target` in pieces on a new stream."""
     places = cycle(range(0, len(source), piece))
 
@@ -107,7 +117,7 @@ def copies(target: Tensor, source: Tensor, piece: int) -> Work:
         place = next(places)
         target[place : place + piece].copy_(source[place : place + piece], non_blocking=True)
 
-    return Work(new_stream(target, source), copy_next, piece)
+    return Work(new_stream(target, source), copy_next, piece, effort)
 
 
 def new_stream(*tensors: Tensor) -> torch.cuda.Stream:
@@ -117,16 +127,17 @@ def new_stream(*tensors: Tensor) -> torch.cuda.Stream:
     return stream
 
 
-def matmul(device: torch.device, side: int, dtype: torch.dtype) -> Work:
+def matmul(device: torch.device, side: int, dtype: torch.dtype, effort: Effort) -> Work:
     """Return work that multiplies two square matrices."""
     left, right, product = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(3))
-    return Work(new_stream(left), partial(torch.mm, left, right, out=product), 2 * side**3)
+    issue = partial(torch.mm, left, right, out=product)
+    return Work(new_stream(left), issue, 2 * side**3, effort)
 
 
-def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
+def pageable(target: Tensor, source: Tensor, piece: int, repeats: int) -> Finding:
     """Copy from or to unpinned memory. Use the host's clock, because the copy blocks the host."""
     values = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for place in range(0, len(source), piece):
@@ -138,12 +149,13 @@ def pageable(target: Tensor, source: Tensor, piece: int) -> Finding:
 
 def slowdown(work: Work, beside: Sequence[Work]) -> Finding:
     """Return how much longer `work` takes in parallel with `beside`, relative to its time alone."""
-    alone = statistics.median(rate(work) for _ in range(REPEATS))
-    longer = [alone / rate(work, beside) - 1 for _ in range(REPEATS)]
+    repeats = work.effort.repeats
+    alone = statistics.median(rate(work) for _ in range(repeats))
+    longer = [alone / rate(work, beside) - 1 for _ in range(repeats)]
     middle = statistics.median(longer)
     return {
         "summary": (
-            f"takes {middle:+.1%} time ({min(longer):+.1%} to {max(longer):+.1%}, n={REPEATS})"
+            f"takes {middle:+.1%} time ({min(longer):+.1%} to {max(longer):+.1%}, n={repeats})"
         ),
         "median": middle,
         "values": longer,
@@ -177,8 +189,9 @@ def buffers(device: torch.device, size: int) -> Buffers:
 def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
     """Yield the checks of copies in both directions, in pieces of one size."""
     size = f"{piece // MIB} MiB pieces"
-    up = copies(memory.arriving, memory.pinned_out, piece)
-    down = copies(memory.pinned_in, memory.departing, piece)
+    effort = product.effort
+    up = copies(memory.arriving, memory.pinned_out, piece, effort)
+    down = copies(memory.pinned_in, memory.departing, piece, effort)
     both: tuple[tuple[str, Work, Work], ...] = (("H2D", up, down), ("D2H", down, up))
     for name, work, opposite in both:
         company: dict[str, tuple[Work, ...]] = {
@@ -190,12 +203,13 @@ def copy_checks(memory: Buffers, piece: int, product: Work) -> Iterator[Check]:
         for described, beside in company.items():
             find = partial(rates, work, beside, "GB/s", GIGA)
             yield f"{name} pinned, {size}, {described}", find
-    yield f"H2D pageable, {size}", partial(pageable, memory.arriving, memory.plain, piece)
-    yield f"D2H pageable, {size}", partial(pageable, memory.plain, memory.departing, piece)
+    unpinned = partial(pageable, piece=piece, repeats=effort.repeats)
+    yield f"H2D pageable, {size}", partial(unpinned, memory.arriving, memory.plain)
+    yield f"D2H pageable, {size}", partial(unpinned, memory.plain, memory.departing)
     yield f"matmul beside H2D, {size}", partial(slowdown, product, (up,))
     yield f"matmul beside D2H, {size}", partial(slowdown, product, (down,))
     yield f"matmul beside both directions, {size}", partial(slowdown, product, (up, down))
-    between = copies(memory.arriving, memory.departing, piece)
+    between = copies(memory.arriving, memory.departing, piece, effort)
     yield f"device to device, {size}", partial(rates, between, (), "GB/s copied", GIGA)
 
 
@@ -204,7 +218,9 @@ def checks(device: torch.device, *, size: str) -> Iterator[Check]:
     side = SIDES[size]
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if native else torch.float16
-    product = matmul(device, side, dtype)
+    if size == "tiny":
+        dtype = torch.float32  # a CPU without bfloat16 would simulate a product for 25 ms
+    product = matmul(device, side, dtype, EFFORTS[size])
     name = str(dtype).removeprefix("torch.")
     yield f"{name} matmul, {side} x {side}", partial(rates, product, (), "TFLOP/s", TERA)
     memory = buffers(device, BUFFERS[size])

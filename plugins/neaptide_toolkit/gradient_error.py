@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide.api import buffers, rng
+from neaptide import buffers
+from neaptide.api import rng
 from neaptide.devices import widest
 from neaptide.text import one_line
 

@@ -8,8 +8,7 @@ from typing import Any
 from cyclopts import App
 
 from neaptide.checkpoint import checkpoints, read_manifest, verify
-from neaptide.checkpoint.manifest import MANIFEST
-from neaptide.checkpoint.recovery import STEP
+from neaptide.checkpoint.manifest import MANIFEST, STEP
 from neaptide.cli.output import AsJson, print_json, print_table, print_text
 from neaptide.errors import CheckpointError, ConfigError, WrongCheckpointError
 from neaptide.io.units import size

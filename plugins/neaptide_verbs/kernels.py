@@ -13,7 +13,7 @@ import attrs
 from cyclopts import App, Parameter
 
 from neaptide.cli.output import AsJson, print_json, print_table, print_text
-from neaptide.errors import NeaptideError, suggest
+from neaptide.errors import NeaptideError, suggest, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -173,7 +173,7 @@ def _kernels() -> Iterator[tuple[Kernels, list[str]]]:
                     hooks = HookManager([(spec, cls(spec.config()))], object(), None)
                     hooks.notify("register_kernels", kernels=scope)
             except Exception as error:  # noqa: BLE001 - a third party's code may raise anything
-                notes.append(f"plugin {name!r} was left out: {' '.join(str(error).split())}")
+                notes.append(f"plugin {name!r} was left out: {' '.join(text_of(error).split())}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", KernelWarning)
             yield KERNELS, notes

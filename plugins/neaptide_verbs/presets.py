@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App
 
-from neaptide.cli.output import AsJson, Offers, print_json, print_table, print_text
-from neaptide.config import FORMATS, by_suffix, presets
+from neaptide.cli.output import AsJson, Offers, print_json, print_note, print_table, print_text
+from neaptide.config import by_suffix, loads, presets
 from neaptide_toolkit.files import COMMENTS, write_new
 
 Name = Annotated[str, Offers(presets.names)]
@@ -28,7 +27,7 @@ def list_(*, json: AsJson = False) -> None:
         print_table(named.items())
     for what, problem in presets.offered()[1].items():
         whose = f"presets of {what}" if " " in what else f"preset {what!r}"
-        sys.stderr.write(f"note: {whose} cannot be used: {problem}\n")
+        print_note(f"note: {whose} cannot be used: {problem}")
 
 
 @app.command
@@ -51,8 +50,8 @@ def copy(name: Name, path: Path | None = None, /, *, json: AsJson = False) -> No
     target = path or Path(f"{name}.toml")
     notation = by_suffix(target)
     if notation.name != "toml":
-        text = notation.dumps(FORMATS["toml"].loads(text))
-        sys.stderr.write(f"note: {COMMENTS}\n")
+        text = notation.dumps(loads(text))
+        print_note(f"note: {COMMENTS}")
     write_new(target, text)
     if json:
         print_json({"name": name, "path": str(target)})

@@ -12,7 +12,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 def test_bytes_errors_and_times_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    script = str(BENCH / "activation_compression.py")
+    script = str(BENCH / "plugins" / "activation_compression.py")
     options = ["--rounds", "2", "--width", "32", "--layers", "1", "--json", str(path)]
     done = subprocess.run(
         [sys.executable, script, *options], capture_output=True, text=True, check=False

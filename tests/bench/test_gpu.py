@@ -28,9 +28,12 @@ BENCH = ROOT / "bench"
 NOT_FOR_A_GPU = {
     "forecast": "it reads files of other runs",
     "gpu": "it is the command",
+    "plan": "it compares bytes on a CPU, and on a simulated GPU",
     "predict": "it counts passes; tests/simulated_gpu runs it on a device",
+    "reliability": "it damages files",
     "streaming": "it uses a CPU as the device; scale.py is the bench for a GPU",
     "verdict": "it trains on a CPU, to count updates",
+    "wait_policy": "it is about the threads of a CPU",
 }
 WRITES = (
     "import json, sys\n"
@@ -90,7 +93,7 @@ def test_every_model_is_a_configuration_of_the_scale_bench(bench: SimpleNamespac
 
 def test_every_bench_is_run_or_is_not_for_a_gpu(bench: SimpleNamespace) -> None:
     run = {Path(word).stem for step in bench.steps.STEPS for word in step.real if "bench/" in word}
-    scripts = {path.stem for path in BENCH.glob("*.py") if not path.name.startswith("_")}
+    scripts = {path.stem for path in (*BENCH.glob("*.py"), *BENCH.glob("plugins/*.py"))}
     assert scripts == run | set(NOT_FOR_A_GPU)
     assert not run & set(NOT_FOR_A_GPU)
 

@@ -12,7 +12,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 def test_every_strategy_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    command = [sys.executable, "-W", "ignore", str(BENCH / "optimizer_offload.py")]
+    command = [sys.executable, "-W", "ignore", str(BENCH / "plugins" / "optimizer_offload.py")]
     done = subprocess.run(
         [*command, "--rounds", "1", "--width", "256", "--json", str(path)],
         capture_output=True,

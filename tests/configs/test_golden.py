@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from pages import ROOT as REPOSITORY
 
 from neaptide import RunConfig
-from neaptide.config import FORMATS, presets, unstructure
+from neaptide.config import all_formats, presets, unstructure
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted
 from neaptide.hooks.registry import installed_plugins
@@ -51,7 +51,7 @@ def test_every_value_is_what_it_was(path: Path) -> None:
 @each_file
 def test_it_is_valid_under_the_schema_before_and_after(path: Path) -> None:
     validator = Draft202012Validator(json_schema(INSTALLED)[0])
-    notation = next(entry for entry in FORMATS.values() if path.suffix in entry.suffixes)
+    notation = next(entry for entry in all_formats().values() if path.suffix in entry.suffixes)
     validator.validate(notation.loads(path.read_text(encoding="utf-8")))
     validator.validate(stored(path))
 

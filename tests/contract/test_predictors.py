@@ -11,7 +11,7 @@ from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny
 
 from neaptide import PACE, PREDICT, ConfigError, Pace, hookimpl
 from neaptide.hooks.registry import installed_plugins
-from neaptide.tensors import nested_tensors
+from neaptide_toolkit.tensors import nested_tensors
 from neaptide_toolkit.testing import check_plugin
 from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support import same_bits, same_tensors, tensors_of
 
 from neaptide import HybridTrainer
-from neaptide.tensors import mapped, nested_tensors
+from neaptide.tensors import mapped
+from neaptide_toolkit.tensors import nested_tensors
 from neaptide_toolkit.testing import HOSTILE_STORE, tiny_task
 from neaptide_toolkit.testing.tiny import tiny_loss
 

@@ -48,7 +48,7 @@ def test_fit_shows_a_bar_that_ends_at_the_last_update(cells: list[Any]) -> None:
     assert "display_data" == bar.output_type
     assert '<progress value="600" max="600"' in bar.data["text/html"]
     first, *lines = bar.data["text/plain"].split("\n")
-    assert re.fullmatch(r"full +600/600  loss \S+  host .*  jumps 3  .* left", first)
+    assert re.fullmatch(r"full +600/600  loss \S+  lr 0.002  .* left  jumps 3  .*  host .*", first)
     assert "step 600  validation loss " in lines[-1]
     assert any(re.fullmatch(r"step \d+  jump over 10 updates accepted", line) for line in lines)
     assert result.data["text/plain"].startswith("Summary(steps=600, val_loss=")

@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import runpy
-import signal
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,6 +20,7 @@ from neaptide.cli import exit_codes
 from neaptide.hooks import hookspecs
 from neaptide.hooks.manager import _AROUND, _SPECS
 from neaptide.hooks.registry import installed_plugins
+from neaptide.run.signals import _SIGNALS
 from neaptide_toolkit.testing import LAWS, ContractError
 from neaptide_toolkit.testing.providers import PROVIDER_LAW
 
@@ -156,7 +156,7 @@ def agree(expected: tuple[str, str], shown: tuple[str, str]) -> bool:
 
 def test_the_manifest_table_has_every_field_with_its_default() -> None:
     (table,) = tables(section(WRITING, "The manifest"))
-    empty = ([], {}, set(), frozenset())
+    empty = ([], {}, set(), frozenset(), ())
     expected = [
         (
             field.name,
@@ -214,7 +214,7 @@ def test_the_run_directory_is_as_described(tmp_path: Path) -> None:
 def test_every_exit_code_is_described() -> None:
     (table,) = tables(section(ARCHITECTURE, "Exit codes"))
     errors = {error.exit_code for error in (NeaptideError, *NeaptideError.__subclasses__())}
-    signals = {Interrupted(number, "").exit_code for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = {Interrupted(number, "").exit_code for number in _SIGNALS}
     expected = {0, exit_codes._USAGE, exit_codes._OUT_OF_MEMORY, *errors, *signals}
     assert expected == {int(row["code"]) for row in table}
 

@@ -19,7 +19,6 @@ from neaptide import (
     Finding,
     Forecast,
     HybridTrainer,
-    JumpGain,
     Loss,
     RunConfig,
     StashKey,
@@ -29,11 +28,12 @@ from neaptide.checkpoint import TensorItem
 from neaptide.cli.output import Offers
 from neaptide.config import LoadedConfig
 from neaptide.hooks.registry import installed_plugins
+from neaptide.io.summary import Summary
 from neaptide.plugin import shipped
 from neaptide.run import assembly
-from neaptide.run.summary import Summary
 from neaptide_kernels.registry import KERNELS
 from neaptide_kernels.registry.timings import Timing
+from neaptide_plugins.delayed_verdict.gain import JumpGain
 from neaptide_plugins.predictor_drift.plugin import PredictorDrift
 from neaptide_toolkit.displays import Budget, Figures
 from neaptide_toolkit.foreign import Converter, Source

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,6 +68,21 @@ def too_large_a_batch():
 
 def leaving():
     raise SystemExit(7)
+
+
+def leaving_in_forward(code=0):
+    module, loss_fn = model()
+    module.register_forward_hook(lambda *_: exit(code))
+    return module, loss_fn
+
+
+def leaving_data():
+    batches = [torch.randn(16, 8)]
+    return Batches(map(lambda _: raise_(SystemExit(0)), batches), 0.0)
+
+
+def raise_(error):
+    raise error
 
 
 def broken():
@@ -171,8 +185,6 @@ def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell's background job ignores Ctrl-C, and so would what is started in one.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads
         )
         started.append(process)
         return process

@@ -11,12 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from neaptide.config import FORMATS, LoadedConfig, load, unstructure
+from neaptide.config import LoadedConfig, all_formats, by_name, load, unstructure
 from neaptide.hooks.registry import installed_plugins
 
 ROOT = Path(__file__).resolve().parents[1] / "configs"
 VERSIONS = sorted(path for path in ROOT.iterdir() if (path / "effective").is_dir())
-SUFFIXES = {suffix for notation in FORMATS.values() for suffix in notation.suffixes}
+SUFFIXES = {suffix for notation in all_formats().values() for suffix in notation.suffixes}
 FILES = sorted(
     path for version in VERSIONS for path in version.iterdir() if path.suffix in SUFFIXES
 )
@@ -34,7 +34,7 @@ def effective_file(path: Path) -> Path:
 
 def effective_text(path: Path) -> str:
     """Return what a configuration comes to now."""
-    return FORMATS["json"].dumps(unstructure(loaded(path).config))
+    return by_name("json").dumps(unstructure(loaded(path).config))
 
 
 def stored(path: Path) -> Any:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from support import CYCLE
 from torch import nn
 
-from neaptide.run.resident.store import ResidentStore
-from neaptide.tensors import nested_tensors
 from neaptide_toolkit.offload import lies_in_slab
+from neaptide_toolkit.offload.resident_store import ResidentStore
+from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

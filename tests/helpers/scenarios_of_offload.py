@@ -10,9 +10,9 @@ from on_device import DEVICE, Result, digest_of
 from streamed_net import Net
 from torch.nn import functional
 
-from neaptide.run.resident.store import ResidentStore
 from neaptide_plugins.optimizer_offload.host_state import HostState
 from neaptide_plugins.optimizer_offload.lanes import copying_lane
+from neaptide_toolkit.offload.resident_store import ResidentStore
 
 
 class _Failing:

@@ -176,6 +176,40 @@ def changed_while_kept() -> Result:
     return ended(streaming, model, losses)
 
 
+def used_between_steps() -> Result:
+    """The user computes a loss between steps, and writes weights on the host at once."""
+    torch.manual_seed(10)
+    model = Net()
+    streaming, _, loss = stream_of(model, on_device=True)
+    losses = [update(streaming, loss)]
+    streaming.forget_copies()
+    streaming.residency.fresh = lambda: True
+    with torch.no_grad():
+        for _ in range(2):
+            losses.append(loss())
+            for block in streaming.blocks:
+                block.host.view(torch.float32).mul_(0.9)
+    return ended(streaming, model, losses)
+
+
+def followed_by_a_hook() -> Result:
+    """A hook on the optimizer's step writes gradients and weights on the host."""
+    torch.manual_seed(11)
+    model = Net()
+    streaming, optimizer, loss = stream_of(model, on_device=True)
+
+    def follow(*_: Any) -> None:
+        with torch.no_grad():
+            for block in streaming.blocks:
+                for parameter in block.parameters:
+                    parameter.mul_(0.9)
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(0.5)
+
+    optimizer.register_step_post_hook(follow)
+    return ended(streaming, model, [update(streaming, loss) for _ in range(3)])
+
+
 def broken_off(resident: int) -> Result:
     """Backwards that fail midway, with inputs and gradients on their way; then train on."""
     torch.manual_seed(5)

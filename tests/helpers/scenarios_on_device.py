@@ -13,6 +13,7 @@ import torch
 from on_device import Result, task_on_device
 
 from neaptide import HybridTrainer
+from neaptide.run.fit import FITTING
 from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ ON_DEVICE = {"optimizer_on": "device"}
 LAGGED = {"update": "in_backward", "clip": "lagged"}
 
 
-def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
-    """Train the tiny task through all phases; read losses late, write and load state between."""
+def through_the_trainer(plugins: dict[str, Any], *, own_loop: bool = False, **train: Any) -> Result:
+    """Train the tiny task through all phases; read losses late, write and load state between.
+
+    Copies stay from step to step, as under `fit`, unless it is the user's own loop.
+    """
     torch.manual_seed(1)
     random.seed(1)  # a digest knows the state of every generator
     np.random.seed(1)  # noqa: NPY002 - as above
@@ -39,6 +43,8 @@ def through_the_trainer(plugins: dict[str, Any], **train: Any) -> Result:
     batches = task.batches
     trainer = HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config)
     with trainer:
+        if not own_loop:
+            trainer.run.stash.set(FITTING, object())
         steps = [trainer.step(batch) for batch in batches[:20]]
         spans = [span for span in reversed(trainer.store.spans()) if span.trainable]
         for span in spans:
@@ -70,9 +76,12 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "not foreseen": streaming.an_update_that_was_not_foreseen,
     "kept and let go": streaming.kept_and_let_go,
     "changed while kept": streaming.changed_while_kept,
+    "used between steps": streaming.used_between_steps,
+    "followed by a hook": streaming.followed_by_a_hook,
     "state, pinned": partial(offload.state_leaves_and_returns, pin=True),
     "state": partial(offload.state_leaves_and_returns, pin=False),
     "trainer, device": partial(through_the_trainer, {STREAMING: ON_DEVICE}),
+    "trainer, own loop": partial(through_the_trainer, {STREAMING: ON_DEVICE}, own_loop=True),
     "trainer, lagged": partial(through_the_trainer, {**JUMPS, STREAMING: LAGGED}, clip_norm=0.1),
     "trainer, some phases": partial(
         through_the_trainer,

@@ -19,7 +19,7 @@ from pages import ROOT
 from neaptide.api.kernels import KERNEL_GROUP
 from neaptide.cli import verbs
 from neaptide.cli.app import build_app, main
-from neaptide.config import FORMATS, presets
+from neaptide.config import by_name, presets
 from neaptide.hooks.enabling import configured
 from neaptide.plugin import ENTRY_POINT_GROUP
 from neaptide_verbs.convert import foreign
@@ -55,7 +55,7 @@ def check_configuration(text: str, notation: str, *strangers: PluginSpec) -> lis
 
     `strangers` are manifests of plugins that need not be installed.
     """
-    table = FORMATS[notation].loads(text)
+    table = by_name(notation).loads(text)
     table.pop("$schema", None)  # for editors
     config, _ = configured(table, strangers)
     return list(config.plugins)

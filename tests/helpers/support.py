@@ -8,13 +8,16 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from neaptide import HybridTrainer, Plugin, PluginSpec
 from neaptide_toolkit.testing.tiny import accelerator_or_cpu, tiny_loss, tiny_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DEVICE = accelerator_or_cpu()
 """Where the tests train: a GPU, which may be simulated, or the CPU."""
@@ -36,6 +39,19 @@ def environment(*folders: Path, **more: str) -> dict[str, str]:
     """Return an environment like this process's that imports from `folders` and the helpers."""
     found = [*map(str, folders), str(HELPERS), os.environ.get("PYTHONPATH")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found)), **more}
+
+
+def some(cases: Iterable[Any], of: int = 3) -> list[Any]:
+    """Return the cases as parameters; all but every `of`-th are slow."""
+    import pytest
+
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[pytest.mark.slow] if place % of else [],
+        )
+        for place, case in enumerate(cases)
+    ]
 
 
 def stranger(cls: type[Plugin[Any]], name: str = "stranger", **manifest: Any) -> PluginSpec:

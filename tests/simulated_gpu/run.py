@@ -16,18 +16,37 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PACKAGE = ROOT / "contrib" / "neaptide-simulated-gpu"
+TESTS = ROOT / "tests"
 MUTANTS = HERE / "test_mutants.py"
 ELSEWHERE = (
     MUTANTS,
-    *(ROOT / f"tests/kernels/test_{name}.py" for name in ("interpreted", "compiled")),
+    *(
+        TESTS / f"{path}.py"
+        for path in (
+            "contract/test_predictors_groups",
+            "core/run/test_kernel_registry",
+            "core/run/test_signals",
+            "kernels/test_compiled",
+            "kernels/test_interpreted",
+            "kernels/state_codes/test_bits",
+            "plugins/layer_streaming/test_kill",
+            "plugins/layer_streaming/updates/test_stepping",
+            "plugins/optimizer_offload/test_memory",
+            "plugins/profiler/test_killed",
+            "plugins/profiler/test_listing",
+            "toolkit/test_losses",
+        )
+    ),
 )
-"""Tests that run alone, and tests that no device takes part in."""
-HELPERS = ROOT / "tests" / "helpers"
+"""Tests that run alone, and the longer ones of those that no device takes part in."""
+HELPERS = TESTS / "helpers"
+EVERY_PLUGIN = TESTS / "contract" / "test_every_plugin.py"
 SUITE = (
-    "simulated_gpu", "contract", "plugins", "kernels", "toolkit",
-    "core/api", "core/checkpoint", "core/loop", "core/run",
+    "simulated_gpu", "plugins", "kernels", "toolkit", "core/api", "core/loop", "core/run",
 )  # fmt: skip
 """Rooms of `tests/` in which something trains, copies or computes on a device."""
+UNMEASURED = ("laws", "contract", "toolkit/testing")
+"""Rooms whose tests run without coverage, which would slow them down."""
 ON_DEVICE = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")
 
 
@@ -44,7 +63,8 @@ def run_suite() -> None:
     sys.path.insert(0, str(HELPERS))
     from coverage_of_devices import SOURCES, files
 
-    rooms = [str(ROOT / "tests" / room) for room in SUITE]
+    rooms = [str(EVERY_PLUGIN), *(str(TESTS / room) for room in SUITE)]
+    unmeasured = [str(TESTS / room) for room in UNMEASURED]
     with tempfile.TemporaryDirectory() as folder:
         config, report = Path(folder) / "coveragerc", Path(folder) / "report.json"
         included = "\n    ".join(map(str, files()))
@@ -52,11 +72,12 @@ def run_suite() -> None:
             f"[run]\nbranch = true\ndata_file = {folder}/data\ninclude =\n    {included}\n"
         )
         measured = ("--cov", f"--cov-config={config}", f"--cov-report=json:{report}")
-        here = os.pathsep.join(
-            str(ROOT / folder) for folder in SOURCES
-        )  # also where it is installed
+        # Also where it is installed.
+        here = os.pathsep.join(str(ROOT / folder) for folder in SOURCES)
         ignored = [f"--ignore={path}" for path in ELSEWHERE]
-        run(*ON_DEVICE, *rooms, *ignored, *measured, PYTHONPATH=here)
+        later = f"--ignore={TESTS / 'toolkit' / 'testing'}"
+        run(*ON_DEVICE, *rooms, *ignored, later, *measured, PYTHONPATH=here)
+        run(*ON_DEVICE, *unmeasured, *ignored, f"--ignore={EVERY_PLUGIN}")
         run(str(HELPERS / "coverage_of_devices.py"), str(report))
 
 

@@ -45,7 +45,7 @@ def kernels() -> Iterator[Kernels]:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_kernel_agrees_with_the_reference(provider: Provider) -> None:
     spec, tried = KERNELS.ops[provider.op].spec, 0
-    for sample in spec.samples(DEVICE):
+    for sample in [*spec.samples(DEVICE)][::2]:  # the CPU's test has all, some of them slow
         arguments = spec.complete(sample.arguments)
         query = KERNELS.query(provider.op, arguments)
         answer = provider.supports(query)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import subprocess
 import sys
 from textwrap import dedent
@@ -15,6 +13,7 @@ import safetensors
 import safetensors.torch
 import torch
 from exported import items
+from limits import no_file_beyond
 from support import same_tensors
 
 from neaptide import CheckpointError
@@ -95,15 +94,9 @@ def test_a_directory_that_is_taken_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    try:
-        with pytest.raises(CheckpointError, match=r"cannot export .*; free space, or export else"):
-            export(items({"a": torch.ones(5000)}), tmp_path / "m")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    refused = pytest.raises(CheckpointError, match=r"cannot export .*; free space, or export else")
+    with no_file_beyond(10_000), refused:
+        export(items({"a": torch.ones(5000)}), tmp_path / "m")
     assert [] == list(tmp_path.iterdir())
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from neaptide import hookimpl
 from neaptide.api.steps import WeighedLoss
-from neaptide.run.resident.store import ResidentStore
 from neaptide_toolkit.gradient_error import GradientError, compare, gradients, sample
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing import HOSTILE_STORE
 from neaptide_toolkit.testing.tiny import TinyNet, tiny_task
 

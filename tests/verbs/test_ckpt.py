@@ -56,11 +56,11 @@ def cut_the_last_newline(run: Path) -> str:
 def test_the_checkpoints_of_a_run_are_listed(neaptide: Any, run: Path) -> None:
     rows = [line.split() for line in neaptide("ckpt", "list", run).out.splitlines()]
     assert [
-        [FIRST, "step", "2", "warmup"],
-        [SECOND, "step", "4", "warmup"],
+        [FIRST, "step", "2", "full"],
+        [SECOND, "step", "4", "full"],
     ] == [row[:4] for row in rows]
     as_json = json.loads(neaptide("ckpt", "list", run / "checkpoints", "--json").out)
-    assert [(FIRST, 2, "warmup"), (SECOND, 4, "warmup")] == [
+    assert [(FIRST, 2, "full"), (SECOND, 4, "full")] == [
         (row["path"], row["step"], row["phase"]) for row in as_json
     ]
     stored = sum(path.stat().st_size for path in Path(FIRST).iterdir())

@@ -34,7 +34,7 @@ def neaptide(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        (["pl"], "plugins"),
+        (["plu"], "plugins"),
         (["run", "--pre"], "--preset"),
         (["config", "sch"], "schema"),
         (["run", "--log", "js"], "json"),

@@ -13,8 +13,8 @@ import attrs
 import torch
 
 from neaptide.errors import NeaptideError
+from neaptide.io.folder import replace_file
 from neaptide.io.locking import lock
-from neaptide.io.replacing import replace_file
 from neaptide.text import one_line
 from neaptide_kernels.accelerator import name_of
 
@@ -172,5 +172,5 @@ def merge(path: Path, measured: Mapping[str, tuple[Timing, ...]]) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
-        lock(file, wait=True)  # without a lock, one of two writers could lose its timings
+        lock(file.fileno(), wait=True)  # without a lock, one of two writers could lose its timings
         yield

@@ -28,7 +28,7 @@ class ActivationCheckpointingConfig:
     blocks: str | None = field(
         None,
         help="pattern of the blocks' names, such as `model.layers.*`; by default the repeated "
-        "children of `ModuleList` and `Sequential`",
+        "children of `ModuleList`, `Sequential` and `ModuleDict`",
     )
     exclude: tuple[str, ...] = field(
         (), help="patterns of the names of blocks that keep their activations"
@@ -47,6 +47,7 @@ SPEC = PluginSpec(
     config=ActivationCheckpointingConfig,
     summary="Keeps only the inputs of segments of blocks and recomputes the rest, exactly.",
     claims={"activations"},
+    search_space=({"plugins": {"activation-checkpointing": {"interval": 1}}},),
     phases=TRAINED,
     converts={"deepspeed": "neaptide_plugins.activation_checkpointing.deepspeed:convert"},
     numerics="exact",

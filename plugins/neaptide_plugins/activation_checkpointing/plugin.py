@@ -48,8 +48,9 @@ class ActivationCheckpointing(Plugin[ActivationCheckpointingConfig]):
             raise ConfigError(msg) from error
         if not blocks:
             msg = (
-                f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential; "
-                f"set a pattern of the blocks' names such as 'encoder.*' {_WHERE}.blocks"
+                f"{type(model).__name__} has no repeated blocks in a ModuleList, Sequential or "
+                f"ModuleDict; set a pattern of the blocks' names such as 'encoder.*' "
+                f"{_WHERE}.blocks"
             )
             raise ConfigError(msg)
         segments.attach(blocks)

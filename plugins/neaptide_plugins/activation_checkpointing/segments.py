@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from neaptide.tensors import tensor_bytes
+from neaptide.errors import ModelError
 from neaptide_toolkit.recompute import (
     Arguments,
     Buffers,
@@ -27,8 +27,12 @@ from neaptide_toolkit.recompute import (
     ChangedInPlaceError,
     Output,
     Patch,
+    check_no_transform,
+    eager,
+    in_torchs_checkpoint,
     record,
 )
+from neaptide_toolkit.tensors import tensor_bytes
 
 from .saved_ops import selective_contexts
 
@@ -44,10 +48,7 @@ class _Enough(BaseException):
 
 @attrs.define(eq=False)
 class _CheckpointedBlock:
-    """A patched block.
-
-    `changes_inputs` is whether the block changes its inputs in place, or None if this is unknown.
-    """
+    """A patched block; `changes_inputs`: whether it changes inputs in place, None if unknown."""
 
     name: str
     index: int
@@ -199,6 +200,7 @@ class Segments:
         """Set the byte counts to 0."""
         self.dropped_bytes = self.kept_bytes = 0
 
+    @eager
     def call(self, block: _CheckpointedBlock, *args: Any, **kwargs: Any) -> Any:
         """Run the forward of `block` and drop the tensors that the forward saves."""
         key = (block.group, block.index // self._interval)
@@ -207,8 +209,10 @@ class Segments:
             or key not in self._chosen
             or not torch.is_grad_enabled()
             or not self._enabled()
+            or in_torchs_checkpoint()
         ):
             return block.forward(*args, **kwargs)
+        check_no_transform(block.name, "activation-checkpointing")
         segment = self._current()
         if segment is None or segment.key != key or block.index <= segment.last:
             segment = _Segment(key)
@@ -233,10 +237,11 @@ class Segments:
             args, kwargs, segment.origin, copied=block.changes_inputs is not False
         )
         if structured:
-            self._note(
+            note = (
                 f"block {block.name!r} is called with an object it may change (a cache?), which is "
                 f"kept until the backward; if the model has such a switch, pass use_cache=False"
             )
+            self.notes += [note] if note not in self.notes else []
         forward_context, again = self._contexts()
         call = _CheckpointedCall(block, arguments, CallContext.now(block.buffers.before()), again)
         index, seen = len(segment.calls), set[int]()
@@ -277,10 +282,6 @@ class Segments:
         arguments.settle()
         call.context.buffers.settle(block.name)
 
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
 
 def _take(holder: _Holder) -> torch.Tensor:
     return holder.segment.unpack(holder.index)
@@ -291,8 +292,8 @@ def _never(_: object) -> torch.Tensor:
     raise AssertionError(msg)
 
 
-def _differs(name: str) -> RuntimeError:
-    return RuntimeError(
+def _differs(name: str) -> ModelError:
+    return ModelError(
         f"block {name!r} saved different tensors when it was recomputed; exclude it from "
         f"activation checkpointing"
     )

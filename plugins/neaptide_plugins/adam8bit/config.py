@@ -31,6 +31,7 @@ SPEC = PluginSpec(
     name="adam8bit",
     load="neaptide_plugins.adam8bit.plugin:Adam8bitPlugin",
     schemes={"optimizer:adam8bit"},
+    search_space=({"optimizer": {"name": "adam8bit"}},),
     options={"optimizer:adam8bit": Adam8bitOptions},
     summary="AdamW with both moments in 8 bits: 2 bytes of state per parameter instead of 8.",
     numerics="changes-training",

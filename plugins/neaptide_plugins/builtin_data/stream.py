@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 from attrs.validators import ge
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class EndlessBatches(ABC):
     """Batches 0, 1, 2, … without end; `index` is the number of the next batch."""
 
+    leaves_weights: ClassVar[bool] = True
     index: int = attrs.field(default=0, validator=ge(0), kw_only=True)
 
     @abstractmethod

@@ -38,7 +38,7 @@ class BuiltinModels(Plugin[NoConfig]):
 
         def loss_fn(model: nn.Module, batch: Any) -> Loss:
             try:
-                return Loss(*module.loss(model, batch))
+                total, count = module.loss(model, batch)
             except (KeyError, TypeError) as error:
                 got = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch)
                 msg = (
@@ -49,5 +49,6 @@ class BuiltinModels(Plugin[NoConfig]):
             except (ValueError, IndexError) as error:
                 msg = f"model and data do not match: {error} @ model.options"
                 raise ConfigError(msg) from error
+            return Loss(total, count, per_token=module is byte_gpt)
 
         return Task(module.build(options), loss_fn)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide import JUMP_GAIN, PACE, PREDICT, WARMUP, JumpGain, Outcome, Pace, Plugin, hookimpl
+from neaptide import DECLINED, PACE, PREDICT, ROLLBACK, WARMUP, Outcome, Pace, Plugin, hookimpl
 from neaptide.loop.schedule import LearningRate
 
 from .config import DelayedVerdictConfig
+from .gain import JUMP_GAIN, JumpGain
 from .trial import TrialWeights, losses_of
 from .verdicts import UNFINISHED, Verdicts
 
@@ -46,6 +47,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         self._kept = TrialWeights(device, getattr(torch, config.state))
         self._verdicts = Verdicts(config, rate.factor)
         self._leave = store.on_update(self._follow)
+        run.stash.on_set(ROLLBACK, self._forget)
         self._publish()
         run.log.info("delayed-verdict.started", after=config.after, average=config.average)
 
@@ -69,8 +71,15 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     def _publish(self) -> None:
         self._run.stash.set(PACE, Pace(*self._verdicts.pace(self._step)))
-        if self._verdicts.judged is not None:
-            self._run.stash.set(JUMP_GAIN, JumpGain(**self._verdicts.judged))
+        judged = self._verdicts.judged
+        self._run.stash.set(JUMP_GAIN, None if judged is None else JumpGain(**judged))
+
+    def _forget(self) -> None:
+        """End the trial, and forget the verdicts: a rollback has undone their updates."""
+        before = self._verdicts
+        self._verdicts = Verdicts(self.config, before.factor, counts=before.counts)
+        self._kept.forget()
+        self._publish()
 
     def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
         if delta is not None:
@@ -85,6 +94,8 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
             self._publish()
+            if self._verdicts.pace(self._step)[0] == 0.0:
+                self._run.stash.set(DECLINED, "delayed-verdict: a pause after harmful jumps")
             self._recording = self._verdicts.trial is None
             if self._recording:
                 self._kept.forget()

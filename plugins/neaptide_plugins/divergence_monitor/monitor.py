@@ -63,12 +63,21 @@ class AlarmMonitor:
         """Handle an update that was skipped because a value was not finite; yield level changes."""
         return self._move(("non-finite",), critical=True)
 
-    def forget(self) -> None:
-        """Forget the updates so far, because a rollback has undone the newest of them.
+    def is_normal(self, loss: float, losses: Sequence[float]) -> bool:
+        """Return whether a loss is finite, and no spike after the newest `losses`.
 
-        Later updates are not compared with earlier updates.
+        `losses` are the losses of the updates that were read, from oldest to newest.
         """
-        self.since = self.seen + 1  # the newest update has not been read yet
+        count = max(0, min(self.config.window, self.seen - self.since))
+        compared = [*_upto(losses, 0, count), loss]
+        return not detect.not_finite(compared) and detect.rise(compared) <= self.config.loss_sigma
+
+    def forget(self, unread: int) -> None:
+        """Do not compare later updates with the updates so far, because of a rollback.
+
+        `unread` is the largest possible number of updates that were made and not read yet.
+        """
+        self.since = self.seen + unread
 
     def _judge(self, losses: Sequence[float], norms: Sequence[float]) -> Iterator[Change]:
         config, rise = self.config, detect.rise(losses)

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from neaptide.api.spans import Snapshot
-from neaptide.tensors import nested_tensors, tensor_bytes
+from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,25 +28,27 @@ class Rollback:
     """Number of updates before the snapshot was made."""
     used: bool = False
     """True if the snapshot was restored since training was last normal."""
+    prepared: dict[str, Any] = attrs.field(factory=dict)
+    """The buffers before the step in which a snapshot is due; empty if none is due."""
 
-    def keep_every(self, interval: int, update: int) -> None:
-        """Record that the alarm level is normal, and take a snapshot if one is due.
+    def prepare(self, interval: int, update: int) -> None:
+        """Record that the alarm level is normal, and copy the buffers if a snapshot is due.
 
         A snapshot is due if there is none, or if the last one is `interval` updates old.
         """
         self.used = False
-        if self.kept and update - self.at < interval:
-            return
-        self.kept = {}  # frees the old snapshot before the new snapshot is made
-        copy = self.store.snapshot(optimizer=True)
-        self.kept = {
-            "weights": copy.weights,
-            "optimizer": copy.optimizer,
-            "buffers": {
+        self.prepared = {}
+        if not self.kept or update - self.at >= interval:
+            self.prepared["buffers"] = {
                 name: buffer.detach().to("cpu", copy=True)
                 for name, buffer in self.model.named_buffers()
-            },
-        }
+            }
+
+    def keep(self, update: int) -> None:
+        """Take the prepared snapshot, before the step changes the weights."""
+        self.kept = {}  # frees the old snapshot before the new snapshot is made
+        copy = self.store.snapshot(optimizer=True)
+        self.kept = {"weights": copy.weights, "optimizer": copy.optimizer, **self.prepared}
         self.at = update
 
     def restore(self) -> bool:

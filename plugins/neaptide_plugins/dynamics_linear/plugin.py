@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide import Forecast, Plugin, hookimpl
+from neaptide import ROLLBACK, Forecast, Plugin, hookimpl
 from neaptide.loop.schedule import LearningRate
 
 from .config import DynamicsLinearConfig
@@ -26,6 +26,8 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
     _rise: float = attrs.field(init=False, default=0.0)
     _log: Any = attrs.field(init=False, default=None)
     _broken: bool = attrs.field(init=False, default=False)
+    _undone: bool = attrs.field(init=False, default=False)
+    """True from a rollback until the next look at the history."""
 
     @hookimpl
     def on_run_start(self, run: Run) -> None:
@@ -37,7 +39,11 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
         self._forecaster = Forecaster(self.config, learning_rate.factor, run.config.train.steps)
         self._rise = run.config.phases.predict.rise
         self._log = run.log
+        run.stash.on_set(ROLLBACK, self._note_rollback)
         run.log.info("dynamics-linear.started", horizons=list(self.config.horizons))
+
+    def _note_rollback(self) -> None:
+        self._undone = True
 
     @hookimpl(tryfirst=True)
     def select_phase(self, history: History, schedule: PhaseSchedule) -> Phase | None:
@@ -47,17 +53,24 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
         return None
 
     def _take(self, history: History) -> None:
-        losses, new = history.losses, history.updates - self._forecaster.seen
+        if self._undone:
+            self._undone = False
+            self._begin(history.updates + 1)  # the newest undone update may not be recorded yet
+        losses, new = history.losses, max(0, history.updates - self._forecaster.seen)
         if new > len(losses):  # the history no longer has the losses of some updates
-            forecaster = self._forecaster
-            self._forecaster = Forecaster(self.config, forecaster.factor, forecaster.steps)
-            self._forecaster.begin(history.updates - len(losses))
+            self._begin(history.updates - len(losses))
             new = len(losses)
         for loss in losses[len(losses) - new :]:
             self._forecaster.take(loss)
             if not self._broken and not usable(loss):
                 self._broken = True
                 self._log.info("dynamics-linear.not-finite", update=history.updates, loss=loss)
+
+    def _begin(self, updates: int) -> None:
+        """Forget everything, and learn from the updates after the first `updates` updates."""
+        before = self._forecaster
+        self._forecaster = Forecaster(self.config, before.factor, before.steps)
+        self._forecaster.begin(updates)
 
     @hookimpl
     def forecast(self, history: History, horizon: int) -> Forecast | None:
@@ -92,9 +105,13 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the forecaster's state."""
-        return {"forecaster": self._forecaster.state_dict(), "broken": self._broken}
+        return {
+            "forecaster": self._forecaster.state_dict(),
+            "broken": self._broken,
+            "undone": self._undone,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         self._forecaster.load_state_dict(state["forecaster"])
-        self._broken = state["broken"]
+        self._broken, self._undone = state["broken"], state["undone"]

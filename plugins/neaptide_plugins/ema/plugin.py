@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide import Outcome, Plugin, hookimpl
+from neaptide import ROLLBACK, Outcome, Plugin, hookimpl
+from neaptide_toolkit.saved_form import counter
 
 from .average import decay_at, shift, start, update
 from .config import EmaConfig
@@ -15,7 +16,15 @@ from .config import EmaConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide import AroundEvaluate, AroundTrainStep, Ledger, ParameterStore, Phase, Span
+    from neaptide import (
+        AroundEvaluate,
+        AroundTrainStep,
+        Ledger,
+        ParameterStore,
+        Phase,
+        Run,
+        Span,
+    )
 
 
 @attrs.define(eq=False)
@@ -28,20 +37,27 @@ class Ema(Plugin[EmaConfig]):
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @hookimpl
-    def on_run_start(self, store: ParameterStore) -> None:
-        """Start the averages from the current weights, and register for weight updates."""
-        for span in store.spans():
-            if span.trainable:
-                with store.loan(span, "read") as weight:
-                    self._averages[span.name] = self._begun(weight)
+    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+        """Start the averages, and register for weight updates and rollbacks."""
         self._store = store
+        self._start()
         self._leave = store.on_update(self._follow)
+        run.stash.on_set(ROLLBACK, self._start)
 
     @hookimpl
     def on_run_end(self) -> None:
         """Unregister from weight updates."""
         if self._leave is not None:
             self._leave()
+
+    def _start(self) -> None:
+        """Start the averages from the current weights."""
+        assert self._store is not None, "the run has started"
+        self._updates = 0
+        for span in self._store.spans():
+            if span.trainable:
+                with self._store.loan(span, "read") as weight:
+                    self._averages[span.name] = self._begun(weight)
 
     def _begun(self, weight: torch.Tensor) -> torch.Tensor:
         return start(weight, torch.device("cpu") if self.config.tier == "host" else None)
@@ -98,9 +114,17 @@ class Ema(Plugin[EmaConfig]):
         """Return the averages and the number of averaged updates."""
         return {"updates": self._updates, "averages": dict(self._averages)}
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if a trainable weight has no average."""
+        found = {name for name, one in state["averages"].items() if one is not None}
+        missing = sorted(self._averages.keys() - found)
+        if missing:
+            msg = f"there is no average of {', '.join(missing)}"
+            raise ValueError(msg)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
-        self._updates = state["updates"]
+        self._updates = counter(state, "updates")
         assert self._store is not None, "the run has started"
         for span in self._store.spans():
             saved = state["averages"].get(span.name)

@@ -51,6 +51,7 @@ SPEC = PluginSpec(
     config=GradientAccumulationConfig,
     summary="One update from several micro-batches, weighted exactly.",
     claims={"gradient.accumulation"},
+    search_space=tuple({"plugins": {"gradient-accumulation": {"steps": n}}} for n in (2, 4, 8)),
     presets={"aggressive": {"steps": 4}},
     converts={"deepspeed": "neaptide_plugins.gradient_accumulation.deepspeed:convert"},
     numerics="tolerance",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, DataError, Outcome, Plugin, hookimpl
+from neaptide_toolkit.saved_form import counter
 
 from .config import GradientAccumulationConfig
 from .rate import scaled_rate
@@ -108,4 +109,4 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
-        self._calls = state["calls"]
+        self._calls = counter(state, "calls")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.api import buffers, rng
+from neaptide import buffers
+from neaptide.api import rng
 
 from .held_weights import HeldWeights, Quantizer
 from .loss_gap import LossGap

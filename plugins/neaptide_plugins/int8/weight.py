@@ -8,8 +8,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch.backends import mha
 from torch.compiler import set_stance
 from torch.utils._pytree import tree_map_only
+
+from neaptide.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +33,14 @@ def computing(*, quantized: bool = True) -> Iterator[None]:
     if not quantized:
         yield
         return
-    token = _computing.set(True)
+    token, fused = _computing.set(True), mha.get_fastpath_enabled()
     try:
+        # torch's fused encoder layer casts its weights in an op that gets them decoded, not cast.
+        mha.set_fastpath_enabled(False)
         with set_stance("force_eager"):
             yield
     finally:
+        mha.set_fastpath_enabled(fused)
         _computing.reset(token)
 
 
@@ -93,15 +99,15 @@ class Int8Weight(torch.Tensor):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         del value
-        raise RuntimeError(_refused("setting .data"))
+        raise ModelError(_refused("setting .data"))
 
     def data_ptr(self) -> int:
-        """Raise RuntimeError: a kernel must not read codes as a weight."""
+        """Raise ModelError: a kernel must not read codes as a weight."""
         msg = (
             "a weight that is int8 in this phase has no address; exclude its module "
             "@ plugins.int8.exclude"
         )
-        raise RuntimeError(msg)
+        raise ModelError(msg)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves the op out
@@ -115,7 +121,7 @@ class Int8Weight(torch.Tensor):
         if op._schema.is_mutable:
             written = _written(op, args, kwargs or {})
             if any(isinstance(tensor, Int8Weight) for tensor in written):
-                raise RuntimeError(_refused(op))
+                raise ModelError(_refused(op))
         args, kwargs = tree_map_only(Int8Weight, Int8Weight.decoded, (args, kwargs or {}))
         return op(*args, **kwargs)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
-from neaptide.tensors import tensor_bytes
 from neaptide_toolkit.low_precision import Chosen, choose_weights
+from neaptide_toolkit.tensors import tensor_bytes
 
 from . import messages
 from .config import LowPrecisionBackwardConfig

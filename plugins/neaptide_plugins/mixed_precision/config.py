@@ -6,9 +6,8 @@ import math
 from typing import Any, Literal
 
 import attrs
-from attrs.validators import and_, ge, gt, in_, le, lt
+from attrs.validators import and_, ge, gt, in_, le, lt, optional
 
-from neaptide.api.phases import PHASES
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 from neaptide_toolkit.sensitive import LARGE_ENOUGH, SENSITIVE_WEIGHTS
@@ -18,6 +17,9 @@ from .scaling import LARGEST, SMALLEST, LossScale
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "auto"]
 
 _precision = in_(("fp32", "bf16", "fp16", "fp8", "auto"))
+
+
+_own = optional(_precision)
 
 
 def _power_of_two(_: Any, attribute: attrs.Attribute[float], value: float) -> None:
@@ -31,11 +33,20 @@ def _power_of_two(_: Any, attribute: attrs.Attribute[float], value: float) -> No
 class MixedPrecisionConfig:
     """`[plugins.mixed-precision]`."""
 
-    warmup: Precision = field("fp32", validator=_precision, help="dtype of Warmup")
-    full: Precision = field("fp32", validator=_precision, help="dtype of Full")
-    predict: Precision = field("bf16", validator=_precision, help="dtype of the probes in Predict")
-    correct: Precision = field("fp32", validator=_precision, help="dtype of Correct")
-    evaluate: Precision = field("fp32", validator=_precision, help="dtype of evaluations")
+    dtype: Precision = field(
+        "auto",
+        validator=_precision,
+        help="dtype of forwards; `auto` is bf16, or fp16 on a device without bf16",
+    )
+    warmup: Precision | None = field(None, validator=_own, help="dtype of Warmup; unset: `dtype`")
+    full: Precision | None = field(None, validator=_own, help="dtype of Full; unset: `dtype`")
+    predict: Precision | None = field(
+        None, validator=_own, help="dtype of the probes in Predict; unset: `dtype`"
+    )
+    correct: Precision | None = field(None, validator=_own, help="dtype of Correct; unset: `dtype`")
+    evaluate: Precision | None = field(
+        None, validator=_own, help="dtype of evaluations; unset: `dtype`"
+    )
     initial_scale: float = field(
         65536.0,
         validator=and_(_power_of_two, ge(SMALLEST), le(LARGEST)),
@@ -66,6 +77,15 @@ class MixedPrecisionConfig:
         False, help="use fp8 even on hardware on which fp8 is known to be slower"
     )
 
+    def precision(self, name: str) -> Precision:
+        """Return the precision of a phase or of `evaluate`."""
+        own: Precision | None = getattr(self, name)
+        return own or self.dtype
+
+    def setting(self, name: str) -> str:
+        """Return the key that determines the precision of a phase or of `evaluate`."""
+        return name if getattr(self, name) else "dtype"
+
     def loss_scale(self) -> LossScale:
         """Return the initial loss scale of a run."""
         return LossScale(
@@ -82,9 +102,10 @@ SPEC = PluginSpec(
     config=MixedPrecisionConfig,
     summary="Autocast with a dtype per phase, fp8 products; loss scaling in fp16.",
     claims={"autocast"},
+    search_space=({"plugins": {"mixed-precision": {"dtype": "bf16"}}},),
     presets={
-        "conservative": dict.fromkeys(PHASES, "fp32") | {"predict": "bf16"},
-        "aggressive": dict.fromkeys(PHASES, "auto"),
+        "conservative": {"dtype": "fp32", "predict": "bf16"},
+        "aggressive": {"dtype": "auto"},
     },
     converts={"deepspeed": "neaptide_plugins.mixed_precision.deepspeed:convert"},
     numerics="changes-training",

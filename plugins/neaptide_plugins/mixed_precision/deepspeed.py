@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from neaptide.api.phases import PHASES
-
 if TYPE_CHECKING:
     from neaptide_toolkit.foreign import Source
 
-_PLACES = (*PHASES, "evaluate")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 _AUTOCAST = "weights stay in fp32 and forwards run under autocast; DeepSpeed casts the weights"
 
@@ -25,7 +22,7 @@ def convert(source: Source) -> dict[str, Any] | None:
         chosen = _DTYPES.get(source.take("torch_autocast.dtype", str) or "bfloat16", chosen)
     if chosen is None:
         return None
-    return {**dict.fromkeys(_PLACES, chosen), **(_scaling(source) if chosen == "fp16" else {})}
+    return {"dtype": chosen, **(_scaling(source) if chosen == "fp16" else {})}
 
 
 def _scaling(source: Source) -> dict[str, Any]:

@@ -10,18 +10,19 @@ import torch
 
 from neaptide import Outcome, Plugin, hookimpl
 from neaptide.api.phases import TRAINED
+from neaptide.api.steps import NOTES
 from neaptide_toolkit.gradient_error import is_measured
 from neaptide_toolkit.low_precision import Chosen, choose_weights, intercepting
 
 from . import diagnosis
 from .config import MixedPrecisionConfig
 from .fp8 import Fp8Products
-from .precision import computing_in, resolve, widened
+from .precision import DTYPES, computing_in, resolve, widened
 from .refusals import check_fp8, check_scalable
 from .scaling import LossScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import nn
 
@@ -55,7 +56,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     @_fp8.default
     def _in_fp8(self) -> tuple[str, ...]:
-        return tuple(name for name in _SETTINGS if getattr(self.config, name) == "fp8")
+        return tuple(name for name in _SETTINGS if self.config.precision(name) == "fp8")
 
     @_scaler.default
     def _initial(self) -> LossScaler:
@@ -76,13 +77,19 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
         """Resolve the settings for the device. Raise an error if fp16 or fp8 cannot work."""
         self._store = store
-        self._dtypes = {name: resolve(getattr(self.config, name), run.device) for name in _SETTINGS}
+        config = self.config
+        self._dtypes = {name: resolve(config.precision(name), run.device) for name in _SETTINGS}
         self._fp16 = tuple(name for name in TRAINED if self._dtypes[name] is torch.float16)
         if self._fp16:
-            check_scalable(self._fp16[0], run, store)
+            check_scalable(config.setting(self._fp16[0]), run, store)
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        said = {name: names[dtype] for name, dtype in self._dtypes.items()}
+        said |= dict.fromkeys(self._fp8, "fp8")
+        run.log.info("mixed-precision.dtypes", **said)
+        run.stash.set(NOTES, (*(run.stash.get(NOTES) or ()), _line(said)))
         self._products = Fp8Products(self._chosen.names, torch.bfloat16)
         if self._fp8:
-            check_fp8(self._fp8[0], self.config, run.device)
+            check_fp8(config.setting(self._fp8[0]), config, run.device)
             weights, left_out = len(self._chosen.names), self._chosen.left_out
             log = run.log.info if weights else run.log.warning
             log("mixed-precision.fp8", phases=self._fp8, weights=weights, left_out=left_out)
@@ -175,3 +182,10 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         self._scaler.load_state_dict(state)
+
+
+def _line(said: Mapping[str, str]) -> str:
+    """Return, for `{"full": "bf16", "evaluate": "fp32"}`, the line that says what runs where."""
+    phases = {dtype: [name for name in said if said[name] == dtype] for dtype in said.values()}
+    parts = [f"{dtype} in {', '.join(names)}" for dtype, names in phases.items()]
+    return f"mixed-precision: {'; '.join(parts)}"

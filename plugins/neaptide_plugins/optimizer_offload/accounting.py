@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide import CORRECT, FULL, WARMUP
+from neaptide_toolkit.offload.storages import SMALLEST
+
+from .codes import coded_bytes, encodable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
     from neaptide import Ledger, Phase
 
 _KIND = "optimizer.state"
@@ -26,6 +33,21 @@ class Room:
     """Bytes on the host while the state is evicted."""
     kept: int = 0
     """Bytes of the host buffer that stays allocated after the state is copied back."""
+
+
+def expected_room(strategy: str, tensors: Iterable[torch.Tensor]) -> Room:
+    """Return the room of an eviction of state that does not exist yet: `tensors`, in its shapes."""
+    if strategy == "drop":
+        return Room(leaves=sum(tensor.nbytes for tensor in tensors))
+    large = [tensor for tensor in tensors if tensor.nbytes >= SMALLEST]
+    if strategy == "compress":
+        coded = [tensor for tensor in large if encodable(tensor)]
+        return Room(
+            leaves=sum(tensor.nbytes for tensor in coded),
+            codes=sum(coded_bytes(tensor) for tensor in coded),
+        )
+    leaves = sum(tensor.nbytes for tensor in large)
+    return Room(leaves=leaves, host=leaves)
 
 
 def account(ledger: Ledger, owner: str, room: Room, phase: Phase, *, corrects: bool) -> Ledger:

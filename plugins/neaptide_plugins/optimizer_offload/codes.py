@@ -9,8 +9,8 @@ from __future__ import annotations
 import attrs
 import torch
 
-from neaptide.run.resident.storages import is_dense
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.offload.storages import is_dense
 
 _CODED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _LARGEST = torch.finfo(torch.float32).max
@@ -49,6 +49,11 @@ def encodable(tensor: torch.Tensor) -> bool:
     The elements are not read, so `encode` may still return None for the tensor.
     """
     return tensor.dtype in _CODED and is_dense(tensor)
+
+
+def coded_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of the codes and scales of a tensor that `encodable` accepts."""
+    return tensor.numel() + 4 * -(-tensor.numel() // GROUP)
 
 
 @torch.no_grad()

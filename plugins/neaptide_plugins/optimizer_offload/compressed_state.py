@@ -13,7 +13,7 @@ from neaptide.devices import widest
 from neaptide_toolkit.offload import tensors_in
 
 from .accounting import Room
-from .codes import GROUP, StateCodes, decode, encodable, encode
+from .codes import StateCodes, coded_bytes, decode, encodable, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterator, Mapping
@@ -126,7 +126,7 @@ class CompressedState:
         """
         found = store.evictable(spans, of="state")
         tensors = [tensor for tensor in map(_only, found.storages) if tensor is not None]
-        codes = sum(each.numel() + 4 * -(-each.numel() // GROUP) for each in tensors)
+        codes = sum(map(coded_bytes, tensors))
         return Room(leaves=sum(each.nbytes for each in tensors), codes=codes)
 
 

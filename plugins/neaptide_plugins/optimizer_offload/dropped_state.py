@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.tensors import tensor_bytes
 from neaptide_toolkit.offload import tensors_in
+from neaptide_toolkit.tensors import tensor_bytes
 
 from .accounting import Room
 from .restart import Restart, made_again, remembered, tried

@@ -9,8 +9,10 @@ import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
 from neaptide_toolkit.machine.devices import empty_cache
+from neaptide_toolkit.offload import tensors_in
+from neaptide_toolkit.optimizer_state import expected_state
 
-from .accounting import account
+from .accounting import account, expected_room
 from .choosing import mechanism
 from .config import OptimizerOffloadConfig
 
@@ -119,7 +121,13 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         """Record in the memory ledger where the optimizer's state is stored in `phase`."""
         if self._mechanism is None:
             return ledger
-        room = self._mechanism.room(self._store, self._spans)
+        expected = expected_state(self._store.optimizer)
+        if expected:
+            parameters = [self._store.parameters[span.name] for span in self._spans]
+            tensors = tensors_in([expected.get(parameter, {}) for parameter in parameters])
+            room = expected_room(self.config.strategy, [each for each in tensors if each.ndim])
+        else:
+            room = self._mechanism.room(self._store, self._spans)
         return account(ledger, _NAME, room, phase, corrects=self._corrects)
 
     @hookimpl

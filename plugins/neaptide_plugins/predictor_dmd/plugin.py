@@ -6,9 +6,10 @@ import attrs
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.predictors.gains import Gains, reach
 from neaptide_toolkit.predictors.held_tensors import WindowOps
 from neaptide_toolkit.predictors.window import Window, WindowPlan
-from neaptide_toolkit.predictors.window_predictor import Gains, WindowPredictor, reach
+from neaptide_toolkit.predictors.window_predictor import WindowPredictor
 
 from .config import SPEC, PredictorDmdConfig
 from .modes import forecast

@@ -6,9 +6,10 @@ import attrs
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.predictors.gains import Gains
 from neaptide_toolkit.predictors.held_tensors import WindowOps
 from neaptide_toolkit.predictors.window import Window, WindowPlan
-from neaptide_toolkit.predictors.window_predictor import Gains, WindowPredictor
+from neaptide_toolkit.predictors.window_predictor import WindowPredictor
 
 from .config import SPEC, PredictorDriftConfig
 from .drift_coefficients import half_at, reach, share_of

@@ -11,7 +11,7 @@ from neaptide_toolkit.colours import COLOURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from typing import IO
 
 POINTS = 2000
 """Largest number of points in a line of the plot: more than a screen can show."""
@@ -38,8 +38,8 @@ def problem(*, has_rows: bool) -> str | None:
     return None if has_rows else "the plot needs memory.csv: set csv = true as well"
 
 
-def draw(source: Path, target: Path) -> None:
-    """Plot the samples in `source`, a memory.csv, as the PNG `target`.
+def draw(source: str, target: IO[bytes]) -> None:
+    """Plot the samples in `source`, the text of a memory.csv, as a PNG that is written to `target`.
 
     matplotlib's global state does not change: pyplot gets no figure, and no backend is chosen.
     """
@@ -47,8 +47,7 @@ def draw(source: Path, target: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - see above
     from matplotlib.figure import Figure  # noqa: PLC0415 - see above
 
-    with source.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(source.splitlines()))
     lines = {
         label: points
         for column, label in _LINES.items()

@@ -40,11 +40,10 @@ class Profiler(Plugin[ProfilerConfig]):
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
         """Start the session. It samples the memory before the first step."""
-        directory = run.plugin_directory("profiler")
         self._session = ProfilingSession(
             self.config,
             run.device,
-            directory,
+            run.plugin_folder("profiler"),
             run.log,
             run.timeline.listen,
             model,

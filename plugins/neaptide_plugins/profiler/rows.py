@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 import time
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+    from neaptide.io.folder import Folder
 
 
 _DIGITS = 15  # the most digits of a step; a longer number is damaged
@@ -23,8 +25,10 @@ class Rows:
     process is killed, rows from before the checkpoint may be missing.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str], delay: float = 1.0) -> None:
-        self.path = path
+    def __init__(
+        self, folder: Folder, name: str, columns: Sequence[str], delay: float = 1.0
+    ) -> None:
+        self._folder, self._name = folder, name
         self._columns = columns
         self._delay = delay
         self._file: IO[str] | None = None
@@ -43,19 +47,18 @@ class Rows:
 
     def _continued(self, step: int) -> IO[str]:
         kept = self._before(step)
-        whole = self.path.with_suffix(".partial")
         text = "".join([",".join(self._columns) + "\n", *kept])
-        whole.write_text(text, encoding="utf-8", errors="surrogateescape")
-        whole.replace(self.path)  # if the process is killed before, the old file is unchanged
-        file = self.path.open("a", newline="", encoding="utf-8")
+        self._folder.replace(self._name, text.encode("utf-8", "surrogateescape"))
+        descriptor = self._folder.open(self._name, os.O_WRONLY | os.O_APPEND)
+        file = os.fdopen(descriptor, "a", newline="", encoding="utf-8")
         self._writer = csv.writer(file, lineterminator="\n")
         return file
 
     def _before(self, step: int) -> list[str]:
-        if not self.path.exists():
+        if self._folder.stat(self._name) is None:
             return []
         # Bytes that are not text are damage. Only the row that contains them is dropped.
-        text = self.path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = self._folder.read(self._name).decode("utf-8", "surrogateescape")
         rows = text.splitlines(keepends=True)
         return [row for row in rows if self._is_complete(row) and int(row.split(",")[0]) < step]
 

@@ -17,14 +17,17 @@ from .tables import phases_csv, render, tiers_csv
 from .trace import StepTrace
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
     from torch import nn
+
+    from neaptide.io.folder import Folder
 
     from .config import ProfilerConfig
     from .statistics import Spike
     from .trace import Listen
+
+
+_MEMORY = "memory.csv"
 
 
 class ProfilingSession:
@@ -33,7 +36,7 @@ class ProfilingSession:
     Args:
         config: the plugin's settings.
         device: the run's device.
-        directory: directory of the files; None writes no files.
+        folder: folder of the files; None writes no files.
         log: a structlog logger.
         listen: see `StepTrace`.
         model: the model; a snapshot names its parameters, buffers and gradients by category.
@@ -45,7 +48,7 @@ class ProfilingSession:
         self,
         config: ProfilerConfig,
         device: torch.device,
-        directory: Path | None,
+        folder: Folder | None,
         log: Any,
         listen: Listen,
         model: nn.Module,
@@ -54,7 +57,7 @@ class ProfilingSession:
     ) -> None:
         self._config = config
         self._device = device
-        self._directory = directory
+        self._folder = folder
         self._log = log
         self._nvml = Nvml(uuid_of(device)) if config.nvml and is_cuda(device) else None
         self._probe = Probe(device, self._nvml, host_bytes)
@@ -63,15 +66,15 @@ class ProfilingSession:
         self._snapshots: Snapshots | None = None
         self._trace: StepTrace | None = None
         self._history = AllocationHistory()
-        if directory is not None:
+        if folder is not None:
             columns = ("step", "phase", "moment", *ByteSample._fields)
-            self._rows = Rows(directory / "memory.csv", columns) if config.csv else None
+            self._rows = Rows(folder, _MEMORY, columns) if config.csv else None
             limit = config.max_snapshots
-            self._snapshots = Snapshots(directory, device, limit, model, optimizer)
+            self._snapshots = Snapshots(folder, device, limit, model, optimizer)
             if config.trace:
                 window = range(config.trace[0], config.trace[1] + 1)
                 traced = device if config.trace_ops else None
-                self._trace = StepTrace(window, directory, listen, traced, self._warn)
+                self._trace = StepTrace(window, folder, listen, traced, self._warn)
         elif config.plot or config.trace or config.snapshot_at or config.snapshot_on_spike:
             self._warn("there is no run directory to write to; set run.dir")
         self._unsettled: list[tuple[int, str, str, ByteSample]] = []
@@ -159,22 +162,23 @@ class ProfilingSession:
         self._settle()
         if self._rows is not None:
             self._rows.close()
-        if self._directory is not None and not self._keeps_older(self._directory):
-            self._write_results(self._directory)
+        if self._folder is not None and not self._keeps_older(self._folder):
+            self._write_results(self._folder)
 
-    def _keeps_older(self, directory: Path) -> bool:
+    def _keeps_older(self, folder: Folder) -> bool:
         """Return whether to keep the old tables, because the resumed run has no new samples."""
-        return not self.account.moments and (directory / "table.txt").exists()
+        return not self.account.moments and folder.stat("table.txt") is not None
 
-    def _write_results(self, directory: Path) -> None:
+    def _write_results(self, folder: Folder) -> None:
         for name, text in (
             ("tiers.csv", tiers_csv(self.account, self._capacities)),
             ("phases.csv", phases_csv(self.account)),
             ("table.txt", f"{self.report()}\n"),
         ):
-            (directory / name).write_text(text, encoding="utf-8")
-        if self._config.plot and self._rows is not None and self._rows.path.exists():
-            plot.draw(self._rows.path, directory / "memory.png")
+            folder.replace(name, text.encode())
+        if self._config.plot and folder.stat(_MEMORY) is not None:
+            with folder.writing("memory.png") as file:
+                plot.draw(folder.read(_MEMORY).decode(), file)
 
     def metrics(self) -> dict[str, float]:
         """Return the peak bytes by tier, the number of spikes and the GPU's utilization."""
@@ -186,8 +190,8 @@ class ProfilingSession:
 
     def report(self) -> str:
         """Return this run's table, or the table on disk if this run has no samples."""
-        if self._directory is not None and self._keeps_older(self._directory):
-            return (self._directory / "table.txt").read_text("utf-8", errors="replace").rstrip("\n")
+        if self._folder is not None and self._keeps_older(self._folder):
+            return self._folder.read("table.txt").decode("utf-8", "replace").rstrip("\n")
         reason = lacks(self._device, "allocator statistics")
         notes = ["torch's allocator and RSS" if reason is None else f"{reason}: RSS only"]
         if self._nvml is not None and self._nvml.problem is not None:
@@ -195,12 +199,12 @@ class ProfilingSession:
         if self._nvml is not None and self._nvml.utilization.count:
             used = self._nvml.utilization
             notes.append(f"GPU utilization: mean {used.mean:.0f} %, max {used.most:.0f} % (NVML)")
-        written = [f"snapshot: {path.name}" for path in self._snapshots_written()]
+        written = [f"snapshot: {name}" for name in self._snapshots_written()]
         if self._trace is not None and self._trace.written is not None:
-            written.append(f"trace: {self._trace.written.name} (open in ui.perfetto.dev)")
+            written.append(f"trace: {self._trace.written} (open in ui.perfetto.dev)")
         return render(self.account, self._capacities, notes, written)
 
-    def _snapshots_written(self) -> list[Path]:
+    def _snapshots_written(self) -> list[str]:
         return self._snapshots.written if self._snapshots is not None else []
 
     def _snapshot(self, step: int, phase: str, moment: str, reason: str) -> None:
@@ -208,12 +212,12 @@ class ProfilingSession:
             return
         rss = self._probe.sample().rss_bytes
         try:
-            path = self._snapshots.take(step, phase, moment, reason, rss)
+            name = self._snapshots.take(step, phase, moment, reason, rss)
         except Exception as error:  # noqa: BLE001 - sampling goes on without the snapshot
             self._warn(f"the snapshot of step {step} could not be written: {error!r}")
             return
-        if path is not None:
-            self._log.info("profiler.snapshot", step=step, reason=reason, file=path.name)
+        if name is not None:
+            self._log.info("profiler.snapshot", step=step, reason=reason, file=name)
         else:
             self._warn(f"no snapshot of step {step} ({reason}): max_snapshots is reached")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,10 +15,9 @@ from neaptide_kernels.accelerator import is_cuda
 from .listing import Listing, live_tensors, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from torch import nn
+
+    from neaptide.io.folder import Folder
 
 REQUEST = "snapshot.request"
 """To request a snapshot from a running process, create a file of this name in the directory of the
@@ -27,7 +27,7 @@ HISTORY_EVENTS = 100_000
 
 
 class Snapshots:
-    """Writes at most `limit` snapshots into `directory`.
+    """Writes at most `limit` snapshots into `folder`.
 
     `snapshot-<step>-<phase>-<moment>.json` lists the tensors visible to Python. On CUDA a file
     with the same name and the suffix `.pickle` is torch's snapshot of its allocator, for
@@ -36,32 +36,34 @@ class Snapshots:
 
     def __init__(
         self,
-        directory: Path,
+        folder: Folder,
         device: torch.device,
         limit: int,
         model: nn.Module | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.written: list[Path] = []
-        self._directory = directory
+        self.written: list[str] = []
+        self._folder = folder
         self._device = device
         self._left = limit
         self._model = model
         self._optimizer = optimizer
-        self._request: str | None = os.fspath(directory / REQUEST)
+        self._request: str | None = os.fspath(folder.path / REQUEST)
 
     def requested(self) -> bool:
         """Return whether a snapshot is requested, and remove the request."""
         if self._request is None or not os.access(self._request, os.F_OK):  # 1 us per step
             return False
         try:
-            os.unlink(self._request)  # noqa: PTH108 - the path is kept as a string for speed
+            if self._folder.stat(REQUEST) is None:
+                return False  # another folder is at the path now
+            self._folder.unlink(REQUEST)
         except OSError:
             self._request = None  # The file cannot be removed. Do not repeat the request.
         return True
 
-    def take(self, step: int, phase: str, moment: str, reason: str, rss: int) -> Path | None:
-        """Write a snapshot and return the path of its listing; None if `limit` is reached.
+    def take(self, step: int, phase: str, moment: str, reason: str, rss: int) -> str | None:
+        """Write a snapshot and return the name of its listing; None if `limit` is reached.
 
         Args:
             step: the current update.
@@ -74,7 +76,7 @@ class Snapshots:
         if self._left == 0:
             return None
         self._left -= 1
-        path = self._directory / f"snapshot-{step:08}-{phase}-{moment}.json"
+        name = f"snapshot-{step:08}-{phase}-{moment}"
         listing = live_tensors(self._model, self._optimizer)
         content: dict[str, Any] = {
             "step": step,
@@ -86,13 +88,15 @@ class Snapshots:
             **_left_out(listing),
             "tensors": [attrs.asdict(entry) for entry in listing.entries],
         }
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        self.written.append(path)
+        self._write(f"{name}.json", (json.dumps(content, indent=1) + "\n").encode())
         if is_cuda(self._device):
-            pickle = path.with_suffix(".pickle")
-            _dump(os.fspath(pickle))
-            self.written.append(pickle)
-        return path
+            # What `torch.cuda.memory._dump_snapshot` writes.
+            self._write(f"{name}.pickle", pickle.dumps(torch.cuda.memory._snapshot()))  # noqa: SLF001 - torch's only way
+        return f"{name}.json"
+
+    def _write(self, name: str, content: bytes) -> None:
+        self._folder.replace(name, content)
+        self.written.append(name)
 
 
 def _left_out(listing: Listing) -> dict[str, str]:
@@ -101,11 +105,6 @@ def _left_out(listing: Listing) -> dict[str, str]:
         return {}
     kinds = ", ".join(f"{count} {kind}" for kind, count in listing.left_out.items())
     return {"left_out": f"tensors without visible memory: {kinds}"}
-
-
-def _dump(path: str) -> None:
-    dump: Callable[[str], None] = torch.cuda.memory._dump_snapshot  # noqa: SLF001 - torch's only way
-    dump(path)
 
 
 class AllocationHistory:

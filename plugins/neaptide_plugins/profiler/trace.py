@@ -13,9 +13,10 @@ from .timeline import TraceTimeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     import torch
+
+    from neaptide.io.folder import Folder
 
     Opener = Callable[[str, str], AbstractContextManager[Any]]
     Listen = Callable[[Opener], Callable[[], None]]
@@ -29,7 +30,7 @@ class StepTrace:
 
     Args:
         window: the updates, counted from 1.
-        directory: the directory of `trace-<first>-<last>.json`.
+        folder: the folder of `trace-<first>-<last>.json`.
         listen: `listen(opener)` enters the context `opener(name, category)` around each named part
             of the run, and returns a function that removes the listener. It raises RuntimeError if
             there is a listener already.
@@ -40,14 +41,14 @@ class StepTrace:
     def __init__(
         self,
         window: range,
-        directory: Path,
+        folder: Folder,
         listen: Listen,
         device: torch.device | None,
         warn: Callable[[str], None],
     ) -> None:
-        self.written: Path | None = None
+        self.written: str | None = None
         self._window = window
-        self._directory = directory
+        self._folder = folder
         self._listen = listen
         self._device = device
         self._warn = warn
@@ -137,16 +138,15 @@ class StepTrace:
             unlisten()
         return timeline, operators
 
-    def _write(self, timeline: TraceTimeline, operators: Operators | None) -> Path:
+    def _write(self, timeline: TraceTimeline, operators: Operators | None) -> str:
         trace = operators.trace() if operators is not None else _empty()
         base = int(trace.get("baseTimeNanoseconds", 0)) if operators is not None else None
         trace["traceEvents"] += timeline.events(timeline.started if base is None else base)
         if timeline.dropped:
             self._warn(f"the trace lacks {timeline.dropped} spans: shorten the window")
-        path = self._directory / f"trace-{self._first:08}-{self._window[-1]:08}.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(trace), encoding="utf-8")
-        return partial.replace(path)
+        name = f"trace-{self._first:08}-{self._window[-1]:08}.json"
+        self._folder.replace(name, json.dumps(trace).encode())
+        return name
 
 
 def _empty() -> dict[str, Any]:

@@ -21,25 +21,25 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from neaptide.io.folder import Folder
 
 
 class EventFile:
-    """A new event file in `directory`. Every method except `close` may raise OSError.
+    """A new event file in `folder`. Every method except `close` may raise OSError.
 
     Args:
-        directory: created if it is missing. TensorBoard reads all files of the directory as one
-            run.
+        folder: TensorBoard reads all files of the folder as one run.
         flush_seconds: an event flushes the file if at least this number of seconds has passed
             since the last flush.
     """
 
-    def __init__(self, directory: Path, flush_seconds: float) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Folder, flush_seconds: float) -> None:
         # Names sort in the order of creation.
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._path = directory / name
-        self._file = self._path.open("xb", buffering=0)
+        self._folder = folder
+        self._name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        descriptor = folder.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._flush_seconds = flush_seconds
         self._flushed = time.monotonic()
         self._pending = io.BytesIO()
@@ -70,15 +70,20 @@ class EventFile:
         self._pending.seek(0)
         self._pending.truncate()
         self._flushed = time.monotonic()
-        if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+        found = self._folder.stat(self._name)
+        if found is None or not os.path.samestat(found, os.fstat(self._file.fileno())):
             raise FileNotFoundError(
-                errno.ENOENT, "the event file was removed or replaced", str(self._path)
+                errno.ENOENT, "the event file was removed or replaced", self._path
             )
         before = self._file.tell()
         if self._file.write(data) != len(data):
             self._file.seek(before)
             self._file.truncate()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    @property
+    def _path(self) -> str:
+        return os.fspath(self._folder.path / self._name)
 
     def close(self) -> None:
         """Close the file. Events since the last flush are lost."""

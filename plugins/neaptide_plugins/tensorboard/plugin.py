@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
+from neaptide.io.folder import Folder
 
 from .config import TensorboardConfig
 
@@ -27,7 +28,7 @@ _TAGS = {"lr": "train/lr", "val_loss": "eval/loss"}
 class Tensorboard(Plugin[TensorboardConfig]):
     """An observer. If it has no directory to write to, it logs a warning and does nothing."""
 
-    _directory: Path | None = attrs.field(init=False, default=None)
+    _folder: Folder | None = attrs.field(init=False, default=None)
     _opened: EventFile | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -43,20 +44,19 @@ class Tensorboard(Plugin[TensorboardConfig]):
     def on_run_start(self, run: Run) -> None:
         """Choose the directory; the first event creates the file."""
         if self.config.log_dir is not None:
-            self._directory = Path(self.config.log_dir).resolve()
-            _check(self._directory)
+            self._folder = _checked(Path(self.config.log_dir))
         else:
-            self._directory = run.plugin_directory("tensorboard")
-        if self._directory is None:
+            self._folder = run.plugin_folder("tensorboard")
+        if self._folder is None:
             advice = "set run.dir or plugins.tensorboard.log_dir"
             run.log.warning("tensorboard.nothing_written", advice=advice)
 
     @property
     def _events(self) -> EventFile | None:
-        if self._opened is None and self._directory is not None:
+        if self._opened is None and self._folder is not None:
             from .event_file import EventFile  # noqa: PLC0415 - tensorboard may be missing
 
-            self._opened = EventFile(self._directory, self.config.flush_seconds)
+            self._opened = EventFile(self._folder, self.config.flush_seconds)
         return self._opened
 
     @hookimpl
@@ -96,7 +96,7 @@ class Tensorboard(Plugin[TensorboardConfig]):
     @hookimpl
     def on_run_end(self) -> None:
         """Write the pending events, and close the file."""
-        events, self._opened, self._directory = self._opened, None, None
+        events, self._opened, self._folder = self._opened, None, None
         if events is not None:
             try:
                 events.flush()
@@ -104,15 +104,16 @@ class Tensorboard(Plugin[TensorboardConfig]):
                 events.close()
 
 
-def _check(directory: Path) -> None:
+def _checked(directory: Path) -> Folder:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(directory, os.W_OK | os.X_OK) else "Permission denied"
+        folder = Folder(directory, make=True)
+        reason = "" if os.access(folder.path, os.W_OK | os.X_OK) else "Permission denied"
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
-        msg = f"cannot write in {directory}: {reason} @ plugins.tensorboard.log_dir"
+        msg = f"cannot write in {directory.resolve()}: {reason} @ plugins.tensorboard.log_dir"
         raise ConfigError(msg)
+    return folder
 
 
 def _points(record: StepRecord) -> dict[str, float]:

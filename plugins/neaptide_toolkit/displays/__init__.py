@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from neaptide.config import RunConfig
+    from neaptide.config.schema import RunSection
     from neaptide.run.displays import Display
 
 __all__ = ["Budget", "Figures", "budget_of", "in_notebook", "on_stream", "progress"]
@@ -43,6 +44,8 @@ def progress(
         return
     figures = Figures(config.train.steps, budget_of(device))
     tolerant = Tolerant(stream)
+    if config.run.dir is not None:
+        tolerant.write(f"{_saves(config.run)}\n")
     if style == "auto" and stream.isatty() and os.environ.get("TERM") != "dumb":
         from .live import live  # noqa: PLC0415 - other displays start faster without it
 
@@ -50,6 +53,17 @@ def progress(
             yield shown
     else:
         yield Plain(figures, config.run.log_every, tolerant)
+
+
+def _saves(run: RunSection) -> str:
+    """Return the line that says when the run saves."""
+    if run.checkpoint_every:
+        when = f"every {run.checkpoint_every} updates (run.checkpoint_every), "
+    elif run.checkpoint_minutes:
+        when = f"every {run.checkpoint_minutes:g} min (run.checkpoint_minutes), "
+    else:
+        when = ""
+    return f"checkpoints: {when}on Ctrl-C and at the end"
 
 
 def on_stream(

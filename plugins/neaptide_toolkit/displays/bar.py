@@ -46,6 +46,8 @@ def bar(figures: Figures) -> Iterator[Bar]:
 class Bar:
     """The display: updates the output after steps and evaluations."""
 
+    leaves_weights = True
+
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
         self._phase, self._step, self._text = "", 0, "waiting for the first update"
@@ -55,7 +57,7 @@ class Bar:
 
     def __call__(self, result: StepResult, state: TrainState) -> None:
         """Show a step."""
-        self._figures.take(result.step, state.history)
+        self._figures.take(result, state)
         if result.jump is not None:
             self._lines.append(f"step {result.step}  {verdict(result)}")
         self._phase, self._step = result.phase.name, result.step

@@ -1,9 +1,10 @@
-"""The figures of a run as text: loss, used and available memory, time per step, remaining time."""
+"""The figures of a run as text: loss, learning rate, speed, remaining time, jumps, memory."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,12 +13,13 @@ from neaptide.io.units import UNITS, duration, size
 from neaptide.text import one_line
 
 if TYPE_CHECKING:
-    from neaptide.api.history import History
     from neaptide.api.memory import MemorySample
     from neaptide.api.steps import StepResult
     from neaptide.loop.state import TrainState
 
 _SMOOTHING = 0.9
+_RECENT = 64
+"""Number of the newest steps over which tokens per second are counted."""
 
 
 @attrs.frozen
@@ -52,13 +54,20 @@ class Figures:
     _loss: float | None = attrs.field(init=False, default=None)
     _averaged: int = attrs.field(init=False, default=0)  # number of updates averaged
     _began: tuple[int, float] | None = attrs.field(init=False, default=None)
+    _recent: deque[tuple[int, float]] = attrs.field(
+        init=False, repr=False, factory=lambda: deque(maxlen=_RECENT)
+    )
+    """Tokens and seconds of the newest steps."""
 
     __repr__ = one_line
 
-    def take(self, step: int, history: History) -> None:
+    def take(self, result: StepResult, state: TrainState) -> None:
         """Count a step. Store the newest loss that has been copied to the host."""
+        history = state.history
+        if result.tokens:
+            self._recent.append((result.tokens, result.seconds))
         if self._began is None:
-            self._began = (step, time.perf_counter())
+            self._began = (result.step, time.perf_counter())
         if history.updates == self._averaged:
             return
         self._averaged = history.updates
@@ -67,25 +76,35 @@ class Figures:
         old = newest if self._loss is None or not math.isfinite(self._loss) else self._loss
         self._loss = _SMOOTHING * old + (1.0 - _SMOOTHING) * newest
 
-    def text(self, result: StepResult, state: TrainState) -> str:
-        """Return the figures after a step in one line; `-` stands for a figure not known yet."""
+    def known(self, result: StepResult, state: TrainState) -> dict[str, str]:
+        """Return each figure that is known after a step, by name, in the order of a line."""
         times = state.history.seconds
-        pace = duration(sum(times) / len(times)) if times else "-"
-        parts = (
-            f"loss {'-' if self._loss is None else f'{self._loss:.4f}'}",
-            self._memory(result.memory),
-            f"skipped {state.backward_skipped:.1%}",
-            f"jumps {state.jumps}",
-            f"{pace}/step",
-            f"{self._left(state.step)} left",
-        )
-        return "  ".join(part for part in parts if part)
+        figures = {
+            "loss": "" if self._loss is None else f"loss {_loss_text(self._loss)}",
+            "lr": "" if result.lr is None else f"lr {_rate_text(result.lr)}",
+            "tokens": self._tokens(),
+            "pace": f"{duration(sum(times) / len(times))}/step" if times else "",
+            "left": self._left(state.step),
+            "jumps": f"jumps {state.jumps}",
+            "skipped": f"skipped {state.backward_skipped:.1%}",
+            "memory": self._memory(result.memory),
+        }
+        return {name: text for name, text in figures.items() if text}
+
+    def text(self, result: StepResult, state: TrainState) -> str:
+        """Return the known figures after a step in one line."""
+        return "  ".join(self.known(result, state).values())
+
+    def _tokens(self) -> str:
+        seconds = sum(seconds for _, seconds in self._recent)
+        return f"{_short(sum(n for n, _ in self._recent) / seconds)} tok/s" if seconds else ""
 
     def _left(self, step: int) -> str:
         if self._began is None or step == self._began[0]:
-            return "-"
+            return ""
         first, began = self._began
-        return duration((time.perf_counter() - began) / (step - first) * (self.total - step))
+        left = (time.perf_counter() - began) / (step - first) * (self.total - step)
+        return f"{duration(left)} left"
 
     def _memory(self, memory: MemorySample | None) -> str:
         if memory is None:
@@ -94,6 +113,29 @@ class Figures:
         if memory.device_bytes is None:
             return host
         return f"device {_size_of(memory.device_bytes, self.budget.device)}, {host}"
+
+
+def _loss_text(loss: float) -> str:
+    """Return a loss with four decimals; with four digits if it has more than four before them."""
+    return f"{loss:.4f}" if abs(loss) < 1e4 else f"{loss:.4g}"  # noqa: PLR2004 - see above
+
+
+def _rate_text(rate: float) -> str:
+    """Return a learning rate with three digits: `0.1`, `3e-4`, `1.23e-5`."""
+    if not 0 < abs(rate) < 1e-3:  # noqa: PLR2004 - below it an exponent is shorter
+        return f"{rate:.3g}"
+    digits, exponent = f"{rate:.2e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def _short(number: float) -> str:
+    """Return a positive number with three digits: `9.57`, `874`, `12.3k`, `1.20M`."""
+    for scale, letter in ((1, ""), (1e3, "k"), (1e6, "M")):
+        digits = max(0, 2 - int(math.log10(max(number / scale, 1))))
+        text = f"{number / scale:.{digits}f}"
+        if float(text) < 1000:  # noqa: PLR2004 - what rounds up to 1000 has the next letter
+            return text + letter
+    return f"{number / 1e9:.3g}G"
 
 
 def _size_of(nbytes: float, limit: float | None) -> str:

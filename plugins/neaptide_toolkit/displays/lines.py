@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Quiet:
     """A display that shows nothing."""
 
+    leaves_weights = True
+
     def __call__(self, result: StepResult, state: TrainState) -> None:
         """Show nothing."""
 
@@ -30,6 +32,8 @@ class Plain:
     It also writes a line at each change of phase, each jump (predicted update) and each evaluation.
     """
 
+    leaves_weights = True
+
     def __init__(self, figures: Figures, every: int, stream: Tolerant) -> None:
         self._figures = figures
         self._every = every
@@ -38,7 +42,7 @@ class Plain:
 
     def __call__(self, result: StepResult, state: TrainState) -> None:
         """Write the lines that are due."""
-        self._figures.take(result.step, state.history)
+        self._figures.take(result, state)
         if result.jump is not None:
             self._line(result.step, "predict", verdict(result))
         if result.phase.name != self._phase or (result.updated and result.step % self._every == 0):

@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
-from rich.table import Column
+from rich.progress import Progress, ProgressColumn, Task, TaskID
+from rich.text import Text
 
 from neaptide_toolkit.colours import COLOURS
 
 from .figures import evaluation, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.progress_bar import ProgressBar
+    from collections.abc import Iterator, Mapping
 
     from neaptide.api.steps import StepResult
     from neaptide.io.streams import Tolerant
@@ -28,7 +26,15 @@ if TYPE_CHECKING:
 
     from .figures import Figures
 
-_WIDEST, _NARROWEST = 20, 4
+_WIDEST, _NARROWEST = 20, 4  # of the bar
+_GAP = "  "
+_FREE = 3
+"""Columns at the right edge that stay free. There a terminal shows `^C` after Ctrl-C; in the next
+row it would push the line up, and the line would be shown twice."""
+_FIRST = ("loss", "left", "tokens", "pace", "lr")
+"""The figures that have room before the bar, the most important first."""
+_LATER = ("jumps", "skipped", "pace", "memory")
+"""The figures that have room after a bar of the smallest width."""
 
 
 @contextmanager
@@ -36,11 +42,7 @@ def live(figures: Figures, stream: Tolerant) -> Iterator[Live]:
     """Yield the display. It is drawn on a terminal until the context ends."""
     console = Console(file=cast("IO[str]", stream))
     with Progress(
-        TextColumn("[{task.fields[colour]}]{task.fields[phase]:<7}"),
-        _PhaseBar(console),
-        MofNCompleteColumn(),
-        # On a narrow terminal the text wraps and is not cut off.
-        TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=False)),
+        _Line(console),
         console=console,
         # Other output to the terminal is printed above the bar; redirected output is unaffected.
         redirect_stdout=sys.stdout.isatty(),
@@ -51,13 +53,15 @@ def live(figures: Figures, stream: Tolerant) -> Iterator[Live]:
             total=figures.total,
             colour="white",
             phase="",
-            figures="waiting for the first update",
+            figures={"loss": "waiting for the first update"},
         )
         yield Live(figures, bar, task)
 
 
 class Live:
     """The display: updates the line after each step."""
+
+    leaves_weights = True
 
     def __init__(self, figures: Figures, bar: Progress, task: TaskID) -> None:
         self._figures = figures
@@ -66,7 +70,7 @@ class Live:
 
     def __call__(self, result: StepResult, state: TrainState) -> None:
         """Show a step."""
-        self._figures.take(result.step, state.history)
+        self._figures.take(result, state)
         if result.jump is not None:
             self._line(result.step, verdict(result))
         colour = COLOURS.get(result.phase.name)
@@ -75,7 +79,7 @@ class Live:
             completed=result.step,
             phase=result.phase.name,
             colour=colour.terminal if colour else "white",
-            figures=self._figures.text(result, state),
+            figures=self._figures.known(result, state),
         )
 
     def evaluated(self, step: int, loss: float) -> None:
@@ -86,14 +90,48 @@ class Live:
         self._bar.console.print(f"step {step}  {text}", highlight=False, markup=False)
 
 
-class _PhaseBar(BarColumn):
-    """A bar in the colour of the phase; its width depends on the terminal's current width."""
+class _Line(ProgressColumn):
+    """The whole line. What has no room in the terminal's present width is left out."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
 
-    def render(self, task: Task) -> ProgressBar:
-        self.complete_style = self.finished_style = task.fields["colour"]
-        self.bar_width = max(_NARROWEST, min(_WIDEST, self._console.width // 5))
-        return super().render(task)
+    def render(self, task: Task) -> Text:
+        phase, colour, total = (
+            task.fields["phase"],
+            task.fields["colour"],
+            str(int(task.total or 0)),
+        )
+        room = max(1, self._console.width - _FREE)
+        place = f"{int(task.completed):>{len(total)}}/{total}"
+        figures: Mapping[str, str] = task.fields["figures"]
+        start = f"{phase:<7} "
+        shown = fitting(figures, room - len(start) - len(place))
+        used = sum(map(len, (start, place, *shown))) + len(_GAP) * len(shown)
+        width = min(_WIDEST, room - used - 1)
+        line = Text(no_wrap=True, overflow="crop")
+        line.append(start, colour)
+        if width >= _NARROWEST:
+            done = round(width * task.completed / max(1, int(total)))
+            line.append("━" * done, colour).append("━" * (width - done), "bright_black")
+            line.append(" ")
+        line.append(_GAP.join((place, *shown)))
+        line.truncate(room)
+        return line
+
+
+def fitting(figures: Mapping[str, str], room: int) -> list[str]:
+    """Return the figures for which a line has room, in their order; `room` is in characters.
+
+    The pace (time per step) is left out if the speed in tokens is shown.
+    """
+    chosen: set[str] = set()
+    first = [name for name in _FIRST if name != "pace" or "tokens" not in figures]
+    for names, kept in ((first, 0), (_LATER, _NARROWEST + 1)):
+        for name in names:
+            needed = len(figures.get(name, "")) + len(_GAP)
+            if name in figures and name not in chosen and needed + kept <= room:
+                chosen.add(name)
+                room -= needed
+    return [text for name, text in figures.items() if name in chosen]

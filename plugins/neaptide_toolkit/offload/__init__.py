@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from neaptide.renamed import missing_in
-from neaptide.run.resident.evicted import (
+
+from .evicted import (
     ALIGNMENT,
     Evictions,
     InRam,
@@ -12,10 +13,6 @@ from neaptide.run.resident.evicted import (
     places,
     rebind,
 )
-from neaptide.run.resident.lending import evictable_state, evictable_weights, lent_entry
-from neaptide.run.resident.pages import mapped_slabs
-from neaptide.run.resident.storages import as_bytes, evictable, tensors_in, users
-
 from .host_memory import PIECE, Slab, lies_in_slab, slab_bytes
 from .lanes import (
     DONE,
@@ -30,6 +27,9 @@ from .lanes import (
     lane_for,
 )
 from .layout import BufferLayout, Place
+from .lending import evictable_state, evictable_weights, lent_entry
+from .pages import mapped_slabs
+from .storages import as_bytes, evictable, tensors_in, users
 
 __all__ = [
     "ALIGNMENT",

@@ -10,9 +10,10 @@ import torch
 
 from neaptide.devices import api_of
 from neaptide.io.units import size as written
-from neaptide.run.resident.pages import Pages, mapped, mapped_slabs
 from neaptide.text import called
 from neaptide_toolkit.machine.devices import lacks
+
+from .pages import Pages, mapped, mapped_slabs
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator

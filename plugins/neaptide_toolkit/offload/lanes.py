@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from neaptide.text import called
 from neaptide_toolkit.machine.devices import lacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
@@ -174,8 +175,24 @@ class StreamLane:
         self._stream.synchronize()
 
 
+_other: ContextVar[Callable[[str], Lane] | None] = ContextVar("lanes", default=None)
+
+
+@contextmanager
+def lanes_by(make: Callable[[str], Lane]) -> Iterator[None]:
+    """Within this context, `lane_for` returns `make(name)`."""
+    token = _other.set(make)
+    try:
+        yield
+    finally:
+        _other.reset(token)
+
+
 def lane_for(device: torch.device, name: str, listener: Listener | None = None) -> Lane:
     """Return a lane for copies to or from `device`; raise ValueError for one without streams."""
+    other = _other.get()
+    if other is not None:
+        return other(name)
     if device.type == "cpu":
         return ThreadLane(name, listener)
     reason = lacks(device, "streams")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from neaptide.run.resident.evicted import ALIGNMENT
-from neaptide.run.resident.storages import is_dense
 from neaptide.text import one_line
+
+from .evicted import ALIGNMENT
+from .storages import is_dense
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,6 +10,9 @@ import attrs
 
 from neaptide.text import one_line
 
+from . import labels
+from .hover import strips
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -166,6 +169,8 @@ def chart(
     unusual: Sequence[int] = (),
     describe: str = "",
     unit: str = "step",
+    say: Callable[[float], str] = "{:.6g}".format,
+    small: bool = False,
 ) -> str:
     """Return one chart as an `svg` element.
 
@@ -179,6 +184,8 @@ def chart(
         unusual: steps whose value is not finite; they are marked at the upper edge.
         describe: a longer description for screen readers.
         unit: unit of the x axis, one short word.
+        say: formats a value for the tooltips.
+        small: the chart stays narrow on a wide page, too.
     """
 
     def across(step: float) -> str:
@@ -188,8 +195,11 @@ def chart(
         return f"{height * (1 - y.place(value)):.1f}"
 
     label = escape(f"{title}. {describe}".strip())
+    indent = math.ceil(max(0.0, *map(labels.width_of, y.labels)) - labels.MARGIN)
+    shifted = f' style="margin-left: {indent}px; width: calc(100% - {indent}px)"'
+    more = f' aria-label="{label}"{shifted if indent > 0 else ""}'
     parts = [
-        f'<svg class="chart" role="img" width="100%" height="{height}" aria-label="{label}">',
+        f'<svg class="chart" role="img" width="100%" height="{height}"{more}>',
         f"<title>{escape(title)}</title>",
     ]
     for text, first, last, colour in bands:
@@ -198,7 +208,7 @@ def chart(
             f'<rect class="band c{colour % _COLOURS}" x="{across(first)}" y="0" '
             f'width="{wide:.2f}%" height="{height}"><title>{escape(text)}</title></rect>'
         )
-    parts += _grid(x, y, across, down, height)
+    parts += _y_grid(y, down, height) + _x_grid(x, across, height, max(0, indent), small=small)
     parts.append(f'<text class="y" x="-8" y="{height + 14}">{escape(unit)}</text>')
     parts.append(
         f'<svg width="100%" height="{height}" viewBox="0 0 {WIDE} {height}" '
@@ -211,7 +221,8 @@ def chart(
                 f'<path class="line c{one.colour % _COLOURS}" d="{path}">'
                 f"<title>{escape(one.label)}</title></path>"
             )
-    parts.append("</svg>")
+    named = [(one.label, list(one.points())) for one in series]
+    parts += ["</svg>", *strips(named, x.place, height, say, unit)]
     for one in series:
         for (step, value), text in one.marks:
             parts.append(_mark(one, across(step), down(value), text))
@@ -223,17 +234,33 @@ def chart(
     return "".join([*parts, "</svg>"])
 
 
-def _grid(
-    x: Axis, y: Axis, across: Callable[[float], str], down: Callable[[float], str], height: int
+def _y_grid(y: Axis, down: Callable[[float], str], height: int) -> list[str]:
+    parts = []
+    places = [y.place(tick) for tick in y.ticks]
+    every = labels.rows(height * (places[1] - places[0]) if len(places) > 1 else height)
+    for number, (tick, label) in enumerate(zip(y.ticks, y.labels, strict=True)):
+        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{down(tick)}" y2="{down(tick)}"/>')
+        if number % every == 0:
+            parts.append(f'<text class="y" x="-8" y="{down(tick)}">{escape(label)}</text>')
+    return parts
+
+
+def _x_grid(
+    x: Axis, across: Callable[[float], str], height: int, indent: int, *, small: bool
 ) -> list[str]:
     parts = []
-    for tick, label in zip(y.ticks, y.labels, strict=True):
-        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{down(tick)}" y2="{down(tick)}"/>')
-        parts.append(f'<text class="y" x="-8" y="{down(tick)}">{escape(label)}</text>')
-    for tick, label in zip(x.ticks, x.labels, strict=True):
+    widths = [max(1, width - indent) for width in (labels.NARROW, labels.BROAD)]
+    places = [x.place(tick) for tick in x.ticks]
+    anchors, narrow, broad = labels.columns(x.labels, places, widths[0], broad=widths[1])
+    for number, (tick, label) in enumerate(zip(x.ticks, x.labels, strict=True)):
         at = across(tick)
         parts.append(f'<line class="tick" x1="{at}" x2="{at}" y1="{height}" y2="{height + 5}"/>')
-        parts.append(f'<text class="x" x="{at}" y="{height + 18}">{escape(label)}</text>')
+        if number in (narrow if small else broad):
+            more = "" if number in narrow else " more"
+            parts.append(
+                f'<text class="x {anchors[number]}{more}" x="{at}" y="{height + 18}">'
+                f"{escape(label)}</text>"
+            )
     parts.append(f'<line class="base" x1="0" x2="100%" y1="{height}" y2="{height}"/>')
     return parts
 

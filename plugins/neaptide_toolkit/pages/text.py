@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from neaptide.io.units import duration, size
+from neaptide.text import visible
 from neaptide_toolkit.colours import COLOURS
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ def clean(value: Any, longest: int = LONGEST) -> str:
     Characters that a terminal or a browser would interpret are escaped: control characters, marks
     of text direction, lone surrogates.
     """
-    text = str(value)[: longest + 1]
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+    text = visible(str(value)[: longest + 1], kept="")
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 

@@ -9,6 +9,7 @@ import torch
 
 from neaptide.renamed import missing_in
 from neaptide.text import one_line
+from neaptide_toolkit.saved_form import counter
 
 from .held_tensors import HeldTensor, held_bytes, pieces, seed_of
 
@@ -215,15 +216,15 @@ class Window:
 
     @classmethod
     def load(cls, saved: Mapping[str, Any], coefficients: Coefficients, storage: Storage) -> Window:
-        """Return the window saved by `state_dict`."""
+        """Return the window saved by `state_dict`. Raises ValueError if it is none."""
         return cls(
-            WindowPlan(saved["samples"], saved["every"]),
+            WindowPlan(counter(saved, "samples"), counter(saved, "every")),
             coefficients,
             {name: [storage.load(held) for held in rows] for name, rows in saved["rows"].items()},
             {name: storage.load(held) for name, held in saved["references"].items()},
-            saved["began"],
-            saved["position"],
-            dict(saved["counts"]),
+            counter(saved, "began"),
+            counter(saved, "position"),
+            {name: counter(saved["counts"], name) for name in saved["counts"]},
         )
 
 

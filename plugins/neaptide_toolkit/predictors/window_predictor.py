@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import attrs
 import torch
 
-from neaptide import PACE, PREDICT, WARMUP, Outcome, Pace, Plugin, Update, hookimpl
-from neaptide.text import one_line
+from neaptide import PACE, PREDICT, ROLLBACK, WARMUP, Outcome, Pace, Plugin, Update, hookimpl
+from neaptide_toolkit.saved_form import counter
 
+from .declining import declined
 from .deltas import Deltas
+from .gains import Gains
 from .held_tensors import Storage, WindowOps, held_bytes, storage_for
 from .settings import WindowSettings
 from .spread_search import SpreadSearch, searching_bytes
@@ -27,21 +29,6 @@ if TYPE_CHECKING:
     from .window import WindowPlan
 
 S = TypeVar("S", bound=WindowSettings)
-
-
-@attrs.frozen
-class Gains:
-    """A proposal is `sum_j values[j] * rows[j]`. It replaces `horizon` updates."""
-
-    values: tuple[float, ...]
-    horizon: int = attrs.field(validator=attrs.validators.gt(0))
-
-    __repr__ = one_line
-
-
-def reach(horizon: int, scale: float) -> float:
-    """Return a jump's length in updates: `scale` times the horizon, in [1, horizon]."""
-    return max(1.0, horizon * min(1.0, scale))
 
 
 @attrs.define(eq=False)
@@ -94,6 +81,7 @@ class WindowPredictor(Plugin[S]):
         if self.config.apply_every > 1:
             self._deltas = Deltas(self._storage, self.config.state)
         self._leave = store.on_update(self._follow)
+        run.stash.on_set(ROLLBACK, self._forget)
 
     @hookimpl
     def on_run_end(self) -> None:
@@ -153,6 +141,14 @@ class WindowPredictor(Plugin[S]):
         if self._searching is not None:
             self._searching.open(self._window, self._storage, config.state)
 
+    def _forget(self) -> None:
+        """Discard the samples and the unapplied deltas: a rollback has undone their updates."""
+        self._proposed = False
+        if self._deltas is not None:
+            self._deltas.clear()
+        if self._window is not None:
+            self._open()
+
     def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
         if self._window is not None and delta is None and self._window.samples_next:
             self._window.add(span.name, weight)
@@ -205,34 +201,38 @@ class WindowPredictor(Plugin[S]):
     @hookimpl
     def propose_update(self, horizon: int) -> Update | None:
         """If the window is full, propose a jump predicted from it. Each window is used once."""
+        found = self._proposal(horizon)
+        return declined(self._run, self.name, found) if isinstance(found, str) else found
+
+    def _proposal(self, horizon: int) -> Update | str:
         window, deltas, pace = self._window, self._deltas, self._pace
         if window is None or not window.full:
-            return None
+            return "its window of updates is not full"
         if self._searching is not None and self._searching.pending:
-            return None
+            return "its search is not finished"
         again, self._proposed = self._proposed, True  # `again`: the previous step failed
         # If a search has measured the best length of the jump, the pace may only shorten the jump.
         pace_scale = pace.scale if self._searching is None else min(1.0, pace.scale)
         scale = self.config.scale * pace_scale
-        gains = self._predicted(window, horizon, scale) if scale else None
+        gains = self._predicted(window, horizon, scale) if scale else "the pace of jumps is 0"
         if deltas is None:
-            if gains is None:
-                return None
+            if isinstance(gains, str):
+                return gains
             return self._update(gains.horizon, lambda name: window.combined(name, gains.values))
-        if gains is not None and not again:
+        if not isinstance(gains, str) and not again:
             deltas.take(window, gains.values, gains.horizon, self._updates)
         if deltas.count < self.config.apply_every or not scale:
-            return None
+            return "too few of its changes are collected" if scale else "the pace of jumps is 0"
         share, reached = min(1.0, horizon / deltas.horizon), min(horizon, deltas.horizon)
         return self._update(reached, lambda name: deltas.total(name, share))
 
-    def _predicted(self, window: Window, horizon: int, scale: float) -> Gains | None:
+    def _predicted(self, window: Window, horizon: int, scale: float) -> Gains | str:
         gains = self.predict(window, horizon, scale)
         if gains is None or self._searching is None:
-            return gains
+            return gains or "its window gives no prediction"
         factor = min(self._searching.factor, horizon / gains.horizon)
         if factor <= 0.0:
-            return None
+            return "its search found no gain"
         values = tuple(factor * value for value in gains.values)
         return Gains(values, max(1, round(factor * gains.horizon)))
 
@@ -290,7 +290,7 @@ class WindowPredictor(Plugin[S]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
-        self._updates, self._proposed = state["updates"], state["proposed"]
+        self._updates, self._proposed = counter(state, "updates"), state["proposed"]
         saved, self._window = state["window"], None
         if saved is not None:
             self._window = Window.load(saved, self.coefficients, self._storage)

@@ -14,8 +14,10 @@ from .arguments import (
     record,
 )
 from .blocks import find_blocks
-from .call_context import Buffers, BuffersBefore, CallContext
-from .patch import Patch
+from .call_context import Buffers, BuffersBefore, CallContext, in_autocast
+from .patch import Patch, eager
+from .torchs_checkpoint import in_torchs_checkpoint
+from .transforms import check_no_transform
 
 __all__ = [
     "Arguments",
@@ -27,8 +29,12 @@ __all__ = [
     "Output",
     "Patch",
     "attributes_of",
+    "check_no_transform",
     "copy_structure",
+    "eager",
     "find_blocks",
+    "in_autocast",
+    "in_torchs_checkpoint",
     "record",
 ]
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from neaptide.errors import ModelError
 from neaptide.text import one_line
 
 _IMMUTABLE_TYPES = (
@@ -41,7 +42,7 @@ _IMMUTABLE_TYPES = (
 )
 
 
-class ChangedInPlaceError(RuntimeError):
+class ChangedInPlaceError(ModelError):
     """A kept tensor was changed in place after the block used it."""
 
 
@@ -55,6 +56,8 @@ class KeptArgument:
     copied: bool
     """True if the kept tensor is a copy, made before the call because the block may change its
     input."""
+    is_leaf: bool = False
+    """True if the tensor was a leaf of the graph, such as a parameter."""
 
     __repr__ = one_line
 
@@ -62,7 +65,7 @@ class KeptArgument:
     def of(cls, tensor: torch.Tensor, *, copied: bool) -> KeptArgument:
         """Return the kept form of `tensor`. If `copied`, this form is a copy."""
         held = tensor.detach().clone() if copied else tensor.detach()
-        return cls(held, tensor.requires_grad, held._version, copied)
+        return cls(held, tensor.requires_grad, held._version, copied, tensor.is_leaf)
 
     def share(self, tensor: torch.Tensor) -> None:
         """Replace the copy by the original `tensor`, because the call did not change `tensor`."""

@@ -19,13 +19,13 @@ def find_blocks(
 ) -> list[tuple[str, nn.Module]]:
     """Return the model's blocks in order, as (qualified name, module).
 
-    Without a `pattern`, the blocks are children of ModuleLists and Sequentials. A child is a block
-    if at least two children of its class have parameters. If containers with blocks are nested,
-    only the outermost container is searched. A module without a forward, such as a
-    ModuleList in a ModuleList, is replaced by its children. With a `pattern`, the blocks are the
-    modules whose whole qualified name matches; `*` does not match a dot. Blocks that match a
-    pattern in `exclude` are left out. Raises ValueError if a pattern matches nothing, or if
-    `pattern` matches a module without a forward.
+    Without a `pattern`, the blocks are children of ModuleLists and Sequentials, and those children
+    of ModuleDicts that have children themselves. A child is a block if at least two children of its
+    class have parameters. If containers with blocks are nested, only the outermost container is
+    searched. A module without a forward, such as a ModuleList in a ModuleList, is replaced by its
+    children. With a `pattern`, the blocks are the modules whose whole qualified name matches; `*`
+    does not match a dot. Blocks that match a pattern in `exclude` are left out. Raises ValueError
+    if a pattern matches nothing, or if `pattern` matches a module without a forward.
     """
     named = [(name, module) for name, module in model.named_modules() if name]
     if pattern is None:
@@ -51,11 +51,13 @@ def _repeated_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
     chosen: list[str] = []
     blocks: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
+        if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             continue
         if any(name.startswith(f"{outer}.") or not outer for outer in chosen):
             continue
         children = list(_called_children(name, module))
+        if isinstance(module, nn.ModuleDict):  # it may hold two embeddings beside a list of blocks
+            children = [(path, child) for path, child in children if any(child.children())]
         classes = [type(child) for _, child in children if any(True for _ in child.parameters())]
         repeated = {cls for cls in classes if classes.count(cls) >= _REPEATED}
         members = [(path, child) for path, child in children if type(child) in repeated]

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from neaptide.devices import api_in_use
+from neaptide.errors import ModelError
 from neaptide.text import one_line
 
 if TYPE_CHECKING:
@@ -45,22 +46,29 @@ class Buffers:
         copied: the small buffers, and those large buffers that the first call changed.
         """
         entries = []
+        parameters: list[tuple[nn.Module, str, torch.Tensor | None]] = []
+        training: list[tuple[nn.Module, bool]] = []
         for owner in self.module.modules():
+            parameters += [(owner, name, one) for name, one in owner._parameters.items()]
+            training.append((owner, owner.training))
             for name, live in owner._buffers.items():
                 if live is not None:
                     known = live.numel() <= _SMALL or (owner, name) in self.changing
                     copy = None if self.called and not known else live.clone()
                     entries.append(_Buffer(owner, name, live, live._version, copy))
         first, self.called = not self.called, True
-        return BuffersBefore(self, entries, first)
+        return BuffersBefore(self, entries, parameters, training, first)
 
 
 @attrs.define(eq=False)
 class BuffersBefore:
-    """A block's buffers as they were before one call."""
+    """A block's buffers, parameters and modes as they were before one call."""
 
     buffers: Buffers
     entries: list[_Buffer]
+    parameters: list[tuple[nn.Module, str, torch.Tensor | None]]
+    """The parameters at the time of the call; `torch.func.functional_call` exchanges them."""
+    training: list[tuple[nn.Module, bool]]
     first: bool
 
     __repr__ = one_line
@@ -80,7 +88,7 @@ class BuffersBefore:
                     f"block {block!r} changes its buffer {entry.name!r} only in a later call; "
                     f"exclude the block"
                 )
-                raise RuntimeError(msg)
+                raise ModelError(msg)
             if self.first and entry.copy is not None and entry.live.numel() > _SMALL:
                 if changed or not torch.equal(entry.copy, entry.live):
                     self.buffers.changing.add((entry.owner, entry.name))
@@ -90,8 +98,21 @@ class BuffersBefore:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Set the module's buffers to clones of the copies. The original buffers stay unchanged."""
+        """Set the module's buffers to clones of the copies. The original buffers stay unchanged.
+
+        Also set the module's parameters and its train or eval mode to those of the call.
+        """
         live = [(entry, entry.owner._buffers[entry.name]) for entry in self.entries]
+        present = [
+            (owner._parameters, name, owner._parameters.get(name), then)
+            for owner, name, then in self.parameters
+            if owner._parameters.get(name) is not then
+        ]
+        modes = [(owner, owner.training) for owner, mode in self.training if owner.training != mode]
+        for owner, mode in modes:
+            owner.training = not mode
+        for parameters, name, _, then in present:
+            parameters[name] = then  # type: ignore[assignment]  # any tensor works
         for entry in self.entries:
             assert entry.copy is not None, "settled entries have one"
             entry.owner._buffers[entry.name] = entry.copy.clone()
@@ -100,6 +121,17 @@ class BuffersBefore:
         finally:
             for entry, buffer in live:
                 entry.owner._buffers[entry.name] = buffer
+            for parameters, name, now, _ in present:
+                parameters[name] = now
+            for owner, mode in modes:
+                owner.training = mode
+
+
+def in_autocast() -> bool:
+    """Return whether an autocast context is open, even one that is switched off."""
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
 
 
 @attrs.frozen(eq=False)
@@ -110,6 +142,10 @@ class CallContext:
     cpu_random: torch.Tensor
     device_random: tuple[int, torch.Tensor] | None
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    caches: bool
+    """Whether autocast casts a weight once, and not at each use."""
+    nested: bool
+    """Whether the call is in an autocast context, at whose end the casts are forgotten."""
 
     __repr__ = one_line
 
@@ -126,7 +162,8 @@ class CallContext:
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in kinds
         )
-        return cls(buffers, torch.get_rng_state(), on_device, autocast)
+        caches = torch.is_autocast_cache_enabled()
+        return cls(buffers, torch.get_rng_state(), on_device, autocast, caches, in_autocast())
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -134,12 +171,19 @@ class CallContext:
         now = CallContext.now(self.buffers)
         with ExitStack() as stack:
             stack.callback(now.set_random)
+            if self.caches:
+                stack.callback(torch.clear_autocast_cache)  # the casts of this call's weights
             stack.enter_context(self.buffers.swapped_in())
-            for kind, enabled, dtype in self.autocast:
-                # Without autocast's cache: the cache would keep cast weights after this context.
-                stack.enter_context(
-                    torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False)
-                )
+            if self.nested or self.autocast != now.autocast:
+                for kind, enabled, dtype in self.autocast:
+                    stack.enter_context(
+                        torch.autocast(
+                            kind, enabled=enabled, dtype=dtype, cache_enabled=self.caches
+                        )
+                    )
+            else:  # a context would keep the casts of the call's own contexts until its end
+                stack.callback(torch.set_autocast_cache_enabled, now.caches)
+                torch.set_autocast_cache_enabled(self.caches)
             self.set_random()
             yield
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from neaptide.text import brief, called
 
@@ -11,6 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+
+
+def eager(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a replaced forward: in a model that is compiled as a whole, it runs eagerly."""
+
+    @wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(method)(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch leaves it so
+        return method(*args, **kwargs)
+
+    return called
 
 
 class Patch:
@@ -61,6 +77,10 @@ class Patch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the replacement."""
         return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        # A pickled module has its own forward, and can be loaded without this package.
+        return operator.getitem, ((self._own,), 0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         module = memo[id(self.module)]

@@ -19,6 +19,7 @@ from .failures import Attempt, require, told_as
 from .hostile_store import HOSTILE_STORE
 from .manifests import config_round_trips, manifest_is_light
 from .races import no_races
+from .rollbacks import rollback_is_forgotten
 from .subject import STEPS, Subject
 from .tiny import STEADY_PREDICTOR, tiny_task
 
@@ -203,6 +204,7 @@ LAWS: dict[str, Callable[[Subject], None]] = {
     "detach-leaves-no-trace": detach_leaves_no_trace,
     "resume-is-exact": resume_is_exact,
     "numerics-are-as-declared": numerics_are_as_declared,
+    "rollback-is-forgotten": rollback_is_forgotten,
     "works-on-loans-alone": works_on_loans_alone,
     "estimate-is-measured": estimate_is_measured,
     "estimate-is-allocated": estimate_is_allocated,

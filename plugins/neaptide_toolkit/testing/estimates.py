@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from neaptide.api.parameters import ParameterStore
-from neaptide.tensors import tensor_bytes
+from neaptide_toolkit.tensors import tensor_bytes
 
 from .failures import require
 from .memory_counts import observed

@@ -12,8 +12,9 @@ import torch
 
 from neaptide.api.parameters import ParameterStore
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
-from neaptide.run.resident.store import ResidentStore
-from neaptide.tensors import mapped, nested_tensors
+from neaptide.tensors import mapped
+from neaptide_toolkit.offload.resident_store import ResidentStore
+from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -59,7 +59,7 @@ def config_round_trips(subject: Subject) -> None:
     attempt.tries(f"build its settings from {dict(subject.settings)}", form)
     full, _ = configured(subject.config(), subject.plugins())
     table = configs.unstructure(full)
-    for name, notation in configs.FORMATS.items():
+    for name, notation in configs.all_formats().items():
         attempt.tries(f"write its settings as {name} and read them again", form)
         again, _ = configured(notation.loads(notation.dumps(table)), subject.plugins())
         require(

@@ -12,9 +12,9 @@ import torch
 from neaptide import devices
 from neaptide.api.phases import PREDICT, Phase
 from neaptide.plugin import NoConfig, Plugin, PluginSpec, hookimpl
-from neaptide.tensors import nested_tensors, tensor_bytes
 from neaptide_toolkit.machine.devices import end_backward
 from neaptide_toolkit.offload import lies_in_slab, mapped_slabs, slab_bytes
+from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
 
 from .allocations import Allocations, counted
 from .tiny import accelerator_or_cpu, tiny_task
@@ -159,6 +159,7 @@ class Marks(Plugin[NoConfig]):
             assert self._phase is not None, "updates are made in a phase"
             self._mark(self._phase, "update")
 
+        begins.reads_gradients = False  # type: ignore[attr-defined]  # layer-streaming asks for it
         self._end = store.optimizer.register_step_pre_hook(begins).remove
 
     @hookimpl

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import attrs
 
 from neaptide.errors import NeaptideError, RunDirectoryError
+from neaptide.io.folder import Folder
 from neaptide.run.signals import Interrupted, StopRequest
 
 from .trials import Result, TrainingTrial, read_result
@@ -144,11 +145,11 @@ class Pool:
             thread.start()
 
     def _log(self) -> IO[str]:
-        path = self._root / _LOG
         try:
-            return path.open("a", encoding="utf-8")
+            log = Folder(self._root).open(_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            return os.fdopen(log, "a", encoding="utf-8")
         except OSError as error:
-            msg = f"cannot write {path}: {error.strerror}; give another --out DIR"
+            msg = f"cannot write {self._root / _LOG}: {error.strerror}; give another --out DIR"
             raise RunDirectoryError(msg) from error
 
     def _feed(self, worker: subprocess.Popen[str]) -> None:

@@ -130,7 +130,10 @@ def _prepared(config: RunConfig) -> dict[str, Any]:
         averaging = averaging_plugins()
         if averaging:
             full, _ = configured(full, averaging[:1])
-    quiet = {"run": {"dir": None, "progress": "quiet"}, "eval": {"every": 0}}
+    quiet = {
+        "run": {"dir": None, "checkpoint_dir": None, "progress": "quiet"},
+        "eval": {"every": 0},
+    }
     return _checked(overlay(unstructure(full), quiet))
 
 

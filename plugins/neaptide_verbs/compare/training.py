@@ -5,23 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shutil
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from neaptide.config import RunConfig, structure
 from neaptide.config.tables import overlay
-from neaptide.errors import DataError, DivergedError
+from neaptide.errors import DataError, DivergedError, RunDirectoryError
 from neaptide.hooks.registry import installed_plugins
 from neaptide.io.locking import lock
 from neaptide.run import assembly
 from neaptide.run.trainer import HybridTrainer
 
 from .sides import AVERAGING
-from .trials import Result, TrainingTrial, read_result, write_result
+from .trials import Result, TrainingTrial, folder_of, read_result, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,10 +42,16 @@ def train(trial: TrainingTrial, directory: Path) -> Result:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".trial").open("w") as file:
+    try:
+        file = folder_of(directory, make=True).open(".trial", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        msg = f"cannot write in {directory}: {error.strerror}; give another --out DIR"
+        raise RunDirectoryError(msg) from error
+    try:
         lock(file, wait=True)  # two comparisons must not train the same trial
         yield
+    finally:
+        os.close(file)
 
 
 def _afresh(trial: TrainingTrial, directory: Path) -> Result:
@@ -58,8 +64,7 @@ def _afresh(trial: TrainingTrial, directory: Path) -> Result:
         result = _diverged(directory)
     write_result(directory, trial, result)
     # A comparison needs only the result; checkpoints of all trials would fill the disk.
-    with suppress(FileNotFoundError):
-        shutil.rmtree(directory / "checkpoints")
+    folder_of(directory).remove("checkpoints")
     return result
 
 
@@ -137,20 +142,30 @@ def _times(directory: Path) -> tuple[float, float]:
     Accepted and refused jumps both count.
     """
     total = jumps = 0.0
-    with (directory / "steps.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["was_predicted"] == "true":
-                jumps += float(row["seconds"])
-            else:
-                total += float(row["seconds"])
+    for row in csv.DictReader(_lines(directory, "steps.csv")):
+        if row["was_predicted"] == "true":
+            jumps += float(row["seconds"])
+        else:
+            total += float(row["seconds"])
     return total, jumps + _sum(directory, "jump.refused", "seconds")
 
 
 def _events(directory: Path, event: str) -> list[dict[str, Any]]:
-    path = directory / "events.jsonl"  # the file is missing if the run had no events
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if f'"{event}"' in line]
+    lines = _lines(directory, "events.jsonl")
+    found = (json.loads(line) for line in lines if f'"{event}"' in line)
     return [entry for entry in found if entry.get("event") == event]
+
+
+def _lines(directory: Path, name: str) -> Iterator[str]:
+    """Yield the lines of a run's file; none if the run had nothing to write into it."""
+    try:
+        with os.fdopen(folder_of(directory).open(name), encoding="utf-8") as file:
+            yield from file
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        msg = f"cannot read {directory / name}: {error.strerror}; remove it and repeat the command"
+        raise RunDirectoryError(msg) from error
 
 
 def _count(directory: Path, event: str) -> int:

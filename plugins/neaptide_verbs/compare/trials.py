@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide.config.tables import overlay
-from neaptide.io.replacing import replace_file
+from neaptide.io.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 RESULT = "result.json"
+_LARGEST = 1 << 24  # bytes of a result
 
 
 @attrs.frozen
@@ -86,24 +87,29 @@ def trial(
     return TrainingTrial(named, overlay(values, {**budget, "seed": seed}))
 
 
+def folder_of(directory: Path, *, make: bool = False) -> Folder:
+    """Open a trial's directory. Only the directory of the comparison around it may be a link."""
+    root = Folder(directory.parent.parent, make=make)
+    return root.folder(directory.parent.name, make=make).folder(directory.name, make=make)
+
+
 def read_result(directory: Path, trial: TrainingTrial) -> Result | None:
     """Return the stored result; None if it is missing, invalid or of another configuration."""
     try:
-        found = json.loads((directory / RESULT).read_bytes())
+        found = json.loads(folder_of(directory).read(RESULT, _LARGEST))
         if found.pop("values") != json.loads(json.dumps(trial.values)):
             return None
         result = Result(**{key: _number(value) for key, value in found.items()})
         return result if _is_whole(result) else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def write_result(directory: Path, trial: TrainingTrial, result: Result) -> None:
     """Write the result and the trial's configuration atomically."""
-    directory.mkdir(parents=True, exist_ok=True)
     kept = {key: _text(value) for key, value in attrs.asdict(result).items()}
     document = json.dumps({**kept, "values": trial.values}, indent=1)
-    replace_file(directory / RESULT, document.encode())
+    folder_of(directory, make=True).replace(RESULT, document.encode())
 
 
 def _is_whole(result: Result) -> bool:

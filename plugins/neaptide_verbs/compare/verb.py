@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from neaptide.cli.loading import loaded
-from neaptide.cli.output import AsJson, Preset, Sets, print_json, print_text
+from neaptide.cli.output import AsJson, Preset, Sets, print_json, print_note, print_text
 from neaptide.errors import ConfigError, RunDirectoryError
 from neaptide.hooks.enabling import configured
+from neaptide.io.folder import replace_file
 from neaptide.io.jsonable import jsonable
-from neaptide.io.replacing import replace_file
 from neaptide.io.units import duration
 from neaptide.run.signals import stop_on_signals
+from neaptide.text import visible
 from neaptide_toolkit.machine import facts as machine
 
 if TYPE_CHECKING:
@@ -105,8 +106,9 @@ def compare(
     if json:
         print_json(found)
         return
-    print_text(f"\n{summary(found)}\n\nfindings: {root / 'compare.json'}")
-    print_text(f"page: {root / 'compare.html'}")
+    shown = visible(str(root), kept="")
+    print_text(f"\n{summary(found)}\n\nfindings: {shown}/compare.json")
+    print_text(f"page: {shown}/compare.html")
 
 
 def _compared(
@@ -159,10 +161,9 @@ class _TrialLines:
         averaged = "" if result.averaged is None else f", averaged {result.averaged:.4f}"
         when = "kept" if kept else duration(result.seconds)
         since = duration(time.monotonic() - self._started)
-        sys.stderr.write(
-            f"{self._count:4d}  {since}  {trial.label}: {result.loss:.4f}{averaged} ({when})\n"
+        print_note(
+            f"{self._count:4d}  {since}  {trial.label}: {result.loss:.4f}{averaged} ({when})"
         )
-        sys.stderr.flush()
 
 
 def _silent(trial: TrainingTrial, result: Result, kept: bool) -> None:  # noqa: FBT001 - a callback

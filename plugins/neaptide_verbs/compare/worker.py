@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.errors import NeaptideError
+from neaptide.errors import NeaptideError, described
 from neaptide.run.signals import Interrupted
 
 from .trials import TrainingTrial
@@ -43,7 +43,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
             answer = {"error": str(error), "exit_code": error.exit_code}
         except Exception as error:  # noqa: BLE001 - code of users may raise anything
             notes = "; ".join(getattr(error, "__notes__", ()))
-            text = f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+            text = described(error) + (f" ({notes})" if notes else "")
             traceback.print_exc()  # printed to the workers' log, whose path is in the error message
             answer = {"error": " ".join(text.split()), "exit_code": 1, "logged": True}
         with suppress(BrokenPipeError):  # the comparison has ended; the result is in its file

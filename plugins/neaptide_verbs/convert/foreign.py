@@ -13,7 +13,7 @@ import attrs
 
 from neaptide.config.tables import at, leaves
 from neaptide.config.values import dotted, got, hint, too_deep
-from neaptide.errors import ConfigError, PluginError
+from neaptide.errors import ConfigError, PluginError, described
 from neaptide.plugin import shipped
 from neaptide_toolkit.foreign import AUTO, Converter, Source
 
@@ -120,7 +120,7 @@ def _converter(spec: PluginSpec, framework: str) -> Callable[[Source], dict[str,
             importlib.import_module(module), name
         )
     except Exception as error:
-        msg = f"plugin {spec.name!r}: {target!r} raised {type(error).__name__}: {error}"
+        msg = f"plugin {spec.name!r}: {target!r} raised {described(error)}"
         raise PluginError(msg) from error
     return converter
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsons
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import attrs
 from cyclopts import Parameter
 
 from neaptide import config as configuration
-from neaptide.cli.output import AsJson, Offers, print_json, print_text
+from neaptide.cli.output import AsJson, Offers, print_json, print_note, print_text
 from neaptide.errors import ConfigError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
@@ -40,7 +39,7 @@ def convert(
     to: Annotated[
         str | None,
         Parameter(help="`toml`, `yaml` or `json`; by default the suffix of TARGET."),
-        Offers(lambda: configuration.FORMATS),
+        Offers(configuration.all_formats),
     ] = None,
     from_: Annotated[
         str | None,
@@ -80,9 +79,9 @@ def convert(
         write_new(target, written)
     for remark in remarks:
         verb = "differs" if remark["carried"] else "left out"
-        sys.stderr.write(f"{verb}: {_shown(remark)}: {remark['text']}\n")
+        print_note(f"{verb}: {_shown(remark)}: {remark['text']}")
     for note in notes:
-        sys.stderr.write(f"note: {note}\n")
+        print_note(f"note: {note}")
     if json:
         path = None if target is None else str(target)
         print_json(
@@ -123,7 +122,8 @@ def _notation(target: Path | None, to: str | None, default: str | None) -> Forma
             raise ConfigError(msg)
         return by_suffix
     if to is None and default is None:
-        msg = f"name a file to write, or give --to with one of {', '.join(configuration.FORMATS)}"
+        known = ", ".join(configuration.all_formats())
+        msg = f"name a file to write, or give --to with one of {known}"
         raise ConfigError(msg)
     return configuration.by_name(to or str(default))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from shlex import quote
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from neaptide.api.records import Finding
-from neaptide.errors import ConfigError, NeaptideError
+from neaptide.errors import ConfigError, NeaptideError, PluginError, described, text_of
 from neaptide.hooks.registry import (
     DISABLED_VARIABLE,
     disabled_plugins,
@@ -74,16 +74,27 @@ def _heard(found: Installed, spec: PluginSpec) -> tuple[Finding, ...]:
             plugin = load_class(spec)(spec.config())
         except ConfigError as error:  # the plugin works; the error states its requirements
             return (_lacking(found, error),)
-        hooks = HookManager([(spec, plugin)], defaults=object(), log=None)
+        HookManager([(spec, plugin)], defaults=object(), log=None)  # checks the hooks' names
     except BaseException as error:  # noqa: BLE001 - a third party's code may raise anything
         return (_broken(found, _said(error)),)
     usable = Finding("ok", found.name, found.distribution)
     try:
-        own = hooks.diagnose()
+        own = _findings(found.name, plugin)
     except BaseException as error:  # noqa: BLE001 - as above
         problem = f"{found.distribution}: its diagnose failed: {_said(error)}"
         return usable, Finding("error", found.name, problem, _without(found))
     return usable, *(attrs.evolve(one, what=f"{found.name}: {one.what}") for one in own)
+
+
+def _findings(name: str, plugin: Any) -> list[Finding]:
+    from neaptide.hooks.middleware import returned_wrong  # noqa: PLC0415 - it imports torch
+
+    found: list[Any] = list(getattr(plugin, "diagnose", list)() or ())
+    for one in found:
+        if not isinstance(one, Finding):
+            msg = returned_wrong(name, "diagnose", (Finding,), one)
+            raise PluginError(msg)
+    return found
 
 
 def _lacking(found: Installed, error: ConfigError) -> Finding:
@@ -119,7 +130,6 @@ def _without(found: Installed) -> str:
 
 
 def _said(error: BaseException) -> str:
-    text = " ".join(str(error).split())
     if isinstance(error, NeaptideError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return " ".join(text_of(error).split())
+    return described(error)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from neaptide.api.records import Finding
-from neaptide.errors import suggest
+from neaptide.errors import described, suggest
 from neaptide.hooks.registry import DISABLED_VARIABLE, disabled_strangers
 from neaptide_toolkit.machine.facts import installed, torch_facts
 
@@ -83,7 +83,7 @@ def _tried(action: Callable[[], T]) -> tuple[T | None, str | None]:
     try:
         return action(), None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a damaged install may raise anything
-        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return None, described(error)
 
 
 def basics(imported: Imported) -> Iterator[Finding]:

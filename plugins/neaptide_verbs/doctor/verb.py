@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from neaptide.api.records import LEVELS
 from neaptide.cli.output import AsJson, print_json, print_text
+from neaptide.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,6 @@ def _print_coloured(report: Report) -> None:
 
     console = Console()
     for (style, length), text in _lines(report):
-        line = Text(text)
+        line = Text(visible(text))
         line.stylize(_COLOURS[style], 0, length)
         console.print(line, soft_wrap=True)

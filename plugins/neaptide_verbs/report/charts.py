@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from neaptide.api.phases import PHASES
 from neaptide_toolkit.pages.html import figure_of, legend
 from neaptide_toolkit.pages.svg import Axis, Series, axis, chart, step_axis
-from neaptide_toolkit.pages.text import counted, figure
+from neaptide_toolkit.pages.text import counted, figure, in_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,6 +58,19 @@ def memory_charts(run: RunFacts) -> list[str]:
     ]
 
 
+def norm_chart(run: RunFacts) -> str:
+    """Return the chart of gradient norms before clipping; empty if none is recorded."""
+    track = run.steps.grad_norm
+    series = phase_series(track, _colours(run))
+    return drawn("Gradient norm", series, run, unusual=track.unusual, height=200)
+
+
+def tokens_chart(run: RunFacts) -> str:
+    """Return the chart of tokens per second; empty if batches have no tokens."""
+    series = phase_series(run.metrics.tokens, _colours(run))
+    return drawn("Tokens per second", series, run, height=200)
+
+
 def seconds_chart(run: RunFacts) -> str:
     """Return the chart of seconds per step."""
     return drawn(
@@ -73,7 +87,7 @@ def metric_chart(name: str, track: Track, run: RunFacts) -> str:
     """Return one small chart of a metric."""
     lines = track.lines()
     series = [Series(label=name, colour=1, lines=lines)]
-    return drawn(name, series, run, unusual=track.unusual, height=130, legended=False, bands=False)
+    return drawn(name, series, run, unusual=track.unusual, height=130, small=True)
 
 
 def overlaid(
@@ -86,7 +100,8 @@ def overlaid(
     if scales is None:
         return ""
     x, y = scales
-    drawing = chart(title, series, x=x, y=y, height=height, describe=_described(series))
+    say = partial(in_unit, unit=kind)
+    drawing = chart(title, series, x=x, y=y, height=height, describe=_described(series), say=say)
     return figure_of(title, drawing, legend(series), unit=_unit_note(y))
 
 
@@ -99,10 +114,12 @@ def drawn(
     height: int = 220,
     unusual: Sequence[int] = (),
     note: str = "",
-    legended: bool = True,
-    bands: bool = True,
+    small: bool = False,
 ) -> str:
-    """Return a chart of a run's series over all its steps; empty without values."""
+    """Return a chart of a run's series over all its steps; empty without values.
+
+    A small chart has neither a legend nor the phases behind the lines.
+    """
     steps = run.steps
     scales = scales_of(series, kind=kind, steps=(steps.first, steps.last))
     if scales is None:
@@ -114,11 +131,13 @@ def drawn(
         x=x,
         y=y,
         height=height,
-        bands=_bands(run) if bands else (),
+        bands=() if small else _bands(run),
         unusual=unusual,
         describe=_described(series),
+        say=partial(in_unit, unit=kind),
+        small=small,
     )
-    key = legend(series) if legended else ""
+    key = "" if small else legend(series)
     return figure_of(title, drawing, key, unit=_unit_note(y), note=note)
 
 

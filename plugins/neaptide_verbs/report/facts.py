@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,12 @@ if TYPE_CHECKING:
     from .series import Track
 
 NOT_MEASURED = "not measured"
+_OVERFLOW = 700  # exp of more is no float
 MEMORY_COLUMNS = ("tier", "phase", "moment", "samples", "mean", "max", "min", "source")
 TIME_COLUMNS = ("phase", "steps", "per step", "min", "max", "steps/s")
 LOSS_COLUMNS = ("phase", "steps", "mean", "min", "max")
+PERPLEXITY = "perplexity of the mean"
+REASON_COLUMNS = ("verdict", "steps", "reason")
 JUMP_COLUMNS = (
     "step",
     "verdict",
@@ -34,10 +38,12 @@ def key_figures(run: RunFacts) -> list[tuple[str, str, str]]:
     steps, verdicts, whole = run.steps, run.events.verdicts, run.steps.seconds.whole
     planned = run.config.get("train.steps")
     accepted = max(verdicts["accepted"], steps.predicted)
+    tokens = run.metrics.tokens.whole.mean
     rate = f"{whole.count / whole.total:.3g}" if whole.total > 0 else "-"
     return [
         ("training loss", *_newest(steps.loss)),
         ("validation loss", *_newest(run.metrics.validation)),
+        *_perplexities(run),
         ("updates", f"{steps.last:,}", "" if planned is None else f"of {figure(planned)}"),
         ("backward skipped", skipped_share(run) or "not known", ""),
         ("speedup", NOT_MEASURED, ""),
@@ -45,12 +51,44 @@ def key_figures(run: RunFacts) -> list[tuple[str, str, str]]:
         ("jumps refused", f"{verdicts['refused']:,}", ""),
         ("time in steps", in_unit(whole.total, "seconds") if whole.count else "-", ""),
         ("steps per second", rate, ""),
+        *([("tokens per second", rounded(tokens), "mean")] if tokens is not None else []),
+        *([("gradient norm", *_newest(steps.grad_norm))] if steps.grad_norm.last else []),
         *_peaks(run),
     ]
 
 
 def _newest(track: Track) -> tuple[str, str]:
     return (figure(track.last[1]), f"at {track.last[0]:,}") if track.last else ("-", "")
+
+
+def rounded(rate: float) -> str:
+    """Format a number of tokens per second: three digits, or all before the point."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004 - three digits
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss), or infinity if a float is too small for it; NaN of NaN."""
+    return math.inf if loss >= _OVERFLOW else math.exp(loss)
+
+
+def _perplexities(run: RunFacts) -> list[tuple[str, str, str]]:
+    """Return the newest perplexities; none if the loss is not known to be one per token."""
+    tracks = {"perplexity": run.steps.loss, "validation perplexity": run.metrics.validation}
+    return [
+        (name, figure(perplexity(track.last[1])), f"at {track.last[0]:,}")
+        for name, track in tracks.items()
+        if run.events.per_token and track.last
+    ]
+
+
+def loss_columns(run: RunFacts) -> tuple[str, ...]:
+    """Return the columns of the table of losses."""
+    return (*LOSS_COLUMNS, PERPLEXITY) if run.events.per_token else LOSS_COLUMNS
+
+
+def reason_rows(run: RunFacts) -> list[tuple[Any, ...]]:
+    """Return the figures of REASON_COLUMNS, the most frequent reason first."""
+    return [(verdict, n, reason) for (verdict, reason), n in run.events.reasons.most_common()]
 
 
 def skipped_share(run: RunFacts) -> str:
@@ -102,9 +140,9 @@ def setting(value: Any) -> str:
 
 
 def loss_rows(run: RunFacts) -> list[tuple[Any, ...]]:
-    """Return the figures of LOSS_COLUMNS, one row per phase."""
+    """Return the figures of `loss_columns`, one row per phase."""
     return [
-        (phase, f.count, f.mean, f.low, f.high)
+        (phase, f.count, f.mean, f.low, f.high, perplexity(f.mean or 0.0))[: len(loss_columns(run))]
         for phase, f in run.steps.loss.spreads.items()
         if f.count
     ]
@@ -233,7 +271,17 @@ def as_json(run: RunFacts) -> dict[str, Any]:
             for t in run.memory
             for (tier, phase, moment), f in t.groups.items()
         ],
-        "jumps": {"counts": dict(run.events.verdicts), "listed": list(run.events.jumps)},
+        "perplexity": {name: value for name, value, _ in _perplexities(run)},
+        "tokens_per_second": run.metrics.tokens.whole.facts(),
+        "grad_norm": steps.grad_norm.whole.facts(),
+        "jumps": {
+            "counts": dict(run.events.verdicts),
+            "reasons": [
+                {"verdict": verdict, "count": count, "reason": reason}
+                for verdict, count, reason in reason_rows(run)
+            ],
+            "listed": list(run.events.jumps),
+        },
         "events": [
             {"level": level, "event": event, "count": count}
             for (level, event), count in run.events.counts.items()

@@ -7,17 +7,31 @@ from __future__ import annotations
 
 import csv
 import json
-import tomllib
-from typing import TYPE_CHECKING, Any
+import os
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
 
-from neaptide.io.appending import LONGEST_LINE
+from neaptide.config.toml import parse
+from neaptide.errors import ConfigError
+from neaptide.io.folder import Folder
+from neaptide_toolkit.pages.text import name
+from neaptide_toolkit.records.appending import LONGEST_LINE
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_LARGEST_FILE = 1 << 24  # bytes of a file that is read at once
+MOST_READ = 1 << 30
+"""Largest number of bytes that are read of the lines of a file."""
+_LARGEST_FILE = 1 << 22  # bytes of a file that is read at once
+_MOST_LINES = 1 << 23
+_MOST_DAMAGE = 100_000  # damaged lines: after them a file is no run's
+_LONGEST_NAME = 61
+_LONGEST_DAMAGE = 16  # times the longest line
+_MOST_COLUMNS = 500
 _DIGITS = 15  # of the largest step: floats represent such integers exactly
 
 
@@ -25,22 +39,45 @@ def lines(path: Path, damage: Counter[str]) -> Iterator[str]:
     """Yield the complete lines of a file, one at a time; nothing if the file does not exist.
 
     A last line without a newline is incomplete. Such a line is counted in `damage` under the file's
-    name. A line that is longer than any line that a run writes is also counted there.
+    name. A line that is longer than any line that a run writes is also counted there. After 100,000
+    damaged lines, or 8 million lines, the other lines are only counted in `damage`. What follows a
+    line of many MiB, or the first GiB, is not read.
     """
-    if not path.is_file():
-        damage[path.name] += path.exists()  # for example, `path` is a folder
-        return
+    left, number = MOST_READ, 0
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             while line := file.readline(LONGEST_LINE):
+                left, number = left - len(line), number + 1
+                if left < 0 or number > _MOST_LINES or damage[path.name] >= _MOST_DAMAGE:
+                    damage[path.name] += 1 + _count(file, left)
+                    return
                 if line.endswith(b"\n"):
                     yield line.decode("utf-8", "replace")
                     continue
                 damage[path.name] += 1
-                while line and not line.endswith(b"\n"):
+                for _ in range(_LONGEST_DAMAGE):
+                    if not line or line.endswith(b"\n"):
+                        break
                     line = file.readline(LONGEST_LINE)
-    except OSError:
+                else:
+                    return
+    except FileNotFoundError:
+        return
+    except OSError:  # also for example a folder, a link or a named pipe
         damage[path.name] += 1
+
+
+def _count(file: IO[bytes], left: int) -> int:
+    """Return the number of lines in the next `left` bytes of a file."""
+    pieces = iter(partial(file.read, LONGEST_LINE), b"")
+    return sum(piece.count(b"\n") for piece in islice(pieces, max(0, left) // LONGEST_LINE))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file of a run directory for reading; OSError if it is anything else."""
+    with closing(Folder(path.parent)) as folder, os.fdopen(folder.open(path.name), "rb") as file:
+        yield file
 
 
 def rows(path: Path, damage: Counter[str]) -> Iterator[list[str]]:
@@ -50,6 +87,9 @@ def rows(path: Path, damage: Counter[str]) -> Iterator[list[str]]:
         cells = _cells(line)
         if not columns:
             columns = len(cells)
+            if columns > _MOST_COLUMNS:
+                damage[path.name] += 1
+                return
         if len(cells) == columns:
             yield cells
         else:
@@ -91,23 +131,21 @@ def toml_file(path: Path, damage: Counter[str]) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError):
+        return parse(text)
+    except ConfigError:
         damage[path.name] += 1
         return None
 
 
 def _whole(path: Path, damage: Counter[str]) -> str | None:
     try:
-        if not path.is_file():
-            damage[path.name] += path.exists()
-            return None
-        if path.stat().st_size <= _LARGEST_FILE:
-            return path.read_bytes().decode("utf-8")
+        with closing(Folder(path.parent)) as folder:
+            return folder.read(path.name, _LARGEST_FILE).decode("utf-8")
+    except FileNotFoundError:
+        return None
     except (OSError, UnicodeDecodeError):
-        pass
-    damage[path.name] += 1
-    return None
+        damage[path.name] += 1
+        return None
 
 
 def _json(text: str) -> Any:
@@ -115,6 +153,11 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def named(text: str) -> str:
+    """Return a name of any length as safe text."""
+    return name(text[:_LONGEST_NAME])  # `name` remembers its arguments
 
 
 def step_of(cell: Any) -> int | None:

@@ -8,13 +8,15 @@ read, such as `backward`. A plugin's file follows the convention if it is
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide_toolkit.pages.text import clean, name
+from neaptide_toolkit.pages.text import clean
 
-from .files import number_of, rows, step_of
+from .files import MOST_READ, named, number_of, rows, step_of
 from .series import OTHER, Spread, Track
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 SUFFIX = "_bytes"
 _KEYS = ("step", "phase", "moment")
-_FILES, _GROUPS = 32, 400
+_FILES, _GROUPS, _TIERS = 32, 400, 32
 
 
 @attrs.define
@@ -54,20 +56,33 @@ class MemoryTable:
 
 
 def memory_tables(folders: Iterable[Path], damage: Counter[str]) -> list[MemoryTable]:
-    """Read the files that follow the convention in the plugins' folders."""
+    """Read the files that follow the convention in the plugins' folders.
+
+    The files that would make more than 32 tracks, or more than a GiB to read, are left out; each
+    counts as a damaged line.
+    """
     paths = [path for folder in folders for path in sorted(folder.glob("*.csv"))][:_FILES]
-    tables = (_read(path, damage) for path in paths)
-    return [table for table in tables if table is not None]
+    tables: list[MemoryTable] = []
+    size = 0
+    for path in paths:
+        with suppress(OSError):  # deleted since
+            size += path.lstat().st_size
+        if size > MOST_READ or sum(len(table.tracks) for table in tables) >= _TIERS:
+            damage[path.name] += 1
+        elif (table := _read(path, damage)) is not None:
+            tables.append(table)
+    return tables
 
 
 def tiers(header: Sequence[str]) -> dict[int, str]:
     """Return the tiers that a header names, by column number."""
-    columns = {number: name(column) for number, column in enumerate(header)}
-    return {
+    columns = {number: named(column) for number, column in enumerate(header)}
+    found = {
         number: column.removesuffix(SUFFIX)
         for number, column in columns.items()
         if column.endswith(SUFFIX) and column != SUFFIX
     }
+    return dict(islice(found.items(), _TIERS))
 
 
 def _read(path: Path, damage: Counter[str]) -> MemoryTable | None:
@@ -86,7 +101,7 @@ def _read(path: Path, damage: Counter[str]) -> MemoryTable | None:
         if step is None:
             damage[path.name] += 1
             continue
-        phase, moment = name(cells[phase_at]), name(cells[moment_at])
+        phase, moment = named(cells[phase_at]), named(cells[moment_at])
         for number, tier in columns.items():
             if cells[number]:
                 value = number_of(cells[number])

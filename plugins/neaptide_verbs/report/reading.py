@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,18 +15,19 @@ from neaptide.checkpoint import checkpoints, read_manifest
 from neaptide.errors import CheckpointError, RunDirectoryError
 from neaptide_toolkit.pages.text import clean, drawable, safe, scalar
 
-from .files import flat, json_file, kept, number_of, objects, step_of, toml_file
+from .files import flat, json_file, kept, named, number_of, objects, step_of, toml_file
 from .memory import MemoryTable, memory_tables
-from .series import Ends, StepSeries, Track
+from .series import OTHER, Ends, StepSeries, Track
 from .status import ENDINGS, Status, locked, status_of
 from .steps import Steps, read_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 RECORDS = ("steps.csv", "summary.json", "events.jsonl", "metrics.jsonl", "config.toml")
-_NAME, _METRICS, _SETTINGS, _CHECKPOINTS = 60, 300, 2000, 40
+_NAME, _METRICS, _SETTINGS, _CHECKPOINTS, _REASONS = 60, 300, 2000, 40, 40
+_EVENTS, _RARE, _FIELDS = 300, 20, 40
+_NUMBER = re.compile(r"(?<![\w.-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w-])")
 _JUMPS = {"jump.accepted": "accepted", "jump.refused": "refused", "jump.declined": "declined"}
 
 
@@ -33,10 +36,14 @@ class Events:
     """The contents of events.jsonl."""
 
     counts: Counter[tuple[str, str]] = attrs.field(factory=Counter)
-    """Number of events by level and name."""
+    """Number of events by level and name; events of rare names are counted as `OTHER`."""
     listed: Ends = attrs.field(factory=lambda: Ends(150))
     jumps: Ends = attrs.field(factory=lambda: Ends(500))
     verdicts: Counter[str] = attrs.field(factory=Counter)
+    reasons: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    """Number of Predict steps by verdict and reason, without the numbers in the reason."""
+    per_token: bool = False
+    """True if the loss is the mean cross-entropy of tokens in nats, so that it has a perplexity."""
     refused: StepSeries = attrs.field(factory=lambda: StepSeries(100))
     """The loss before each refused jump (predicted update)."""
     ending: dict[str, Any] | None = None
@@ -49,6 +56,8 @@ class Metrics:
     """The contents of metrics.jsonl."""
 
     validation: Track = attrs.field(factory=Track)
+    tokens: Track = attrs.field(factory=Track)
+    """Tokens per second, measured from one line to the next."""
     others: dict[str, Track] = attrs.field(factory=dict)
 
 
@@ -121,7 +130,9 @@ def read_run(path: Path) -> RunFacts:
 
 def _folders(path: Path, config: dict[str, Any] | None) -> list[Path]:
     """Return the folders of the run's plugins, or all folders if the config is missing."""
-    folders = sorted((path / "plugins").glob("*/"))
+    plugins = path / "plugins"
+    inside = [] if plugins.is_symlink() else sorted(plugins.glob("*/"))
+    folders = [folder for folder in inside if not folder.is_symlink()]
     if not config:
         return folders
     enabled = config.get("plugins")
@@ -152,29 +163,43 @@ def _events(path: Path, damage: Counter[str]) -> Events:
     found = Events()
     for line in objects(path, damage):
         name, level = clean(line.get("event", ""), _NAME), clean(line.get("level", ""), _NAME)
-        if len(found.counts) < _METRICS or (level, name) in found.counts:
-            found.counts[level, name] += 1
+        found.counts[_kind(found.counts, level, name)] += 1
         if name in _JUMPS:
             _jump(found, _JUMPS[name], line)
         elif name in ENDINGS:
             found.ending = line
+        elif name == "loss.per_token":
+            found.per_token = True
         elif name == "update.skipped":
             found.skipped = step_of(line.get("step")) or 0, step_of(line.get("in_a_row")) or 0
-        found.listed.add(_cleaned(line))
+        found.listed.add(_cleaned(line, _FIELDS))
     return found
+
+
+def _kind(counts: Counter[tuple[str, str]], level: str, name: str) -> tuple[str, str]:
+    """Return the level and the name under which an event is counted."""
+    for most, kind in ((_EVENTS, (level, name)), (_EVENTS + _RARE, (level, OTHER))):
+        if kind in counts or len(counts) < most:
+            return kind
+    return OTHER, OTHER
 
 
 def _jump(found: Events, verdict: str, line: dict[str, Any]) -> None:
     found.verdicts[verdict] += 1
+    if verdict != "accepted":
+        reason = _NUMBER.sub("…", clean(line.get("reason") or "no reason is recorded"))
+        known = len(found.reasons) < _REASONS or (verdict, reason) in found.reasons
+        found.reasons[verdict, reason if known else OTHER] += 1
     step, loss = step_of(line.get("step")), number_of(line.get("loss_before"))
     if verdict == "refused" and step is not None and loss is not None and drawable(loss):
         found.refused.add(step, loss, found.verdicts[verdict])
     kept_keys = {key: value for key, value in line.items() if key not in {"time", "level", "event"}}
-    found.jumps.add({"verdict": verdict, **_cleaned(kept_keys)})
+    found.jumps.add({"verdict": verdict, **_cleaned(kept_keys, _FIELDS)})
 
 
 def _metrics(path: Path, damage: Counter[str]) -> Metrics:
     found = Metrics()
+    own = {"val_loss": found.validation, "tokens_per_second": found.tokens}
     for line in objects(path, damage):
         step, phase = step_of(line.pop("step", None)), clean(line.pop("phase", ""), _NAME)
         if step is None:
@@ -184,17 +209,18 @@ def _metrics(path: Path, damage: Counter[str]) -> Metrics:
             value = number_of(written)
             if value is None:
                 continue
-            if key == "val_loss":
-                found.validation.add(step, phase, value)
-            elif (name := clean(key, _NAME)) in found.others or len(found.others) < _METRICS:
-                found.others.setdefault(name, Track()).add(step, phase, value)
+            if key in own:
+                own[key].add(step, phase, value)
+            elif (name := named(key)) in found.others or len(found.others) < _METRICS:
+                # Of one phase: 300 tracks of 17 phases would be half a GiB.
+                found.others.setdefault(name, Track()).add(step, "", value)
     return found
 
 
 def _checkpoints(root: Path) -> tuple[list[dict[str, Any]], int]:
     try:
-        paths = checkpoints(root)
-    except OSError:
+        paths = [] if root.is_symlink() else checkpoints(root)
+    except (OSError, CheckpointError):
         return [], 0
     return [_checkpoint(path) for path in kept(paths, _CHECKPOINTS)], len(paths)
 
@@ -220,12 +246,23 @@ def _written(path: Path) -> datetime | None:
     return datetime.fromtimestamp(max(times), UTC) if times else None
 
 
-def _cleaned(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the table that is safe to print. Lists and inner tables become text."""
-    pairs: Sequence[tuple[str, Any]] = list(table.items())[:_SETTINGS]
+def _cleaned(table: dict[str, Any], most: int = _SETTINGS) -> dict[str, Any]:
+    """Return a copy of the table that is safe to print. Lists and inner tables become text.
+
+    If there are more than `most` fields, the last field is the number of the others.
+    """
+    left_out = len(table) - most
     return {
-        clean(key, _NAME * 2): scalar(
-            json.dumps(safe(value)) if isinstance(value, dict | list) else value
-        )
-        for key, value in pairs
+        **{
+            clean(key, _NAME * 2): scalar(_text(value) if isinstance(value, dict | list) else value)
+            for key, value in islice(table.items(), most)
+        },
+        **({"fields left out": left_out} if left_out > 0 else {}),
     }
+
+
+def _text(value: dict[str, Any] | list[Any]) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):  # TOML has dates and longer numbers than JSON
+        return json.dumps(safe(value))

@@ -9,7 +9,15 @@ from neaptide_toolkit.pages.html import command, page, paragraph, section, table
 from neaptide_toolkit.pages.text import counted, figure, in_unit
 
 from . import facts
-from .charts import loss_chart, memory_charts, metric_chart, metric_range, seconds_chart
+from .charts import (
+    loss_chart,
+    memory_charts,
+    metric_chart,
+    metric_range,
+    norm_chart,
+    seconds_chart,
+    tokens_chart,
+)
 
 if TYPE_CHECKING:
     from .reading import RunFacts
@@ -43,13 +51,15 @@ def _figures(run: RunFacts) -> list[str]:
             "Loss",
             loss_chart(run),
             paragraph(note, "alert"),
-            table(facts.LOSS_COLUMNS, facts.loss_rows(run), caption="Training loss by phase"),
+            table(facts.loss_columns(run), facts.loss_rows(run), caption="Training loss by phase"),
+            norm_chart(run),
         ),
         section("Jumps", _jumps(run)),
         section("Memory", *memory_charts(run), _peaks(run), _memory(run)),
         section(
             "Time",
             seconds_chart(run),
+            tokens_chart(run),
             table(facts.TIME_COLUMNS, facts.time_rows(run), caption="Time of a step by phase"),
         ),
         section("Metrics", *_metrics(run)),
@@ -64,12 +74,21 @@ def _jumps(run: RunFacts) -> str:
     said = ", ".join(f"{verdicts[name]:,} {name}" for name in names)
     skipped = facts.skipped_share(run)
     share = f" Updates that needed no backward pass: {skipped}." if skipped else ""
-    return paragraph(f"{said}.{share} Speedup: {facts.NOT_MEASURED}.") + table(
-        facts.JUMP_COLUMNS,
-        facts.jump_rows(run),
-        caption="Predict steps and the guard's verdicts",
-        fold="Predict steps",
-        left_out=run.events.jumps.left_out,
+    reasons = table(
+        facts.REASON_COLUMNS,
+        facts.reason_rows(run),
+        caption="Why no jump was made; … stands for numbers, which the steps below have",
+    )
+    return (
+        paragraph(f"{said}.{share} Speedup: {facts.NOT_MEASURED}.")
+        + reasons
+        + table(
+            facts.JUMP_COLUMNS,
+            facts.jump_rows(run),
+            caption="Predict steps and the guard's verdicts",
+            fold="Predict steps",
+            left_out=run.events.jumps.left_out,
+        )
     )
 
 
@@ -92,8 +111,7 @@ def _memory(run: RunFacts) -> str:
 
 
 def _metrics(run: RunFacts) -> list[str]:
-    tracks = {"grad_norm": run.steps.grad_norm, **run.metrics.others}
-    tracks = {name: track for name, track in tracks.items() if track.whole.count}
+    tracks = {name: track for name, track in run.metrics.others.items() if track.whole.count}
     changing = [name for name, track in tracks.items() if _changes(track)]
     changing.sort(key=lambda name: name.rpartition(".")[2] not in _RATES)
     drawn = changing[:_CHARTS]

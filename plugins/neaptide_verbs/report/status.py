@@ -11,7 +11,7 @@ import attrs
 from neaptide.io.locking import lock
 from neaptide_toolkit.pages.text import clean
 
-from .files import number_of, step_of
+from .files import number_of, opened, step_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +36,9 @@ class Status:
 def locked(directory: Path) -> bool:
     """Return whether a process trains in the directory. False if the system has no file locks."""
     try:
-        with (directory / ".lock").open("rb") as file:
+        with opened(directory / ".lock") as file:
             # The lock is shared, so that a report does not mistake another report for a run.
-            lock(file, shared=True)
+            lock(file.fileno(), shared=True)
     except BlockingIOError:
         return True
     except OSError:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide_toolkit.pages.text import drawable, name
+from neaptide_toolkit.pages.text import drawable
 
-from .files import number_of, rows, step_of
+from .files import named, number_of, rows, step_of
 from .memory import MemoryTable, tiers
 from .series import StepSeries, Stretches, Track
 
@@ -56,10 +56,11 @@ def read_steps(path: Path, damage: Counter[str]) -> Steps:
     lines = rows(path, damage)
     columns = _columns(next(lines, []))
     if columns is None:
-        damage[path.name] += sum(1 for _ in lines)
+        for _ in lines:
+            damage[path.name] += 1
         return found
     for cells in lines:
-        if not _take(found, columns, cells, name(cells[columns.phase])):
+        if not _take(found, columns, cells, named(cells[columns.phase])):
             damage[path.name] += 1
     return found
 

@@ -22,10 +22,11 @@ def run_summary(run: RunFacts, *, colour: bool) -> str:
     parts = [
         f"{bold(run.name, colour=colour)}  {said}",
         aligned([(n, f"{value} {more}".rstrip()) for n, value, more in facts.key_figures(run)]),
-        _titled("loss", facts.LOSS_COLUMNS, facts.loss_rows(run), colour=colour),
+        _titled("loss", facts.loss_columns(run), facts.loss_rows(run), colour=colour),
         _titled("time", facts.TIME_COLUMNS, facts.time_rows(run), colour=colour),
         _titled("memory", facts.MEMORY_COLUMNS, facts.memory_rows(run), colour=colour),
         _jumps(run, colour=colour),
+        _titled("no jump", facts.REASON_COLUMNS, facts.reason_rows(run), colour=colour),
         _events(run),
         facts.damage_text(run),
     ]

@@ -11,7 +11,8 @@ from cyclopts import Parameter
 
 from neaptide.cli.output import AsJson, print_json, print_text
 from neaptide.errors import ConfigError, RunDirectoryError
-from neaptide.io.replacing import replace_file
+from neaptide.io.folder import replace_file
+from neaptide.text import visible
 
 _PAGE = "report.html"
 
@@ -61,13 +62,13 @@ def report(
     text = (
         comparison_summary(runs, colour=colour) if several else run_summary(runs[0], colour=colour)
     )
-    _print(f"{text}\n\npage: {written}" if written else text)
+    _print(f"{text}\n\npage: {visible(str(written), kept='')}" if written else text)
 
 
 def _print(text: str) -> None:
     # Characters that the terminal cannot encode are escaped.
     encoding = sys.stdout.encoding or "utf-8"
-    print_text(text.encode(encoding, "backslashreplace").decode(encoding))
+    print_text(text.encode(encoding, "backslashreplace").decode(encoding), safe=True)
 
 
 def _write(path: Path, page: str) -> Path:

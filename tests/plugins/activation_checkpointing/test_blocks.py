@@ -57,6 +57,27 @@ def test_a_list_that_blocks_share_is_theirs() -> None:
     assert ["layers.0", "layers.1"] == names(model)
 
 
+def test_the_blocks_of_a_module_dict_are_found() -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(2), nn.ReLU())
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleDict({"first": block(), "second": block()})
+
+    assert ["blocks.first", "blocks.second"] == names(Named())
+
+
+def test_layers_of_a_module_dict_are_no_blocks_beside_a_list() -> None:
+    """As in a GPT whose embeddings and list of blocks are in one dict."""
+    inner = {"tokens": nn.Embedding(4, 2), "places": nn.Embedding(4, 2)}
+    model = nn.ModuleDict(
+        {**inner, "layers": nn.ModuleList(nn.Sequential(*linears(1)) for _ in "ab")}
+    )
+    assert ["layers.0", "layers.1"] == names(model)
+
+
 def test_what_is_never_called_is_no_block_but_what_is_in_it() -> None:
     pairs = nn.ModuleList(nn.ModuleList([nn.LayerNorm(2), *linears(1)]) for _ in range(2))
     assert ["0.0", "0.1", "1.0", "1.1"] == names(pairs)
@@ -123,8 +144,8 @@ def test_a_model_without_blocks_is_refused() -> None:
             config={"plugins": {"activation-checkpointing": {}}},
         )
     expected = (
-        "Linear has no repeated blocks in a ModuleList or Sequential; set a pattern of the blocks' "
-        "names such as 'encoder.*' @ plugins.activation-checkpointing.blocks"
+        "Linear has no repeated blocks in a ModuleList, Sequential or ModuleDict; set a pattern of "
+        "the blocks' names such as 'encoder.*' @ plugins.activation-checkpointing.blocks"
     )
     assert expected == str(caught.value)
 

@@ -10,9 +10,10 @@ import torch
 from judged import PHASES, SOON, Along, Back, events, figures, predictor, trained
 from support import tiny_trainer
 
-from neaptide import JUMP_GAIN, ConfigError
+from neaptide import ConfigError
 from neaptide.api.spans import Span
 from neaptide_plugins.delayed_verdict import SPEC
+from neaptide_plugins.delayed_verdict.gain import JUMP_GAIN
 from neaptide_plugins.delayed_verdict.trial import TrialWeights
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 

@@ -156,7 +156,7 @@ def test_what_was_undone_is_no_measure() -> None:
     plain, forgetful = watch(), watch()
     for one in (plain, forgetful):
         read(one, [*FLAT, *exploded], norms)
-    forgetful.forget()
+    forgetful.forget(unread=1)
     losses = [*FLAT, *exploded, *FLAT]
     norms = [*norms, *[1.0] * 20]
     before = plain.findings

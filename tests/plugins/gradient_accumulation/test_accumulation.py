@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import BatchEncoding
 
 from neaptide import ConfigError, DataError, HybridTrainer, Loss, Outcome, hookimpl
-from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.offload.resident_store import ResidentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,11 @@ def by_token(model: nn.Module, batch: Any) -> Loss:
 def by_sample(model: nn.Module, batch: Any) -> torch.Tensor:
     """Return a plain mean over samples."""
     return model(batch["x"]).square().mean()
+
+
+def used_by(loss_fn: LossFn, batch: Any) -> Any:
+    """Return the batch without targets where the loss uses none: they would be its weight."""
+    return batch if loss_fn is by_token else {"x": batch["x"]}
 
 
 def train(
@@ -97,7 +102,7 @@ def test_micro_batches_make_the_update_of_the_large_batch(
     dtype: torch.dtype, loss_fn: LossFn, steps: int
 ) -> None:
     # 11 rows: pieces of unequal size; 11 pieces: the rows without a target stand alone.
-    batches = [tokens(11, dtype, seed) for seed in range(4)]
+    batches = [used_by(loss_fn, tokens(11, dtype, seed)) for seed in range(4)]
     expected, whole = train(batches, loss_fn=loss_fn, dtype=dtype)
     found, split = train(batches, {"steps": steps}, loss_fn, dtype)
     assert_close(expected, found, RTOL[dtype])
@@ -160,7 +165,7 @@ def test_the_preset_makes_four_micro_batches() -> None:
         seen.append(len(batch["x"]))
         return by_sample(model, batch)
 
-    train([tokens(12)], {"preset": "aggressive"}, loss_fn)
+    train([used_by(loss_fn, tokens(12))], {"preset": "aggressive"}, loss_fn)
     assert [3, 3, 3, 3] == seen
 
 
@@ -189,7 +194,7 @@ def test_the_gradients_that_wait_during_a_forward_are_in_the_estimate() -> None:
     config = {"plugins": {"gradient-accumulation": {"steps": 2}}}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with HybridTrainer(model, optimizer, loss_fn=loss_fn, config=config) as trainer:
-        trainer.step(tokens(4))
+        trainer.step(used_by(loss_fn, tokens(4)))
         ledger = trainer.estimate_memory("full")
     assert waiting[1] == ledger.total(kind="gradients", moment="forward")
     assert waiting[1] == ledger.total(kind="gradients", moment="backward")
@@ -204,7 +209,7 @@ def test_the_gradients_that_wait_during_a_forward_are_in_the_estimate() -> None:
 def test_calls_make_the_update_of_their_concatenation(
     loss_fn: LossFn, clip_norm: float | None
 ) -> None:
-    large = [tokens(12, seed=seed) for seed in range(3)]
+    large = [used_by(loss_fn, tokens(12, seed=seed)) for seed in range(3)]
     # The first call of each update has no target at all.
     calls = [piece for batch in large for piece in pieces(batch, [1, 6, 2, 3])]
     config = {} if clip_norm is None else {"train": {"clip_norm": clip_norm}}
@@ -227,7 +232,7 @@ def plain_sum(calls: list[Any]) -> dict[str, torch.Tensor]:
 
 
 def test_without_normalize_calls_of_equal_weight_add_up() -> None:
-    calls = pieces(tokens(12), [4, 4, 4])
+    calls = pieces(used_by(by_sample, tokens(12)), [4, 4, 4])
     found, _ = train(calls, {"steps": 3, "across_steps": True, "normalize": False}, by_sample)
     assert_close(plain_sum(calls), found, 1e-12)
 
@@ -268,7 +273,7 @@ def test_the_rate_is_put_back(rate: Any, *, fails: bool) -> None:
     settings = {"steps": 4, "across_steps": True, "scale_lr": True}
     config = {"plugins": {"gradient-accumulation": settings}}
     with HybridTrainer(model, optimizer, loss_fn=by_sample, config=config) as trainer:
-        for index, batch in enumerate(pieces(tokens(8), [2, 2, 2, 2])):
+        for index, batch in enumerate(pieces(used_by(by_sample, tokens(8)), [2, 2, 2, 2])):
             if fails and index == 3:
                 with pytest.raises(ZeroDivisionError):
                     trainer.step(batch)
@@ -280,10 +285,10 @@ def test_the_rate_is_put_back(rate: Any, *, fails: bool) -> None:
 
 
 def test_a_skipped_accumulation_is_dropped_whole() -> None:
-    calls = pieces(tokens(12), [3, 3, 3, 3])
+    calls = pieces(used_by(by_sample, tokens(12)), [3, 3, 3, 3])
     calls[0]["x"][0] = torch.nan
     found, results = train(calls, {"steps": 2, "across_steps": True}, by_sample)
-    expected, _ = train(pieces(tokens(12), [6, 6])[1:], loss_fn=by_sample)
+    expected, _ = train(pieces(used_by(by_sample, tokens(12)), [6, 6])[1:], loss_fn=by_sample)
     outcomes = [Outcome.DEFERRED, Outcome.SKIPPED, Outcome.DEFERRED, Outcome.APPLIED]
     assert outcomes == [result.outcome for result in results]
     assert_close(expected, found, 1e-12)
@@ -310,7 +315,7 @@ def test_a_call_that_raises_costs_what_waits_only_once_it_adds_to_it(where: str,
             return BackwardError.apply(model(torch.ones(1, 4).double())).sum()
         return by_sample(model, batch)
 
-    batches = pieces(tokens(12), [3, 3, 3, 3])
+    batches = pieces(used_by(by_sample, tokens(12)), [3, 3, 3, 3])
     model = nn.Linear(4, 5).double()
     reference = copy.deepcopy(model)
     settings = {"steps": 3, "across_steps": True, "normalize": False}

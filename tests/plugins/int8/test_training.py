@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -315,6 +316,29 @@ def test_it_trains_beside(beside: dict[str, Any]) -> None:
         results = [run.step(batch) for batch in task.batches]
     assert all(result.updated for result in results)
     assert all(value.isfinite().all() for value in task.model.state_dict().values())
+
+
+def test_torchs_fused_encoder_layer_runs_beside_mixed_precision() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), nn.Linear(16, 3)
+    )
+
+    def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = model(batch)
+        return output.float().square().mean()
+
+    config = {"plugins": {"int8": {}, "mixed-precision": {}}, "phases": CYCLE}
+    with HybridTrainer(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        loss_fn=loss_fn,
+        config=config,
+        plugins=[STEADY_PREDICTOR],
+    ) as run:
+        results = [run.step(torch.randn(4, 5, 8)) for _ in range(12)]
+        assert math.isfinite(run.evaluate([torch.randn(4, 5, 8)]))
+    assert any(result.jump for result in results)
 
 
 def test_streamed_weights_cannot_be_trained_so() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from neaptide import HybridTrainer
-from neaptide.run.resident.store import ResidentStore
 from neaptide_plugins.low_precision_backward.meter import Meter, adam_factors
 from neaptide_plugins.optimizer_offload.compressed_state import CompressedState
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:

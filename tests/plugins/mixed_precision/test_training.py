@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,17 @@ from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny
 from torch import nn
 from torch.nn import functional
 
-from neaptide import FULL, ConfigError, HybridTrainer, Loss, Outcome, hookimpl
-from neaptide.run.resident.store import ResidentStore
+from neaptide import FULL, NOTES, ConfigError, HybridTrainer, Loss, Outcome, hookimpl
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TRAINED = ("warmup", "full", "correct")
+EVERYWHERE = ("warmup", "full", "predict", "correct", "evaluate")
 FP16 = {**dict.fromkeys(TRAINED, "fp16"), "initial_scale": 1024.0}
-FP32 = {**dict.fromkeys(TRAINED, "fp32"), "predict": "fp32", "evaluate": "fp32"}
+FP32 = {"dtype": "fp32"}
 
 
 class Probe(nn.Module):
@@ -73,15 +75,20 @@ def dtypes_by_phase(settings: dict[str, Any]) -> dict[str, torch.dtype]:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, {"predict": torch.bfloat16}),
+        ({}, dict.fromkeys(EVERYWHERE, torch.bfloat16)),
         ({"preset": "conservative"}, {"predict": torch.bfloat16}),
-        (
-            {"preset": "aggressive"},
-            dict.fromkeys(("warmup", "full", "predict", "correct"), torch.bfloat16),
-        ),
+        ({"preset": "aggressive"}, dict.fromkeys(EVERYWHERE, torch.bfloat16)),
+        ({"dtype": "fp16"}, dict.fromkeys(EVERYWHERE, torch.float16)),
+        ({"evaluate": "fp32"}, dict.fromkeys(EVERYWHERE[:-1], torch.bfloat16)),
         (FP32, {}),
         (
-            {"full": "bf16", "correct": "fp16", "predict": "fp16", "evaluate": "bf16"},
+            {
+                "dtype": "fp32",
+                "full": "bf16",
+                "correct": "fp16",
+                "predict": "fp16",
+                "evaluate": "bf16",
+            },
             {
                 "full": torch.bfloat16,
                 "correct": torch.float16,
@@ -94,9 +101,21 @@ def dtypes_by_phase(settings: dict[str, Any]) -> dict[str, torch.dtype]:
 def test_each_phase_computes_in_its_dtype(
     settings: dict[str, Any], expected: dict[str, torch.dtype]
 ) -> None:
-    phases = ("warmup", "full", "predict", "correct", "evaluate")
-    full = dict.fromkeys(phases, torch.float32) | expected
+    full = dict.fromkeys(EVERYWHERE, torch.float32) | expected
     assert full == dtypes_by_phase(settings)
+
+
+def test_one_line_at_the_start_says_what_runs_where(tmp_path: Path) -> None:
+    settings = {"dtype": "bf16", "full": "fp16", "evaluate": "fp32"}
+    with small_trainer(settings, config={"run": {"dir": str(tmp_path)}}) as trainer:
+        trainer.step(torch.randn(8, 4))
+    lines = (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    (event,) = [line for line in map(json.loads, lines) if "dtypes" in line["event"]]
+    assert {"warmup": "bf16", "full": "fp16", "correct": "bf16", "evaluate": "fp32"}.items() <= (
+        event.items()
+    )
+    said = "mixed-precision: bf16 in warmup, correct, predict; fp16 in full; fp32 in evaluate"
+    assert (said,) == trainer.run.stash.get(NOTES)
 
 
 def test_the_loss_function_is_covered() -> None:
@@ -129,7 +148,7 @@ def test_fp32_everywhere_is_bitwise_no_plugin() -> None:
 def test_an_autocast_around_the_loop_leaves_no_stale_weights() -> None:
     weights = []
     for around in (False, True):
-        trainer, batches = tiny_trainer({"plugins": {"mixed-precision": {"warmup": "bf16"}}})
+        trainer, batches = tiny_trainer({"plugins": {"mixed-precision": {"full": "bf16"}}})
         with trainer, torch.autocast("cpu", torch.bfloat16, enabled=around):
             for batch in batches[:4]:
                 trainer.step(batch)
@@ -267,7 +286,7 @@ ACROSS = {"gradient-accumulation": {"steps": 2, "across_steps": True}}
 def test_one_update_has_one_scale_though_the_precision_changes(
     phases: tuple[str, str], *, accumulation_first: bool
 ) -> None:
-    settings = {"mixed-precision": {"full": "fp16", "initial_scale": 1024.0}}
+    settings = {"mixed-precision": {"warmup": "fp32", "full": "fp16", "initial_scale": 1024.0}}
     plugins = ACROSS | settings if accumulation_first else settings | ACROSS
     model = Probe()
     reference = copy.deepcopy(model)

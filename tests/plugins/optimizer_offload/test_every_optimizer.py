@@ -13,10 +13,10 @@ from torch import nn, optim
 from torch.nn import functional
 
 from neaptide import HybridTrainer
-from neaptide.run.resident.storages import SMALLEST
-from neaptide.tensors import nested_tensors
 from neaptide_plugins.optimizer_offload import SPEC
 from neaptide_toolkit.offload import lies_in_slab
+from neaptide_toolkit.offload.storages import SMALLEST
+from neaptide_toolkit.tensors import nested_tensors
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
 
 STEPS = 14

@@ -12,11 +12,11 @@ from streamed import slow_lane
 from support import DEVICE, same_bits
 from torch import nn
 
-from neaptide.run.resident import evicted as module
-from neaptide.run.resident.store import ResidentStore
-from neaptide.tensors import nested_tensors
 from neaptide_plugins.optimizer_offload.host_state import HostState
 from neaptide_toolkit.offload import ThreadLane, lies_in_slab
+from neaptide_toolkit.offload import evicted as module
+from neaptide_toolkit.offload.resident_store import ResidentStore
+from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

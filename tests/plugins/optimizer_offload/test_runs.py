@@ -19,10 +19,10 @@ from neaptide import (
     Update,
     hookimpl,
 )
-from neaptide.tensors import nested_tensors
 from neaptide_plugins.optimizer_offload import SPEC
 from neaptide_plugins.optimizer_offload.host_state import HostState
 from neaptide_toolkit.offload import slab_bytes
+from neaptide_toolkit.tensors import nested_tensors
 from neaptide_toolkit.testing import LAWS, check_plugin
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 

@@ -12,6 +12,7 @@ import pytest
 import structlog
 import torch
 
+from neaptide.io.folder import Folder
 from neaptide_plugins.profiler.config import ProfilerConfig
 from neaptide_plugins.profiler.session import ProfilingSession
 
@@ -65,11 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", gpu.stats)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", gpu.record)
-    monkeypatch.setattr(
-        torch.cuda.memory,
-        "_dump_snapshot",
-        lambda path: open(path, "wb").close(),  # noqa: PTH123 - as torch opens it
-    )
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", dict)
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: gpu.history_on, raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", gpu.driver())
     return gpu
@@ -82,7 +79,7 @@ def session(tmp_path: Path) -> Callable[..., ProfilingSession]:
         session = ProfilingSession(
             ProfilerConfig(**settings),
             torch.device("cuda", 0),
-            tmp_path,
+            Folder(tmp_path),
             structlog.get_logger(),
             lambda _: lambda: None,
             model,

@@ -78,11 +78,9 @@ def test_a_run_without_a_step_has_no_plot(tmp_path: Path) -> None:
 
 
 def test_pyplot_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "memory.csv").write_text(
-        HEADER + "1,full,step,1,3,4,5,6,,\n2,full,step,2,3,4,5,6,9,50\n", encoding="utf-8"
-    )
     before = set(sys.modules)
-    plot.draw(tmp_path / "memory.csv", tmp_path / "memory.png")
+    with (tmp_path / "memory.png").open("wb") as file:
+        plot.draw(HEADER + "1,full,step,1,3,4,5,6,,\n2,full,step,2,3,4,5,6,9,50\n", file)
     assert "matplotlib.pyplot" not in set(sys.modules) - before
     assert (tmp_path / "memory.png").read_bytes().startswith(PNG)
 
@@ -117,7 +115,7 @@ def test_without_matplotlib_everything_else_runs() -> None:
     trainer, batches = tiny_trainer({"plugins": {"profiler": {}}}, [SPEC])
     with trainer:
         trainer.step(batches[0])
-    assert "warmup" in trainer.report("profiler")
+    assert "full" in trainer.report("profiler")
 
 
 def test_a_plot_needs_its_rows() -> None:

@@ -112,7 +112,7 @@ def test_csv_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_without_a_run_directory_there_is_still_a_report() -> None:
-    assert "warmup" in trained().report("profiler")
+    assert "full" in trained().report("profiler")
 
 
 def test_deferred_updates_belong_to_the_one_in_progress(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_resuming_a_finished_run_loses_nothing(tmp_path: Path) -> None:
 
     first, again = fit(), fit()
     assert first == again
-    assert b"warmup" in first[2]["phases.csv"]
-    assert {"warmup"} == first[1].keys()
+    assert b"full" in first[2]["phases.csv"]
+    assert {"full"} == first[1].keys()
 
 
 def test_rows_after_the_checkpoint_are_written_again(tmp_path: Path) -> None:

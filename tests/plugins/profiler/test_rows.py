@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from limits import no_file_beyond
 
+from neaptide.io.folder import Folder
 from neaptide_plugins.profiler.rows import Rows
 
 if TYPE_CHECKING:
@@ -20,14 +22,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def appended(path: Path, step: int) -> str:
-    rows = Rows(path, ("step", "bytes"))
+    rows = Rows(Folder(path.parent), path.name, ("step", "bytes"))
     rows.append(step, None)
     rows.close()
     return path.read_text(encoding="utf-8")
 
 
 def test_without_a_delay_a_row_is_there_at_once(path: Path) -> None:
-    rows = Rows(path, ("step", "bytes"), delay=0.0)
+    rows = Rows(Folder(path.parent), path.name, ("step", "bytes"), delay=0.0)
     for step in (1, 2):
         rows.append(step, 10 * step)
         assert f"{step},{10 * step}\n" == path.read_text(encoding="utf-8").splitlines(True)[-1]
@@ -35,7 +37,7 @@ def test_without_a_delay_a_row_is_there_at_once(path: Path) -> None:
 
 
 def test_rows_held_back_are_there_after_a_flush(path: Path) -> None:
-    rows = Rows(path, ("step", "bytes"), delay=1e9)
+    rows = Rows(Folder(path.parent), path.name, ("step", "bytes"), delay=1e9)
     rows.append(1, 10)
     rows.append(2, 20)
     assert "2,20" not in path.read_text(encoding="utf-8")
@@ -66,14 +68,14 @@ def test_a_row_cut_short_goes(path: Path, cut: int) -> None:
 
 def test_an_older_file_is_continued_whole_or_left_alone(path: Path) -> None:
     path.write_text(OLD, encoding="utf-8")
-    path.with_suffix(".partial").mkdir()  # the disk refuses
-    with pytest.raises(IsADirectoryError):
-        Rows(path, ("step", "bytes")).append(2, 20)
+    with no_file_beyond(10), pytest.raises(OSError, match="File too large"):
+        Rows(Folder(path.parent), path.name, ("step", "bytes")).append(4, 40)
     assert OLD == path.read_text(encoding="utf-8")
+    assert [path] == list(path.parent.iterdir())
 
 
 def test_without_rows_there_is_no_file(path: Path) -> None:
-    Rows(path, ("step",)).close()
+    Rows(Folder(path.parent), path.name, ("step",)).close()
     assert not path.exists()
 
 

@@ -12,6 +12,7 @@ import torch
 from support import DEVICE, tiny_trainer, touched
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from neaptide.io.folder import Folder
 from neaptide_plugins.profiler import SPEC
 from neaptide_plugins.profiler.snapshot import AllocationHistory, Snapshots
 
@@ -22,10 +23,10 @@ CPU = torch.device("cpu")
 
 
 def test_a_snapshot_is_json_that_adds_up(tmp_path: Path) -> None:
-    snapshots = Snapshots(tmp_path, CPU, 1)
-    path = snapshots.take(12, "full", "step", "snapshot_at", 10**9)
-    assert tmp_path / "snapshot-00000012-full-step.json" == path
-    content = json.loads(path.read_text(encoding="utf-8"))
+    snapshots = Snapshots(Folder(tmp_path), CPU, 1)
+    name = snapshots.take(12, "full", "step", "snapshot_at", 10**9)
+    assert "snapshot-00000012-full-step.json" == name
+    content = json.loads((tmp_path / name).read_text(encoding="utf-8"))
     assert (12, "full", "step", "snapshot_at", 10**9) == tuple(
         content[key] for key in ("step", "phase", "moment", "reason", "rss_bytes")
     )
@@ -33,28 +34,28 @@ def test_a_snapshot_is_json_that_adds_up(tmp_path: Path) -> None:
     sizes = [entry["bytes"] for entry in content["tensors"]]
     assert listed == sum(sizes)
     assert sorted(sizes, reverse=True) == sizes
-    assert [path] == snapshots.written
+    assert [name] == snapshots.written
 
 
 def test_a_snapshot_says_in_a_line_what_it_leaves_out(tmp_path: Path) -> None:
     with FakeTensorMode():
         held = torch.zeros(7, 11, 13)
-    path = Snapshots(tmp_path, CPU, 1).take(1, "full", "step", "request", 0)
+    name = Snapshots(Folder(tmp_path), CPU, 1).take(1, "full", "step", "request", 0)
     assert held.shape == (7, 11, 13)
-    assert path is not None
-    said = json.loads(path.read_text(encoding="utf-8"))["left_out"]
+    assert name is not None
+    said = json.loads((tmp_path / name).read_text(encoding="utf-8"))["left_out"]
     assert re.match(r"tensors without visible memory: .*\d+ FakeTensor", said)
 
 
 def test_there_are_no_more_than_allowed(tmp_path: Path) -> None:
-    snapshots = Snapshots(tmp_path, CPU, 2)
+    snapshots = Snapshots(Folder(tmp_path), CPU, 2)
     taken = [snapshots.take(step, "full", "step", "request", 0) for step in range(1, 5)]
-    assert [False, False, True, True] == [path is None for path in taken]
+    assert [False, False, True, True] == [name is None for name in taken]
     assert 2 == len(list(tmp_path.iterdir()))
 
 
 def test_a_request_is_answered_once(tmp_path: Path) -> None:
-    snapshots = Snapshots(tmp_path, CPU, 2)
+    snapshots = Snapshots(Folder(tmp_path), CPU, 2)
     answers = [snapshots.requested()]
     (tmp_path / "snapshot.request").touch()
     answers += [snapshots.requested(), snapshots.requested()]
@@ -64,7 +65,7 @@ def test_a_request_is_answered_once(tmp_path: Path) -> None:
 
 def test_a_request_nobody_can_take_away_is_answered_once(tmp_path: Path) -> None:
     (tmp_path / "snapshot.request").mkdir()
-    snapshots = Snapshots(tmp_path, CPU, 2)
+    snapshots = Snapshots(Folder(tmp_path), CPU, 2)
     assert [True, False] == [snapshots.requested(), snapshots.requested()]
 
 
@@ -93,7 +94,7 @@ def test_a_run_writes_them_after_the_updates_asked_for(tmp_path: Path) -> None:
     with trainer:
         for batch in batches[:6]:
             trainer.step(batch)
-    expected = ["snapshot-00000002-warmup-step.json", "snapshot-00000005-warmup-step.json"]
+    expected = ["snapshot-00000002-full-step.json", "snapshot-00000005-full-step.json"]
     assert expected == snapshots_in(tmp_path)
     assert expected == [
         line.removeprefix("snapshot: ")
@@ -113,7 +114,7 @@ def test_a_run_whose_process_holds_a_fake_tensor_has_its_snapshot(tmp_path: Path
         for batch in batches[:3]:
             trainer.step(batch)
     assert held.shape == (7, 11, 13)
-    assert ["snapshot-00000002-warmup-step.json"] == snapshots_in(tmp_path)
+    assert ["snapshot-00000002-full-step.json"] == snapshots_in(tmp_path)
 
 
 def test_a_deferred_update_has_one_when_it_is_made(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_running_process_answers_a_request(tmp_path: Path) -> None:
         (tmp_path / "plugins" / "profiler" / "snapshot.request").touch()
         trainer.step(batches[1])
         trainer.step(batches[2])
-    assert ["snapshot-00000002-warmup-step.json"] == snapshots_in(tmp_path)
+    assert ["snapshot-00000002-full-step.json"] == snapshots_in(tmp_path)
     assert ["request"] == [event["reason"] for event in events_of(tmp_path, "profiler.snapshot")]
 
 
@@ -156,7 +157,7 @@ def test_a_spike_is_kept_on_request_only(tmp_path: Path) -> None:
                 if number == 4:
                     leaked.append(touched(10_000_007))  # 40 MB, resident
                 trainer.step(batch)
-        expected = ["snapshot-00000004-warmup-forward.json"] if wanted else []
+        expected = ["snapshot-00000004-full-forward.json"] if wanted else []
         assert expected == snapshots_in(directory)
         if wanted:
             path = directory / "plugins" / "profiler" / expected[0]
@@ -169,7 +170,7 @@ def test_a_spike_is_kept_on_request_only(tmp_path: Path) -> None:
 
 def test_a_snapshot_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     trainer, batches = profiled(tmp_path, CPU, snapshot_at=[2])
-    (tmp_path / "plugins/profiler/snapshot-00000002-warmup-step.json").mkdir()
+    (tmp_path / "plugins/profiler/snapshot-00000002-full-step.json").mkdir()
     with trainer:
         for batch in batches[:4]:
             trainer.step(batch)
@@ -202,7 +203,7 @@ def test_on_cuda_torchs_own_snapshot_lies_beside_it(tmp_path: Path) -> None:
     history = AllocationHistory()
     history.start()
     held = torch.ones(1_000_003, device=device)
-    snapshots = Snapshots(tmp_path, device, 1)
+    snapshots = Snapshots(Folder(tmp_path), device, 1)
     snapshots.take(1, "full", "step", "request", 0)
     history.stop()
     assert [".json", ".pickle"] == sorted(path.suffix for path in tmp_path.iterdir())

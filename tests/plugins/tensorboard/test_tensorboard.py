@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from neaptide import ConfigError, Interrupted
 from neaptide.hooks.registry import installed_plugins
+from neaptide.io.folder import Folder
 from neaptide_plugins.tensorboard.event_file import EventFile
 from neaptide_toolkit.testing import check_plugin
 from neaptide_verbs.convert.foreign import translate
@@ -245,7 +246,7 @@ def test_a_full_disk_costs_the_events_that_came_after(tmp_path: Path) -> None:
 
 
 def test_what_a_full_disk_cuts_short_is_taken_back(tmp_path: Path) -> None:
-    file = EventFile(tmp_path, 3600.0)
+    file = EventFile(Folder(tmp_path), 3600.0)
     file.scalars(1, {"loss": 1.0})
     file.flush()
     (path,) = tmp_path.iterdir()
@@ -310,7 +311,7 @@ def test_it_keeps_the_contract(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_shown(tmp_path: Path) -> None:
-    file = EventFile(tmp_path, 0.0)
+    file = EventFile(Folder(tmp_path), 0.0)
     for step, value in enumerate((float("inf"), 1.0, float("nan"))):
         file.scalars(step, {"loss": value})
     file.close()

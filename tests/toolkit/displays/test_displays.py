@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from support import CYCLE, tiny_trainer
 
 from neaptide import FULL, PhaseSchedule, RunConfig, StepResult
-from neaptide.api.history import History
 from neaptide.api.memory import MemorySample
 from neaptide.api.steps import Jump, Outcome
 from neaptide.config import structure
@@ -27,7 +26,7 @@ from neaptide_toolkit.displays import Budget, Figures, budget_of, progress
 from neaptide_toolkit.machine import facts as machine
 from neaptide_toolkit.pages.text import in_unit
 
-TIMES = re.compile(r"  loss \S+  (.*)  \S+( m?s)?/step  \S+( m?s)? left$")
+TIMES = re.compile(r"(  loss [\d.]+)?  lr \S+(  \S+( m?s)?/step)?(  \S+( m?s)? left)?")
 
 
 class Terminal(io.StringIO):
@@ -44,7 +43,15 @@ def never() -> Any:
 
 def result(step: int, **given: Any) -> StepResult:
     """Return a step whose loss is still on the device."""
-    facts = {"jump": None, "memory": None, "seconds": 0.1, "outcome": Outcome.APPLIED, **given}
+    facts = {
+        "jump": None,
+        "memory": None,
+        "seconds": 0.1,
+        "outcome": Outcome.APPLIED,
+        "tokens": None,
+        "lr": None,
+        **given,
+    }
     return StepResult(step=step, phase=FULL, read_loss=never, read_norm=never, **facts)
 
 
@@ -81,19 +88,19 @@ def shown(style: str, stream: io.StringIO) -> str:
 def test_lines_come_at_intervals_phases_jumps_and_evaluations() -> None:
     lines = shown("plain", io.StringIO()).splitlines()
     assert [
-        "step  1/12  warmup   skipped 0.0%  jumps 0",
-        "step  3/12  full     skipped 0.0%  jumps 0",
-        "step  4/12  full     skipped 0.0%  jumps 0",
+        "step  1/12  warmup   jumps 0  skipped 0.0%",
+        "step  3/12  full     jumps 0  skipped 0.0%",
+        "step  4/12  full     jumps 0  skipped 0.0%",
         "step  7/12  predict  jump over 1 updates accepted",
-        "step  7/12  correct  skipped 12.5%  jumps 1",
-        "step  8/12  correct  skipped 11.1%  jumps 1",
-        "step  9/12  full     skipped 10.0%  jumps 1",
-        "step 12/12  full     skipped 7.7%  jumps 1",
+        "step  7/12  correct  jumps 1  skipped 12.5%",
+        "step  8/12  correct  jumps 1  skipped 11.1%",
+        "step  9/12  full     jumps 1  skipped 10.0%",
+        "step 12/12  full     jumps 1  skipped 7.7%",
         "step 12/12  full     validation loss 0.5000",
-    ] == [TIMES.sub(r"  \1", line) for line in lines]
+    ] == [TIMES.sub("", line) for line in lines]
 
 
-FIRST = "step  1/12  warmup   loss -  skipped 0.0%  jumps 0  -/step  - left\n"
+FIRST = "step  1/12  warmup   lr 0.01  jumps 0  skipped 0.0%\n"
 
 
 def test_a_stream_that_is_no_terminal_gets_the_plain_lines() -> None:
@@ -148,9 +155,10 @@ def test_a_terminal_gets_a_line_that_changes(monkeypatch: pytest.MonkeyPatch, co
     assert "\x1b[34m━" in text  # the bar has the colour of the phase
     plain = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", " ", text).split())
     assert "step 5 validation loss 1.2500" in plain
-    figures = ("loss 2.0000", "5/12", "skipped 0.0%", "jumps 0", "500 ms/step", "left")
+    figures = ["loss 2.0000", "5/12"]
+    figures += ["500 ms/step"] if columns >= 60 else []
+    figures += ["skipped 0.0%", "jumps 0", "device 3.0 GiB"] if columns >= 200 else []
     assert [] == [figure for figure in figures if figure not in plain]
-    assert "3.0 GiB" in plain
     assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", text).split("\n"))) <= columns
 
 
@@ -158,9 +166,9 @@ def test_memory_is_shown_against_its_budget() -> None:
     memory = MemorySample(device_bytes=3 << 30, host_bytes=430 << 20)
     budget = Budget(host=47 << 29, device=80 << 30)
     text = Figures(9, budget).text(result(1, memory=memory), state(1))
-    assert "  device 3.00/80.0 GiB, host 0.42/23.5 GiB  " in text
+    assert text.endswith("  device 3.00/80.0 GiB, host 0.42/23.5 GiB")
     alone = MemorySample(device_bytes=None, host_bytes=430 << 20)
-    assert "  host 430.0 MiB  " in Figures(9).text(result(1, memory=alone), state(1))
+    assert "  host 430.0 MiB" in Figures(9).text(result(1, memory=alone), state(1))
 
 
 def test_the_budget_of_the_host_is_the_smaller_of_memory_and_group() -> None:
@@ -231,33 +239,33 @@ def test_the_display_never_waits_for_the_device() -> None:
 
 def test_a_resumed_run_measures_its_own_pace() -> None:
     figures = Figures(total=1000)
-    history = state(400, 1.0)
-    figures.take(401, history.history)
-    assert figures.text(result(401), state(401, 1.0)).endswith("500 ms/step  - left")
+    figures.take(result(401), state(400, 1.0))
+    first = figures.text(result(401), state(401, 1.0))
+    assert "loss 1.0000  500 ms/step  jumps 0  skipped 0.0%" == first
 
 
 def test_a_loss_that_is_not_finite_shows_and_passes() -> None:
-    figures, history = Figures(total=9), History()
+    figures, known = Figures(total=9), state()
     seen = []
     for step, loss in enumerate((1.0, math.nan, 2.0, math.inf, 3.0), start=1):
-        history.record(loss, None, 0.1)
-        figures.take(step, history)
+        known.history.record(loss, None, 0.1)
+        figures.take(result(step), known)
         seen.append(figures.text(result(step), state(step)).partition("  ")[0])
     assert ["loss 1.0000", "loss nan", "loss 2.0000", "loss inf", "loss 3.0000"] == seen
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.integers(1, 3))
 def test_the_average_lies_among_the_losses(losses: list[float], times: int) -> None:
-    figures, history = Figures(total=99), History()
+    figures, known = Figures(total=99), state()
     for step, loss in enumerate(losses, start=1):
-        history.record(loss, None, 0.1)
+        known.history.record(loss, None, 0.1)
         for _ in range(times):  # steps that brought no new loss leave the average alone
-            figures.take(step, history)
+            figures.take(result(step), known)
     shown_loss = float(figures.text(result(1), state(1)).split()[1])
     expected = losses[0]
     for loss in losses[1:]:
         expected = 0.9 * expected + 0.1 * loss
-    assert math.isclose(expected, shown_loss, rel_tol=1e-9, abs_tol=1e-4)
+    assert math.isclose(expected, shown_loss, rel_tol=1e-3, abs_tol=1e-4)
 
 
 def test_a_broken_pipe_silences_the_display_and_nothing_else() -> None:

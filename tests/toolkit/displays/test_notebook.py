@@ -52,13 +52,13 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def test_fit_shows_a_bar_unless_told_otherwise(cells: list[Any]) -> None:
     _, shown, quiet, observed, _ = cells
     (bar,) = shown.outputs
-    assert bar.data["text/plain"].startswith("warmup   9/9  loss ")
+    assert bar.data["text/plain"].startswith("full     9/9  loss ")
     assert [] == quiet.outputs == observed.outputs
 
 
 def test_the_bar_of_a_run_that_failed_stays_at_its_last_update(cells: list[Any]) -> None:
     bar, error = cells[-1].outputs
-    assert bar.data["text/plain"].startswith("warmup   2/9  loss ")
+    assert bar.data["text/plain"].startswith("full     2/9  loss ")
     assert ("error", "DataError") == (error.output_type, error.ename)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import same_tensors, tensors_of
 from torch import nn
 
-from neaptide.run.resident.store import ResidentStore
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.predictors.line_search import FACTORS, LineSearch, along, lowest
 
 pytestmark = pytest.mark.usefixtures("on_device")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import torch
-from support import DEVICE, plugin_with, stranger
+from support import DEVICE, plugin_with, some, stranger
 
 from neaptide import Plugin, PluginSpec, field, hookimpl
 from neaptide.hooks import hookspecs
@@ -125,7 +125,7 @@ def described(cls: type[Plugin[Any]], **manifest: Any) -> PluginSpec:
     return stranger(cls, summary="Is broken.", **manifest)
 
 
-@pytest.mark.parametrize("hook", REACHED)
+@pytest.mark.parametrize("hook", some(REACHED))
 def test_what_a_hook_or_its_middleware_raises_is_a_laws_failure(hook: str) -> None:
     error = ERRORS[REACHED.index(hook) % len(ERRORS)]()
     members = {"on_metrics": hookimpl(lambda self: None)}  # somebody takes the metrics
@@ -159,7 +159,7 @@ def test_what_a_plugins_own_methods_raise_is_a_laws_failure(
     if method == "load_state_dict":
         members["state_dict"] = lambda self: {"steps": 1}
     failure = failures(described(plugin_with(**members)))["resume-is-exact"]
-    assert error is failure.__cause__
+    assert error in chain(failure)
     assert came in failure.came
     assert change in failure.change
 
@@ -172,7 +172,7 @@ def test_an_interrupt_passes() -> None:
     assert error is caught.value
 
 
-@pytest.mark.parametrize("hook", sorted({*REACHED} - {"on_phase_exit", "on_run_end"}))
+@pytest.mark.parametrize("hook", some(sorted({*REACHED} - {"on_phase_exit", "on_run_end"})))
 def test_an_answer_of_a_wrong_type_is_a_laws_failure(hook: str) -> None:
     def plain(self: Any) -> Any:
         return object()
@@ -330,7 +330,7 @@ def _a_module_that_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", some(BROKEN, of=2))
 def test_a_broken_plugin_breaks_laws_and_nothing_else(what: str) -> None:
     spec, broken = BROKEN[what]
     with torch.enable_grad():  # restores what the plugin of that name switches off

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from neaptide_verbs.compare.trials import Result, TrainingTrial
+from neaptide_verbs.compare.verb import _TrialLines
+
 QUICK = ("compare", "tiny.toml", "--seeds", "7", "--baseline", "as-is", "--jobs", "1")
 
 
@@ -204,3 +207,13 @@ def test_what_cannot_be_written_is_said(neaptide: Any, folder: Path) -> None:
     done = neaptide(*QUICK, "--out", "out")
     assert 2 == done.code
     assert "cannot write out/workers.log: Is a directory; give another --out DIR" in done.err
+
+
+def test_what_a_label_holds_reaches_no_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:
+    label = "candidate\x1b[31m\nerror: forged\u202e seed 7"
+    _TrialLines()(
+        TrainingTrial(label, {}), Result(1.5, None, 9, 2.0, 0, 0, 0, 0.0, "", 1), kept=True
+    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert "candidate\\u001b[31m\\u000aerror: forged\\u202e seed 7: 1.5000 (kept)" in line

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from neaptide.config import FORMATS
+from neaptide.config import all_formats, by_name
 from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DEEPSPEED = {
 }
 
 
-@pytest.mark.parametrize("notation", FORMATS)
+@pytest.mark.parametrize("notation", all_formats())
 def test_a_run_is_configured_in_any_format(neaptide: Any, folder: Path, notation: str) -> None:
     expected = neaptide("config", "show", "tiny.toml", "--json").out
     shown = neaptide("config", "show", "tiny.toml", "--format", notation)
@@ -61,7 +61,7 @@ def test_files_of_all_formats_compose(neaptide: Any, folder: Path) -> None:
             '{"a": 1,}',
             "Expecting property name enclosed in double quotes (at line 1, column 9) @ a.json",
         ),
-        ("a.txt", "", "only .toml, .yaml, .yml and .json are read (got '.txt') @ a.txt"),
+        ("a.txt", "", "only .toml, .json, .yaml and .yml are read (got '.txt') @ a.txt"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -183,8 +183,8 @@ def test_a_file_is_converted_there_and_back(neaptide: Any, folder: Path) -> None
     for source, target in pairwise(chain):
         done = neaptide("config", "convert", source, target)
         assert (0, f"converted to {target}\n", "") == (done.code, done.out, done.err)
-    first = FORMATS["toml"].loads((folder / "tiny.toml").read_text(encoding="utf-8"))
-    last = FORMATS["toml"].loads((folder / "c.toml").read_text(encoding="utf-8"))
+    first = by_name("toml").loads((folder / "tiny.toml").read_text(encoding="utf-8"))
+    last = by_name("toml").loads((folder / "c.toml").read_text(encoding="utf-8"))
     assert json.dumps(first, sort_keys=True) == json.dumps(last, sort_keys=True)
 
 
@@ -240,12 +240,12 @@ def test_comments_are_told_from_what_looks_like_them(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("tiny.toml",), "name a file to write, or give --to with one of toml, yaml, json"),
+        (("tiny.toml",), "name a file to write, or give --to with one of toml, json, yaml"),
         (("tiny.toml", "tiny.toml"), "tiny.toml exists already; name another file"),
         (("no.toml", "a.json"), "no such file @ no.toml"),
         (
             ("tiny.toml", "a.ini"),
-            "only .toml, .yaml, .yml and .json are read (got '.ini')",
+            "only .toml, .json, .yaml and .yml are read (got '.ini')",
         ),
         (("tiny.toml", "a.yml", "--to", "json"), "--to json contradicts the suffix of a.yml"),
         (("tiny.toml", "--to", "yml"), "unknown format 'yml' (did you mean 'yaml'?)"),
@@ -307,7 +307,7 @@ def test_from_deepspeed(neaptide: Any, folder: Path) -> None:
     as_json = json.loads(
         neaptide("config", "convert", "ds.json", "--from", "deepspeed", "--json").out
     )
-    assert FORMATS["toml"].loads(printed.out) == as_json["config"]
+    assert by_name("toml").loads(printed.out) == as_json["config"]
     assert {
         "key": "zero_optimization.stage",
         "value": 2,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from neaptide.cli import main
 from neaptide.errors import NeaptideError
-from neaptide.run.rundir import jsonable
+from neaptide.io.jsonable import jsonable
 from neaptide_verbs.report.comparison import comparison_page, comparison_summary
 from neaptide_verbs.report.facts import as_json
 from neaptide_verbs.report.reading import read_run
@@ -266,3 +269,145 @@ def test_a_terminal_that_knows_no_unicode(
     assert 0 == main(["report", str(path)])
     stream.flush()
     assert b"gr\\xf6\\xdfe" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+REPORTED = """
+import sys
+from pathlib import Path
+from neaptide.cli import main
+code = main(["report", sys.argv[1]])
+(peak,) = [line for line in Path("/proc/self/status").read_text().split("\\n") if "VmHWM" in line]
+print(f"{code} {int(peak.split()[1]) // 1024}", file=sys.stderr)
+"""
+
+
+def a_deep_key(run: Path) -> None:
+    (run / "config.toml").write_text(f"{'.'.join(['a'] * 20_000)} = 1\n", encoding="utf-8")
+
+
+def many_columns(run: Path) -> None:
+    header, row = (",".join(f"{kind}{n}" for n in range(10_000)) for kind in ("x", "1"))
+    text = f"step,phase,loss,{header}\n" + f"1,full,1.0,{row}\n" * 100
+    (run / "steps.csv").write_text(text, encoding="utf-8")
+
+
+def many_metrics(run: Path) -> None:
+    line = json.dumps({"step": 1, "phase": "full", **{f"metric{n}": n for n in range(40_000)}})
+    (run / "metrics.jsonl").write_text(f"{line}\n" * 40, encoding="utf-8")
+
+
+def many_fields(run: Path) -> None:
+    with (run / "events.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(400):
+            fields = {f"{step} {number}": "v" * 300 for number in range(2500)}
+            name = "jump.refused" if step % 2 else "x"
+            file.write(json.dumps({"event": name, "level": "info", "step": step, **fields}) + "\n")
+
+
+def many_tiers_and_phases(run: Path) -> None:
+    folder = run / "plugins" / "x"
+    folder.mkdir(parents=True)
+    (run / "config.toml").write_text("[plugins.x]\n", encoding="utf-8")
+    header = ",".join(f"tier{n}_bytes" for n in range(400))
+    rows = (f"{step},{step % 16},now{',1' * 400}\n" for step in range(4000))
+    text = f"step,phase,moment,{header}\n" + "".join(rows)
+    for number in range(4):
+        (folder / f"{number}.csv").write_text(text, encoding="utf-8")
+
+
+def long_phases(run: Path) -> None:
+    rows = (f"{step},{'p' * 1_000_000}{step},1.0\n" for step in range(500))
+    text = "step,phase,loss\n" + "".join(rows)
+    (run / "steps.csv").write_text(text, encoding="utf-8")
+
+
+def blank(name: str) -> Callable[[Path], None]:
+    def write(run: Path) -> None:
+        (run / name).write_bytes(b"\n" * 20_000_000)
+
+    write.__name__ = f"blank lines in {name}"
+    return write
+
+
+def sparse(name: str) -> Callable[[Path], None]:
+    def write(run: Path) -> None:
+        with (run / name).open("wb") as file:
+            file.truncate(4 << 30)
+
+    write.__name__ = f"a sparse {name}"
+    return write
+
+
+def a_pipe(run: Path) -> None:
+    os.mkfifo(run / "events.jsonl")
+
+
+NAMES = (
+    "steps.csv",
+    "metrics.jsonl",
+    "events.jsonl",
+    "summary.json",
+    "config.toml",
+    "origins.json",
+)
+
+
+WHOLE = (many_metrics, many_fields, many_tiers_and_phases, long_phases)
+"""What is much, but not damaged."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "write",
+    [
+        *(a_deep_key, many_columns, a_pipe, *map(sparse, NAMES), *map(blank, NAMES[:3])),
+        *WHOLE,
+    ],
+    ids=lambda write: write.__name__,
+)
+def test_a_report_takes_little_time_and_memory(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text("[run]\n", encoding="utf-8")
+    write(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", REPORTED, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    *_, last = done.stderr.splitlines()
+    code, mebibytes = map(int, last.split())
+    assert code == 0
+    assert mebibytes < 400
+    assert "Damaged and left out: " in done.stdout or write in WHOLE
+    assert (tmp_path / "report.html").stat().st_size < 20_000_000
+
+
+def test_a_long_damaged_file_is_counted_to_its_end(write: Write) -> None:
+    path = write(["1,full,1.0,false,,,,,"])
+    with (path / "steps.csv").open("a", encoding="utf-8") as file:
+        file.write("damaged\n" * 300_000 + "2,full,1.0,false,,,,,\n")
+    run = read_run(path)
+    assert ({"steps.csv": 300_001}, 1) == (run.damage, run.steps.last)
+
+
+def test_events_of_rare_names_are_counted_together(write: Write) -> None:
+    levels = ("info", "warning", *(f"level{number}" for number in range(700)))
+    events = [
+        {"event": f"name{number}", "level": level, "step": 1}
+        for level in levels
+        for number in range(300 if level == "info" else 2)
+    ]
+    counts = read_run(write(events=events)).events.counts
+    assert len(events) == counts.total()
+    assert (1, 2) == (counts["info", "name299"], counts["warning", "(other)"])
+    assert len(counts) <= 321
+    assert "(other) (warning, 2 x)" in run_summary(read_run(write(events=events)), colour=False)
+
+
+def test_what_is_left_out_of_an_event_is_said(write: Write) -> None:
+    fields = {f"field{number}": number for number in range(100)}
+    _, page = everything(write(events=[{"event": "x", "level": "info", "step": 1, **fields}]))
+    assert "field36 36, fields left out 63" in page

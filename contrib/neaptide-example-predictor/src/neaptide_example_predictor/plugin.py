@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide import Plugin, Update, hookimpl
+from neaptide import ROLLBACK, Plugin, Update, hookimpl
 
 from .config import ExamplePredictorConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide import Ledger, ParameterStore, Phase, Span
+    from neaptide import Ledger, ParameterStore, Phase, Run, Span
 
 _HOST = torch.device("cpu")
 
@@ -29,15 +29,20 @@ class ExamplePredictor(Plugin[ExamplePredictorConfig]):
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @hookimpl
-    def on_run_start(self, store: ParameterStore) -> None:
-        """Copy the weights, and register a callback for updates."""
+    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+        """Copy the weights, and register callbacks for updates and rollbacks."""
+        self._begin(store)
+        self._leave = store.on_update(self._follow)
+        run.stash.on_set(ROLLBACK, lambda: self._begin(store))
+
+    def _begin(self, store: ParameterStore) -> None:
+        """Start from the current weights, without updates."""
         for span in store.spans():
             if span.trainable:
                 with store.loan(span, "read") as weight:
                     self._last[span.name] = weight.detach().to(_HOST, torch.float32, copy=True)
                 self._mean[span.name] = torch.zeros_like(self._last[span.name])
                 self._seen[span.name] = 0
-        self._leave = store.on_update(self._follow)
 
     @hookimpl
     def on_run_end(self) -> None:

@@ -1,6 +1,7 @@
 """Error and time of a linear layer's matrix products in 8 bits, compared with exact products.
 
-    python bench/low_precision_backward.py [--json PATH] [--rounds N] [--threads N] [--device D]
+    python bench/plugins/low_precision_backward.py [--json PATH] [--rounds N] [--device cuda]
+    [--threads N]
                                            [--tiny]
 
 Like `low-precision-backward`, the backward computes two products: gradient @ weight and

@@ -1,6 +1,6 @@
 """Memory that each strategy of optimizer-offload frees, and the time to move the state.
 
-    python bench/optimizer_offload.py [--json PATH] [--rounds N] [--width N] [--device cpu]
+    python bench/plugins/optimizer_offload.py [--json PATH] [--rounds N] [--width N] [--device cpu]
 
 The model is an MLP of four square layers with Adam in float32. torch's allocator counts
 the bytes of weights and optimizer state: once with the state on the device, once with the state
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from neaptide.run.resident.store import ResidentStore
 from neaptide_plugins.optimizer_offload.choosing import mechanism
+from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing.allocations import Allocations, counted
 
 if TYPE_CHECKING:

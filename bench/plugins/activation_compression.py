@@ -1,6 +1,6 @@
 """Memory, time and gradient error of activation-compression, compared with a step without it.
 
-    python bench/activation_compression.py [--json PATH] [--rounds N] [--device cuda]
+    python bench/plugins/activation_compression.py [--json PATH] [--rounds N] [--device cuda]
 
 The model is a stack of byte-GPT blocks. The script counts the bytes that torch's allocator holds at
 the end of the forward and at the peak, without weights. The times cover forward and backward. Steps

@@ -1,6 +1,6 @@
 """Time that the trainer and each plugin add to a step of a bare PyTorch loop.
 
-    python bench/plugin_cost.py [--json PATH] [--rounds N] [--device cuda]
+    python bench/plugins/plugin_cost.py [--json PATH] [--rounds N] [--device cuda]
 
 The task is the task of `check_plugin`. It has a few thousand parameters, so nearly all of a step is
 bookkeeping. The bare loop and the trainers run alternately in one process. The figures are

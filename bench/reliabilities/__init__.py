@@ -1,0 +1,1 @@
+"""What `reliability.py` compares."""

@@ -1,0 +1,1 @@
+"""The formats YAML and JSON, entry points of the group `neaptide.formats`."""

@@ -1,0 +1,233 @@
+"""The default parameter store."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from neaptide.api.memory import tier_of
+from neaptide.api.parameters import ParameterStore
+from neaptide.api.spans import Change, Evictable, Keeper, Leaves, Mode, Refuge, Span
+from neaptide.norms import norm_of, on_device, total_norm
+
+from .evicted import Evictions, is_whole
+from .lending import evictable_state, evictable_weights, lent_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from torch import nn
+
+
+_ONE = torch.ones(())
+
+
+class ResidentStore(ParameterStore):
+    """The default store: weights, gradients and optimizer state stay on the module's device."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(model, optimizer)
+        self._found = torch.zeros(1)  # `found_inf` of the gradient check; 1 after inf or nan
+        self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
+        self._evicted = Evictions(optimizer)
+        self._kept: dict[nn.Parameter, Keeper] = {}
+
+    def spans(self) -> list[Span]:
+        """Return one span per parameter, in the order of the module."""
+        present = (parameter for parameter in self.names if parameter not in self._evicted)
+        device = next(present, _ONE).device
+        return [self._span(parameter, device) for parameter in self.names]
+
+    def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
+        # Called after every update, so a span is cached until one of these facts changes.
+        away = parameter in self._evicted
+        now = (
+            parameter.requires_grad,
+            parameter.dtype,
+            parameter.device,
+            device,
+            parameter.shape,
+            away,
+        )
+        before, span = self._spans.get(parameter, (None, None))
+        if span is None or now != before:
+            first, *tied = self.names[parameter]
+            span = Span(
+                first,
+                tuple(parameter.shape),
+                parameter.dtype,
+                "host" if away else tier_of(parameter.device, device),
+                parameter.requires_grad,
+                tuple(tied),
+            )
+            self._spans[parameter] = (now, span)
+        return span
+
+    @contextmanager
+    def lend(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: Literal["weight", "gradient"] = "weight",
+        on: torch.device | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Lend the tensor, or a copy on device `on`. A loan for writing writes the copy back."""
+        parameter = self.parameters[span.name]
+        if of == "gradient":
+            if parameter.grad is None:
+                if mode == "read":
+                    raise KeyError(span.name)
+                parameter.grad = torch.zeros_like(parameter)
+            tensor = parameter.grad
+        else:
+            tensor = self._weight(parameter)
+        lent = tensor if on is None else tensor.to(on)
+        yield lent
+        if mode == "write":
+            if lent is not tensor:
+                tensor.copy_(lent)
+            if of == "weight" and parameter in self._kept:
+                self._kept[parameter].write(tensor)
+
+    def _weight(self, parameter: nn.Parameter) -> torch.Tensor:
+        keeper = self._kept.get(parameter)
+        return parameter.detach() if keeper is None else keeper.read()
+
+    @contextmanager
+    def lend_state(
+        self, span: Span, mode: Mode, *, on: torch.device | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Lend the optimizer's state of a parameter; see `lent_entry`."""
+        self._evicted.show()
+        with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
+            yield state
+
+    def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
+        """Return the storages that only the weights (or the optimizer state) of `spans` use."""
+        parameters = dict.fromkeys(self.parameters[span.name] for span in spans)
+        if of == "state":
+            return evictable_state(self.optimizer, parameters, self._evicted)
+        return evictable_weights(
+            each for each in parameters if each not in self._evicted and each not in self._kept
+        )
+
+    def evict(
+        self,
+        spans: Collection[Span],
+        *,
+        of: Leaves = "weight",
+        refuge: Refuge | None = None,
+    ) -> Callable[[], None]:
+        """Move the `evictable` storages to the refuge; other storages stay on the device."""
+        send = self._evicted.state if of == "state" else self._evicted.weights
+        return send(self.evictable(spans, of=of), refuge)
+
+    def close(self) -> None:
+        """Move all evicted tensors back."""
+        self._evicted.close()
+
+    def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
+        """Remove the weight from the parameter; from now on `keeper` stores the weight.
+
+        The parameter becomes one NaN, expanded to the old shape.
+        """
+        parameter = self.parameters[span.name]
+        if parameter in self._evicted or parameter in self._kept or not is_whole(parameter):
+            msg = f"{span.name!r} shares its memory, or is already evicted or kept"
+            raise ValueError(msg)
+        parameter.data = _hollow(parameter)
+        self._kept[parameter] = keeper
+
+        def back() -> None:
+            if self._kept.get(parameter) is keeper:  # a second call does nothing
+                parameter.data = keeper.read()
+                del self._kept[parameter]
+
+        return back
+
+    def step(self) -> None:
+        """Run the optimizer's step; during the step, the keepers' weights are in device memory."""
+        lent: list[tuple[nn.Parameter, Keeper]] = []
+        try:
+            for parameter, keeper in self._kept.items():
+                parameter.data = keeper.read()
+                lent.append((parameter, keeper))
+            super().step()
+        finally:
+            for parameter, keeper in lent:
+                keeper.write(parameter.detach())
+                parameter.data = _hollow(parameter)
+
+    def notify_update(self, change: Change) -> None:
+        """Call every callback for each trainable weight, without a loan."""
+        if not self._on_update:
+            return
+        with torch.no_grad():
+            for span, parameter in zip(self.spans(), self.names, strict=True):
+                if span.trainable:
+                    weight = self._weight(parameter)
+                    delta = change(span, weight)
+                    for callback in self._on_update:
+                        callback(span, weight, delta)
+
+    def has_gradient(self, span: Span) -> bool:
+        """Return whether the parameter has a `.grad`."""
+        return self.parameters[span.name].grad is not None
+
+    def zero_gradients(self) -> None:
+        """Set every `.grad` to None."""
+        for parameter in self.names:
+            parameter.grad = None
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the global L2 norm, by torch's fused kernels where they can give it."""
+        gradients = self._gradients()
+        dtypes = [gradient.dtype for gradient in gradients]
+        if torch.float16 not in dtypes and not any(each.is_sparse for each in gradients):
+            plain = [type(each) is torch.Tensor and each.is_cpu for each in gradients]
+            if all(plain) and len(set(dtypes)) == 1:  # the same bits in half the time
+                norms = torch._foreach_norm(gradients)  # noqa: SLF001 - as torch's own function
+                norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+                return norm
+            return torch.nn.utils.get_total_norm(gradients)
+        return total_norm(list(map(norm_of, gradients)), dtypes)
+
+    def has_nonfinite_gradients(self) -> bool:
+        """Check every gradient: on a CPU by one fused call, on other devices by the norm."""
+        gradients = self._gradients()
+        if False in [gradient.is_cpu for gradient in gradients]:
+            return super().has_nonfinite_gradients()
+        found = self._found
+        try:
+            # The check of torch's GradScaler; it also multiplies by one, which changes no value.
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, _ONE)
+        except NotImplementedError:  # sparse and complex gradients
+            self._found = torch.zeros(1)
+            return super().has_nonfinite_gradients()
+        if not found.item():
+            return False
+        self._found = torch.zeros(1)
+        return True
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [grad for parameter in self.names if (grad := parameter.grad) is not None]
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients by `factor`, with fused kernels per device."""
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for gradient in self._gradients():
+            by_device.setdefault(gradient.device, []).append(gradient)
+        for device, gradients in by_device.items():
+            # On a CPU torch rounds a number to the dtype of the gradients, but not a tensor.
+            number = isinstance(factor, float) and device.type == "cpu"
+            exact = torch.tensor(factor, dtype=torch.float64) if number else factor
+            torch._foreach_mul_(gradients, on_device(exact, device))
+
+
+def _hollow(parameter: nn.Parameter) -> torch.Tensor:
+    """Return one NaN, expanded to the parameter's shape, so that any computation gives NaN."""
+    one = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
+    return one.expand(parameter.shape)

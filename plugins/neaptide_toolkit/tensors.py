@@ -1,0 +1,60 @@
+"""Finds tensors in nested containers and counts the bytes of their storages."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the total size in bytes of the storages of `tensors`; count each storage once.
+
+    Includes the parts of sparse tensors and of wrapper subclasses. A meta or fake tensor counts as
+    if it were real.
+    """
+    return sum(dict(storage for tensor in tensors for storage in _storages(tensor)).values())
+
+
+def _storages(tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
+    """Yield a unique key and the size in bytes of each storage of `tensor`."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from _storages(tensor._indices())  # noqa: SLF001 - indices() needs a coalesced tensor
+        yield from _storages(tensor._values())  # noqa: SLF001 - as above
+    elif tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        yield from map(_storage, (tensor.crow_indices(), tensor.col_indices(), tensor.values()))
+    elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        yield from map(_storage, (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
+    else:
+        yield _storage(tensor)
+
+
+def _storage(tensor: torch.Tensor) -> tuple[object, int]:
+    try:
+        storage = tensor.untyped_storage()
+    except NotImplementedError:  # a layout without a storage
+        return id(tensor), tensor.numel() * tensor.element_size()
+    address: int | None = None
+    if storage.device.type != "meta":  # data_ptr() of a fake tensor warns
+        with contextlib.suppress(RuntimeError):  # a wrapper that hides its parts
+            address = storage.data_ptr()
+    if address is None:
+        return storage._cdata, storage.nbytes()  # noqa: SLF001 - the storage's identity
+    return (storage.device, address), storage.nbytes()
+
+
+def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
+    """Yield every tensor in nested dicts, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from nested_tensors(value)

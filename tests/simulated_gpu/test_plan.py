@@ -6,12 +6,15 @@ import gc
 from itertools import islice
 from typing import Any
 
+import attrs
 import pytest
+import simulated_gpu
 import torch
 
 from neaptide import HybridTrainer
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.dry_run.running import dry_run
+from neaptide_toolkit.machine.profiles import Rates
 from neaptide_toolkit.offload import mapped_slabs, slab_bytes
 from neaptide_toolkit.testing import kinds
 
@@ -23,6 +26,17 @@ STACKS: dict[str, dict[str, Any]] = {
     "streaming, graph": {"layer-streaming": {"resident": 0, "mode": "graph"}},
 }
 WIDTH = 512
+
+
+def configuration(stack: str) -> Any:
+    options = {"width": WIDTH}
+    whole = {
+        "model": {"name": f"{kinds.__name__}:deep", "options": options},
+        "data": {"name": f"{kinds.__name__}:sequences", "options": options},
+        "plugins": STACKS[stack],
+        "train": {"device": "cuda"},
+    }
+    return configured(whole, ())[0]
 
 
 def taken(config: Any) -> tuple[int, int, int]:
@@ -42,16 +56,29 @@ def taken(config: Any) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_memory_is_that_of_the_run(stack: str) -> None:
-    whole = {
-        "model": {"name": f"{kinds.__name__}:deep", "options": {"width": WIDTH}},
-        "data": {"name": f"{kinds.__name__}:sequences", "options": {"width": WIDTH}},
-        "plugins": STACKS[stack],
-        "train": {"device": "cuda"},
-    }
-    config = configured(whole, ())[0]
+    config = configuration(stack)
     peak, reserved, slabs = taken(config)
     log = dry_run(config, None, "cuda").allocations
     steps = (found for during, found in log.peaks("device").items() if "full" in during)
     assert max(found.bytes for found in steps) == pytest.approx(peak, rel=0.06)
     assert max(found.bytes for found in log.peaks("pages").values()) == slabs
     assert log.reserved() == pytest.approx(reserved, rel=0.1)
+
+
+def seconds(config: Any) -> float:
+    """Return the simulated time of a step, after the steps that compare splits of the batch."""
+    with HybridTrainer.from_config(config) as trainer:
+        for batch in islice(kinds.sequences(width=WIDTH).train, 4):
+            torch.cuda.synchronize()
+            start = simulated_gpu.statistics()["seconds"]
+            trainer.step(batch, phase="full")
+            torch.cuda.synchronize()
+            taken = simulated_gpu.statistics()["seconds"] - start
+    return taken
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_time_of_a_step_is_the_simulators(stack: str) -> None:
+    config, rates = configuration(stack), simulated_gpu.rates()
+    given = Rates(**{field.name: rates[field.name] for field in attrs.fields(Rates)})
+    assert dry_run(config, given, "cuda").seconds == pytest.approx(seconds(config), rel=0.1)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COMPUTE, HOST = "compute", "host"
 _COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}  # noqa: SLF001 - `to`
+_READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operation of `Tensor.item`
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -53,7 +54,10 @@ class Clock:
         self.waited.clear()
 
     def ran(self, operation: Any, args: tuple[Any, ...], made: Any) -> None:
-        """Count an operation: of the device, of the host, or of a copy inside `copies`."""
+        """Count an operation: of the device, of the host, or of a copy inside `copies`.
+
+        `made` is what it made or, if it returns nothing, what it changed.
+        """
         given = [one for one in tree_iter((args, made)) if isinstance(one, torch.Tensor)]
         moved = sum(one.numel() * one.element_size() for one in given)
         rates = self._rates
@@ -61,10 +65,15 @@ class Clock:
             self._copied += given[0].numel() * given[0].element_size()
             return
         hosts = [self._is_on_host(one) for one in given if one.ndim]
-        if operation in _COPIES and any(hosts) and not all(hosts):
-            rate = rates.to_host if self._is_on_host(made) else rates.to_device
+        if operation is _READ:
+            if not self._is_on_host(given[0]):
+                self._run(HOST, rates.copy_latency)
+                self._enqueued = self.now  # the host waits for the value
+        elif operation in _COPIES and any(hosts) and not all(hosts):
+            # Memory that is not pinned goes through a buffer: half the rate, and the host waits.
+            rate = (rates.to_host if self._is_on_host(made) else rates.to_device) / 2
             self._run(HOST, rates.copy_latency + made.numel() * made.element_size() / rate)
-            self._enqueued = self.now  # such a copy, of memory that is not pinned, blocks the host
+            self._enqueued = self.now
         elif hosts and all(hosts):
             work = _flops(operation, args, made) / rates.host_flops
             self._enqueued = max(self._enqueued, self.now)

@@ -42,7 +42,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def __init__(
         self,
         made: Callable[[torch.UntypedStorage, list[torch.Tensor], torch.device | None], None],
-        ran: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+        ran: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._made, self._ran = made, ran
@@ -68,6 +68,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 return func(*args, **kwargs)
         unknown = any(one.untyped_storage()._cdata in self._unknown for one in given)  # noqa: SLF001
         if func is _READ and unknown:
+            self._ran(func, args, ())
             return torch.ones((), dtype=args[0].dtype).item()
         kind = _kind(func)
         if func is _READ or kind == "view":
@@ -84,11 +85,10 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         changed = _changed(func, args, kwargs) if kind != "makes" else []
         self.forget(changed)
         result = _returned(func, args, kwargs) if kind == "changes" else tree_map(_empty, made)
-        if self._ran is not None:
-            self._ran(func, args, result)
-        if kind == "changes":
-            return result
-        return self._noted(result, given, kwargs.get("device"), known=False)
+        if kind != "changes":
+            self._noted(result, given, kwargs.get("device"), known=False)
+        self._ran(func, args, changed if result is None else result)
+        return result
 
     def _noted(
         self,
